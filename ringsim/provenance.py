@@ -1,0 +1,100 @@
+"""Where a number comes from: the machine, the versions and the date that stand under every picture."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any
+
+__all__ = ["footer", "machine", "versions"]
+
+
+def machine() -> dict[str, Any]:
+    """Describes this machine.
+
+    Returns:
+        ``cpu`` (model name), ``cores`` (logical cores that this process may use), ``memory_bytes`` (None where unknown) and
+        ``platform``. No host name and no user name: a trace may be handed on.
+
+    Example:
+        >>> sorted(machine())
+        ['cores', 'cpu', 'memory_bytes', 'platform']
+    """
+    return {"cpu": _cpu(), "cores": _cores(), "memory_bytes": _memory_bytes(), "platform": platform.platform(terse=True)}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of ringsim, Python, torch and numpy; what is not installed is left out. Imports none of them.
+
+    Example:
+        >>> versions()["python"] == platform.python_version()
+        True
+    """
+    found = {"python": platform.python_version()}
+    for name in ("ringsim", "torch", "numpy"):
+        try:
+            found[name] = packages.version(name)
+        except packages.PackageNotFoundError:
+            continue
+    return found
+
+
+def footer(metadata: Mapping[str, Any]) -> str:
+    """Returns the line that stands under a picture: measured or simulated, on what, with what, when.
+
+    Args:
+        metadata: of a trace; whatever it lacks is left out, nothing is invented.
+
+    Example:
+        >>> footer({
+        ...     "source": "measured", "machine": {"cpu": "EPYC 7B13", "cores": 2}, "backend": "gloo",
+        ...     "versions": {"torch": "2.13.0"}, "date": "2026-11-20",
+        ... })
+        'measured on EPYC 7B13, 2 cores, gloo, torch 2.13.0, 2026-11-20'
+        >>> footer({})
+        'origin unknown'
+    """
+    source = metadata.get("source")
+    known = metadata.get("machine") or {}
+    cores = known.get("cores")
+    release = metadata.get("versions") or {}
+    parts = [
+        known.get("cpu"),
+        f"{cores} core{'' if cores == 1 else 's'}" if cores else None,
+        metadata.get("backend"),
+        next((f"{name} {release[name]}" for name in ("torch", "ringsim") if release.get(name)), None),
+        metadata.get("date"),
+    ]
+    details = ", ".join(str(part) for part in parts if part)
+    if not source:
+        return f"origin unknown: {details}" if details else "origin unknown"
+    if not details:
+        return str(source)
+    return f"{source} on {details}" if known.get("cpu") else f"{source}: {details}"
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine() or "unknown processor"
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

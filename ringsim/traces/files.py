@@ -1,0 +1,332 @@
+"""A trace as one file, ``*.ringtrace``: saved whole or not at all, and read without trust.
+
+The file is a zip of two stored members::
+
+    meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
+    events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have not come
+
+so any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are looked at before
+anything is parsed, and every number that points into a table is checked after.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import struct
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ringsim.errors import TraceFileError
+from ringsim.provenance import versions
+from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
+from ringsim.traces.parts import read_run
+from ringsim.traces.tables import read_tables, write_tables
+from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    import pyarrow as pa
+
+__all__ = ["load", "save"]
+
+FORMAT: Final = 1
+NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
+META, EVENTS = "meta.json", "events.parquet"
+
+MAX_FILE_BYTES: Final = 2**31 - 1  # what a zip without extensions can hold
+MAX_META_BYTES: Final = 64 * 2**20
+MAX_EVENTS: Final = 100_000_000
+MAX_RANKS: Final = 10**6
+_MAX_DIRECTORY_BYTES: Final = 4096  # of the zip: two short entries
+
+_NULLABLE: Final = ("wait_ns", "done_ns")
+_TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")  # grow steadily: stored as differences; the other columns repeat few values
+# What a damaged or hostile file may raise inside zipfile, json and pyarrow (whose errors are ValueError, OSError, KeyError and so on).
+_DAMAGE: Final = (
+    zipfile.BadZipFile, ValueError, TypeError, KeyError, IndexError, EOFError, RuntimeError, OSError, OverflowError, RecursionError,
+    struct.error,
+)  # fmt: skip
+
+
+def save(trace: Trace, path: str | PathLike[str]) -> None:
+    """Writes a trace to one file, all of it or nothing.
+
+    The file is written beside its final place and then renamed, so a reader never sees half of it, and a failure leaves what was there.
+    The same trace gives the same bytes. Results and output of the workers are not saved.
+
+    Args:
+        trace: what to save; its metadata must be what JSON can say.
+        path: where to; an existing file is replaced.
+
+    Raises:
+        TraceFileError: the file cannot be written, or the trace holds something that could not be read back.
+
+    Example:
+        >>> import tempfile
+        >>> from ringsim.traces.events import OP_CODES
+        >>> trace = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}), {"world_size": 1})
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     trace.save(f"{directory}/run.ringtrace")
+        ...     load(f"{directory}/run.ringtrace") == trace
+        True
+    """
+    target = Path(os.path.realpath(path))  # a symbolic link stays, what it points to is replaced
+    try:
+        members = {META: _pack_meta(trace), EVENTS: _pack_events(trace.events)}
+        _check(trace.events, trace.metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
+    if sum(map(len, members.values())) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
+        raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more ({path}). Save a part: events.select().")
+    if target.exists() and not target.is_file():
+        raise TraceFileError(f"The path of a trace must be that of a file, got {path}, which is none. Choose another name.")
+    temporary = target.with_name(f".ringsim-{secrets.token_hex(6)}.tmp")
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                _write_zip(file, members)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TraceFileError(f"The path of a trace must be writable, got {path}: {reason}. Make the directory, or choose one.") from error
+
+
+def load(path: str | PathLike[str]) -> Trace:
+    """Reads a trace file.
+
+    Where the file is missing or damaged and its run left parts beside it (``<path>.parts``: the run was killed before it could write
+    the file), the trace is put together from these, and its metadata says so.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The trace, without results and output: a file does not hold them.
+
+    Raises:
+        TraceFileError: there is no such file, it is truncated, damaged or something else than a trace, or it was written by a later
+            version of ringsim.
+
+    Example:
+        >>> try:
+        ...     load("no/such.ringtrace")
+        ... except TraceFileError as error:
+        ...     print(error)
+        A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
+    """
+    place = Path(path)
+    try:
+        return _load(place)
+    except TraceFileError as error:
+        parts = place.with_name(place.name + ".parts")
+        if not parts.is_dir():
+            raise
+        return _recover(parts, error)
+
+
+def _recover(parts: Path, error: TraceFileError) -> Trace:
+    try:
+        events, metadata = read_run(parts)
+        _check(events, metadata)
+    except _DAMAGE as other:
+        raise TraceFileError(f"{error} Its parts in {parts} could not be read either: {other}.") from other
+    metadata["notes"].append(f"put together from what the ranks left in {parts.name}: the run ended before it wrote its file")
+    return Trace(events, metadata)
+
+
+def _load(path: Path) -> Trace:
+    try:
+        with open(path, "rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            if length > MAX_FILE_BYTES:
+                raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got {path} with {length}. This is none.")
+            data = file.read(length)
+    except OSError as error:
+        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
+        raise TraceFileError(f"A trace file must {rule}, got {path}: {error.strerror or error}. Check the path.") from error
+    try:
+        meta_bytes, parquet = _read_zip(data)
+        meta = _parse_meta(meta_bytes)
+        _check_format(meta, path)
+        events = _unpack_events(parquet, meta)
+        metadata: Any = meta.get("metadata")
+        _check(events, metadata)
+    except TraceFileError:
+        raise
+    except _DAMAGE as error:
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise TraceFileError(
+            f"A trace file must be one that ringsim saved, got {path}, which is damaged or something else: {reason}. "
+            "Take another copy, or record it again."
+        ) from error
+    return Trace(events, metadata)
+
+
+def _write_zip(file: Any, members: dict[str, Any]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            entry = zipfile.ZipInfo(name)  # dated 1980: the same trace gives the same bytes
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+
+
+def _read_zip(data: bytes) -> tuple[bytes, bytes]:
+    """Returns the two members, checked against their checksums; sizes are looked at before zipfile parses anything."""
+    signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack("<4s4H2LH", data[-22:])
+    if signature != b"PK\5\6" or (here, entries, comment) != (2, 2, 0) or directory_bytes > _MAX_DIRECTORY_BYTES:
+        raise ValueError("it is not a zip of the two members of a trace, or its end is missing")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        if sorted(members) != sorted((META, EVENTS)):
+            raise ValueError(f"its members are not {META} and {EVENTS}")
+        for member in members.values():
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size or member.file_size > len(data):
+                raise ValueError(f"the size of {member.filename} is not what the file holds")
+        if members[META].file_size > MAX_META_BYTES:
+            raise ValueError(f"{META} is longer than {MAX_META_BYTES} bytes")
+        return archive.read(members[META]), archive.read(members[EVENTS])
+
+
+def _pack_meta(trace: Trace) -> bytes:
+    meta = {
+        "format": FORMAT,
+        "needs": NEEDS,
+        "events": len(trace.events),
+        "tables": write_tables(trace.events.tables),
+        "metadata": trace.metadata,
+    }
+    packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
+    if len(packed) > MAX_META_BYTES:
+        raise ValueError(f"names and metadata take {len(packed)} bytes, more than {MAX_META_BYTES}")
+    return packed
+
+
+def _parse_meta(data: bytes) -> dict[str, Any]:
+    meta = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+    if not isinstance(meta, dict):
+        raise ValueError(f"{META} is not an object")
+    return meta
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_format(meta: dict[str, Any], path: Path) -> None:
+    number = meta.get("format")
+    if type(number) is not int or number < 1:
+        raise ValueError(f"{META} names no format")
+    if number > FORMAT:
+        needs, here = str(meta.get("needs"))[:40], versions().get("ringsim", NEEDS)
+        raise TraceFileError(
+            f"The format of a trace file must be at most {FORMAT} for ringsim {here}, got {number} ({path}). "
+            f"It needs ringsim {needs!r} or later: pip install --upgrade ringsim."
+        )
+
+
+def _pack_events(events: Events) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrays = []
+    for field in _schema():
+        values = np.ascontiguousarray(getattr(events, field.name))
+        bits = None
+        if field.nullable:  # null leaves the differences between the others small
+            bits = pa.py_buffer(np.packbits(values != NONE, bitorder="little"))
+        arrays.append(pa.Array.from_buffers(field.type, len(values), [bits, pa.py_buffer(values)]))
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.Table.from_arrays(arrays, schema=_schema()),
+        sink,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in COLUMN_DTYPES if name not in _TIMES],
+        column_encoding=dict.fromkeys(_TIMES, "DELTA_BINARY_PACKED"),
+        write_statistics=False,
+        store_schema=False,
+    )
+    return memoryview(sink.getvalue())
+
+
+def _unpack_events(parquet: bytes, meta: dict[str, Any]) -> Events:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = read_tables(meta.get("tables"))
+    count = meta.get("events")
+    if type(count) is not int or not 0 <= count <= MAX_EVENTS:
+        raise ValueError(f"{META} states no number of events up to {MAX_EVENTS}")
+    with pq.ParquetFile(pa.BufferReader(parquet)) as file:
+        if file.metadata.num_rows != count:
+            raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, {META} states {count}")
+        if not file.schema_arrow.equals(_schema()):
+            raise ValueError(f"the columns of {EVENTS} are not those of a trace")
+        table = file.read()
+    columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
+    if any(len(column) != count for column in columns.values()):
+        raise ValueError(f"the columns of {EVENTS} are not of one length")
+    return make_events(columns, tables)
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    types = {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in COLUMN_DTYPES.items()}
+    return pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in types.items()])
+
+
+def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
+    """Returns a column as numpy; straight from its buffers, for pyarrow's own way imports pandas."""
+    rows = []
+    for chunk in column.chunks:
+        bits, values = chunk.buffers()
+        row = np.frombuffer(values, dtype=dtype)[chunk.offset : chunk.offset + len(chunk)] if values else np.zeros(0, dtype=dtype)
+        if chunk.null_count:
+            valid = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[chunk.offset : chunk.offset + len(chunk)]
+            row = np.where(valid.view(bool), row, np.array(NONE, dtype=dtype))
+        rows.append(row)
+    return np.concatenate(rows) if len(rows) != 1 else rows[0]
+
+
+def _check(events: Events, metadata: Any) -> None:
+    """Raises ValueError unless the events and the metadata can be those of a run: what reads a trace relies on it."""
+    if not isinstance(metadata, dict):
+        raise ValueError("the metadata is not an object")
+    size = metadata.get("world_size", MAX_RANKS)
+    if type(size) is not int or not 0 <= size <= MAX_RANKS:
+        raise ValueError(f"world_size is not a number of ranks up to {MAX_RANKS}")
+    for key in ("notes", "not_recorded"):
+        if not isinstance(metadata.get(key, []), list) or not all(isinstance(word, str) for word in metadata.get(key, [])):
+            raise ValueError(f"{key} is not a list of sentences")
+    for key in ("machine", "versions"):
+        if not isinstance(metadata.get(key, {}), dict):
+            raise ValueError(f"{key} is not an object")
+    tables, largest = events.tables, np.iinfo(np.int64).max
+    ranges = {
+        "rank": (0, size - 1), "thread": (0, largest), "seq": (0, largest), "op": (0, len(OPS) - 1), "peer": (ANY_SOURCE, size - 1),
+        "group": (NONE, len(tables.groups) - 1), "payload": (NONE, len(tables.payloads) - 1), "label": (NONE, len(tables.labels) - 1),
+        "file": (NONE, len(tables.files) - 1), "line": (NONE, largest), "stage": (NONE, largest), "microbatch": (NONE, largest),
+        "post_ns": (0, largest), "wait_ns": (NONE, largest), "done_ns": (NONE, largest), "status": (IN_FLIGHT, ERROR),
+    }  # fmt: skip
+    if len(events) == 0:
+        return
+    for name, (low, high) in ranges.items():
+        values = getattr(events, name)
+        if values.min() < low or values.max() > high:
+            raise ValueError(f"the column {name} holds a number outside {low} to {high}")
+    step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
+    if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
+        raise ValueError("the events are not in the order of ranks and of posting")

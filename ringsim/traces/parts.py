@@ -1,0 +1,247 @@
+"""What each rank wrote while it ran, read into one set of events.
+
+A directory of parts holds, for each rank, ``rank-<r>.events`` (an array of ``RECORD``, zero beyond its end) and ``rank-<r>.names`` (JSON
+lines: the names that the records number, and what the rank says of itself), and for the run ``run.json``. A rank may have been killed at
+any moment, so any file may be missing and the last record or line may be cut. What is readable is read, and what is not is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OPS, RECORD, Events, Group, Ints, Payload, Tables, make_events
+from ringsim.traces.tables import read_group, read_payload, read_word
+
+__all__ = ["read_parts", "read_run"]
+
+_FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
+_MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
+_PER_RANK: Final = ("rank", "pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
+_TABLES: Final = ("group", "payload", "label", "file")
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "group": read_group,
+    "payload": read_payload,
+    "label": lambda entry: read_word(entry.get("name")),
+    "file": lambda entry: read_word(entry.get("name")),
+}
+
+
+@dataclass
+class _Part:
+    """What one rank left: its records, its names by table and number, what it says of itself, and how much was unreadable."""
+
+    records: Ints
+    names: dict[str, dict[int, Any]]
+    meta: dict[str, Any] = field(default_factory=dict)
+    unreadable: int = 0
+
+
+def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
+    """Reads a whole run: the parts of its ranks, and what whoever started it wrote of it.
+
+    Args:
+        directory: where the parts are; ``run.json`` may be missing.
+
+    Returns:
+        The events, and the metadata of a trace.
+
+    Raises:
+        OSError: the directory or a file in it cannot be read.
+    """
+    try:
+        run = json.loads((directory / "run.json").read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        run = None
+    said = run if isinstance(run, dict) else {}
+    start_ns = said.pop("start_ns", None)
+    world_size = said.get("world_size")
+    events, pieces = read_parts(
+        directory, start_ns=start_ns if type(start_ns) is int else None, world_size=world_size if _is_world_size(world_size) else None
+    )
+    metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
+    for key in ("notes", "not_recorded"):
+        metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
+    metadata["complete"] = pieces["complete"] and said.get("complete", True) is True
+    if type(said.get("start_unix_ns")) is int:
+        metadata["start_unix_ns"] = said["start_unix_ns"]
+    if "date" not in metadata and "start_unix_ns" in metadata:
+        metadata["date"] = datetime.fromtimestamp(metadata["start_unix_ns"] * 1e-9, tz=UTC).date().isoformat()
+    return events, metadata
+
+
+def read_parts(directory: Path, *, start_ns: int | None = None, world_size: int | None = None) -> tuple[Events, dict[str, Any]]:
+    """Reads the parts of all ranks.
+
+    The tables of the ranks are merged into one, threads are numbered from 0 within each rank, and times count from the start of the
+    run. A rank may still be writing: its events so far are read.
+
+    Args:
+        directory: where the parts are.
+        start_ns: start of the run on CLOCK_MONOTONIC; None takes the earliest start that a rank gives. An event before it becomes the
+            start instead, so no time is negative.
+        world_size: number of ranks in the run; None takes what the ranks say.
+
+    Returns:
+        The events, ordered by rank and then as posted, and the pieces of metadata that the ranks know: ``world_size``, ``ranks``,
+        ``not_recorded``, ``notes``, ``complete`` (every rank left a part, all of it readable, and none stopped recording), and, where
+        a rank gave them, ``backend`` and ``start_unix_ns``.
+
+    Raises:
+        OSError: the directory or a file in it cannot be read.
+    """
+    found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
+    parts = {rank: _read_part(directory, rank) for rank in found}
+    size = world_size if world_size is not None else _world_size(parts)
+    for rank, part in parts.items():
+        sane = _sane(part.records, size if rank < size else 0)
+        part.unreadable += int(np.count_nonzero(~sane))
+        part.records = part.records[sane]
+    starts = [part.meta["start_ns"] for part in parts.values() if type(part.meta.get("start_ns")) is int]
+    start = start_ns if start_ns is not None else min(starts, default=None)
+    posts = [int(part.records["post_ns"].min()) for part in parts.values() if len(part.records)]
+    start = min([*posts, *([] if start is None else [start])], default=0)
+    return _merge(parts, start), _pieces(parts, size, start)
+
+
+def _read_part(directory: Path, rank: int) -> _Part:
+    names: dict[str, dict[int, Any]] = {table: {} for table in _TABLES}
+    records, cut = _read_records(directory / f"rank-{rank}.events")
+    part = _Part(records, names, unreadable=int(cut))
+    try:
+        lines = (directory / f"rank-{rank}.names").read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return part
+    part.unreadable += bool(lines.pop())  # what follows the last line end: nothing, or a line that was being written
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            if entry["table"] == "meta":
+                part.meta[read_word(entry["key"])] = entry["value"]
+                continue
+            number = entry["id"]
+            if type(number) is not int or not 0 <= number < len(lines):  # numbers are given in order, one a line
+                raise ValueError("a number that no rank gave")
+            names[entry["table"]][number] = _READERS[entry["table"]](entry)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            part.unreadable += 1
+    return part
+
+
+def _read_records(path: Path) -> tuple[Ints, bool]:
+    """Returns the valid records of a file, and whether its last one is cut.
+
+    A slot that was claimed but never written, because the rank was killed in between, is passed over: other threads may have written
+    the slots after it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    whole = len(data) // RECORD.itemsize * RECORD.itemsize
+    records = np.frombuffer(data[:whole] if whole < len(data) else data, dtype=RECORD)
+    return records[records["status"] != 0], any(data[whole:])
+
+
+def _sane(records: Ints, world_size: int) -> Ints:
+    """Marks the records that a recorder can have written; what else is there is damage."""
+    sane = (records["status"] <= ERROR) & (records["op"] < len(OPS)) & (records["post_ns"] >= 0)
+    sane &= (records["peer"] >= ANY_SOURCE) & (records["peer"] < world_size)
+    for name in ("wait_ns", "done_ns", "stage", "microbatch", "line"):
+        sane &= records[name] >= NONE
+    return sane
+
+
+def _merge(parts: dict[int, _Part], start_ns: int) -> Events:
+    merged: dict[str, dict[Any, int]] = {table: {} for table in _TABLES}
+    columns: dict[str, list[Ints]] = {}
+    for rank, part in parts.items():
+        records = part.records
+        rows: dict[str, Ints] = {name: records[name] for name in RECORD.names or ()}
+        rows["rank"] = np.full(len(records), rank)
+        rows["thread"] = _number_threads(records["thread"])
+        for table in _TABLES:
+            rows[table] = _renumber(records[table], part.names[table], merged[table])
+        for name in ("post_ns", "wait_ns", "done_ns"):
+            rows[name] = np.where(records[name] == NONE, NONE, np.maximum(records[name] - start_ns, 0))
+        for name, row in rows.items():
+            columns.setdefault(name, []).append(row)
+    groups: dict[Group, int]
+    payloads: dict[Payload, int]
+    groups, payloads = merged["group"], merged["payload"]
+    tables = Tables(tuple(groups), tuple(payloads), tuple(merged["label"]), tuple(merged["file"]))
+    if not columns:
+        return make_events({"rank": [], "op": []}, tables)
+    return make_events({name: np.concatenate(rows) for name, rows in columns.items()}, tables)
+
+
+def _renumber(numbers: Ints, names: dict[int, Any], merged: dict[Any, int]) -> Ints:
+    """Turns a rank's own numbers into those of the merged table; a number without a name becomes -1."""
+    to_merged = np.full(max(names, default=-1) + 2, NONE, dtype=np.int32)  # the last entry stands for every unknown number
+    for number in sorted(names):
+        to_merged[number] = merged.setdefault(names[number], len(merged))
+    known = (numbers >= 0) & (numbers < len(to_merged) - 1)
+    return to_merged[np.where(known, numbers, len(to_merged) - 1)]
+
+
+def _number_threads(idents: Ints) -> Ints:
+    """Numbers threads from 0 in the order of their first record."""
+    _, first, number = np.unique(idents, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
+
+
+def _world_size(parts: dict[int, _Part]) -> int:
+    said = [part.meta["world_size"] for part in parts.values() if _is_world_size(part.meta.get("world_size"))]
+    return max([*said, *(rank + 1 for rank in parts)], default=0)
+
+
+def _is_world_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _MAX_RANKS
+
+
+def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str, Any]:
+    missing = [rank for rank in range(world_size) if rank not in parts] if len(parts) < world_size else []
+    stopped = [rank for rank, part in parts.items() if part.meta.get("stopped_at_max")]
+    damaged = [rank for rank, part in parts.items() if part.unreadable]
+    hosts = {part.meta.get("host") for part in parts.values()} - {None}
+    notes = [
+        (missing, "left no record"),
+        (stopped, "reached the maximum of records and stopped recording"),
+        (damaged, "left something unreadable, which was passed over"),
+    ]
+    pieces: dict[str, Any] = {
+        "world_size": world_size,
+        "ranks": [
+            {"rank": rank, **{key: part.meta[key] for key in _PER_RANK if key in part.meta and key != "rank"}}
+            for rank, part in parts.items()
+        ],
+        "not_recorded": list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_recorded")))),
+        "notes": [f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks],
+        "complete": not (missing or stopped or damaged),
+    }
+    if len(hosts) > 1:
+        pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
+    backends = [part.meta["backend"] for part in parts.values() if isinstance(part.meta.get("backend"), str)]
+    if backends:
+        pieces["backend"] = backends[0]
+    for part in parts.values():
+        if type(part.meta.get("start_ns")) is int and type(part.meta.get("start_unix_ns")) is int:
+            pieces["start_unix_ns"] = part.meta["start_unix_ns"] + start_ns - part.meta["start_ns"]
+            break
+    return pieces
+
+
+def _name_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def _words(value: Any) -> list[str]:
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []

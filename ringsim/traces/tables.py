@@ -1,0 +1,91 @@
+"""The tables of names as JSON: in the names file of a rank, and in a saved trace.
+
+Whatever does not have the expected form is refused with a ValueError that says why; nothing is repaired by guessing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringsim.traces.events import NONE, Group, Payload, Tables
+
+__all__ = ["read_group", "read_payload", "read_tables", "read_word", "write_tables"]
+
+_INT64_MAX = 2**63 - 1
+
+
+def write_tables(tables: Tables) -> dict[str, Any]:
+    """Returns the tables as JSON can say them.
+
+    Example:
+        >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("float32", (2,), 8),))
+        >>> read_tables(write_tables(tables)) == tables
+        True
+    """
+    return {
+        "groups": [{"name": group.name, "ranks": list(group.ranks)} for group in tables.groups],
+        "payloads": [{"dtype": one.dtype, "shape": list(one.shape), "size_bytes": one.size_bytes} for one in tables.payloads],
+        "labels": list(tables.labels),
+        "files": list(tables.files),
+    }
+
+
+def read_tables(value: Any) -> Tables:
+    """Returns the tables that ``write_tables`` wrote.
+
+    Raises:
+        ValueError: ``value`` is something else.
+    """
+    if not isinstance(value, dict) or sorted(value) != ["files", "groups", "labels", "payloads"]:
+        raise ValueError("the tables of names are not the four of a trace")
+    for name, entries in value.items():
+        if not isinstance(entries, list):
+            raise ValueError(f"the table of {name} is not a list")
+    return Tables(
+        groups=tuple(map(read_group, value["groups"])),
+        payloads=tuple(map(read_payload, value["payloads"])),
+        labels=tuple(map(read_word, value["labels"])),
+        files=tuple(map(read_word, value["files"])),
+    )
+
+
+def read_group(entry: Any) -> Group:
+    """Returns the group in ``{"name": ..., "ranks": [...]}``; other keys are ignored.
+
+    Raises:
+        ValueError: ``entry`` is no such group.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError("a group is not an object")
+    return Group(read_word(entry.get("name")), _naturals(entry.get("ranks"), "the ranks of a group"))
+
+
+def read_payload(entry: Any) -> Payload:
+    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ...}``; other keys are ignored.
+
+    Raises:
+        ValueError: ``entry`` is no such payload.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError("a payload is not an object")
+    size_bytes = entry.get("size_bytes")
+    if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
+        raise ValueError("the size of a payload is not a number of bytes")
+    return Payload(read_word(entry.get("dtype")), _naturals(entry.get("shape"), "the shape of a payload"), size_bytes)
+
+
+def read_word(value: Any) -> str:
+    """Returns ``value`` if it is a string.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, str):
+        raise ValueError("a name is not a string")
+    return value
+
+
+def _naturals(value: Any, what: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= _INT64_MAX for one in value):
+        raise ValueError(f"{what} are not whole numbers from 0")
+    return tuple(value)

@@ -1,0 +1,177 @@
+"""What a run leaves behind: one value, whether it came from real ranks, from the simulator or from a file."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ringsim.traces import frames, matching, summary, waits
+from ringsim.traces.events import COLUMN_DTYPES, Events
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["Trace"]
+
+# Functions of lower layers behind methods of Trace, found on use. The layer test exempts this table, and nothing else.
+_REACHED: Final = {
+    "save": "ringsim.traces.files:save",
+    "plot_ring": "ringsim.plot.ring:plot_ring",
+    "plot_timeline": "ringsim.plot.timeline:plot_timeline",
+    "png": "ringsim.plot.display:png",
+}
+
+
+def _reach(name: str) -> Any:
+    module, function = _REACHED[name].split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """The recorded events of a run, and what the ranks returned and printed.
+
+    In a notebook a trace shows itself as pictures, in a terminal as a summary. Two traces are equal when their events and metadata are;
+    results and output do not count, for a file does not keep them.
+
+    Args:
+        events: what happened, one row an event.
+        metadata: where and how it was measured, or simulated; only what JSON can say.
+        results: what the worker returned, by rank; None where there was no worker, and for a trace that was loaded.
+        output: what each rank printed, by rank; None likewise.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [0, 0], "peer": [1, 0],
+        ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+        >>> trace = Trace(events, {"world_size": 2})
+        >>> trace.world_size, len(trace.messages), trace.unmatched
+        (2, 1, [])
+        >>> trace.makespan_s
+        3e-06
+    """
+
+    events: Events
+    metadata: dict[str, Any]
+    results: list[Any] | None = None
+    output: list[str] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the run, those included that left no event."""
+        known = self.metadata.get("world_size")
+        return known if isinstance(known, int) else int(self.events.rank.max(initial=-1)) + 1
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds from the first event posted to the last moment recorded; 0 for a trace without events."""
+        events = self.events
+        if len(events) == 0:
+            return 0.0
+        last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
+        return float(last - events.post_ns.min()) * 1e-9
+
+    @cached_property
+    def messages(self) -> matching.Messages:
+        """Sends and recvs that met, one row a message. NCCL ignores tags, so there the order alone decides."""
+        return matching.match(self.events, by_tag=self.metadata.get("backend") != "nccl")
+
+    @cached_property
+    def waits(self) -> waits.Waits:
+        """How long each event was blocked, and why."""
+        return waits.split_waits(self.events, self.messages)
+
+    @cached_property
+    def unmatched(self) -> list[matching.Unmatched]:
+        """Sends and recvs whose other side was never posted, each readable as a sentence."""
+        return matching.describe_unmatched(self.events, self.messages)
+
+    def to_pandas(self, which: str = "events") -> pd.DataFrame:
+        """Gives the trace as a table.
+
+        Args:
+            which: "events" for one row an event, "messages" for one row a message. ``ringsim.traces.frames`` lists the columns.
+
+        Returns:
+            A new pandas DataFrame.
+
+        Raises:
+            ArgumentError: ``which`` names no table.
+        """
+        return frames.to_pandas(self, which)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the trace to one file, usually ``*.ringtrace``, all of it or nothing; ``ringsim.load`` reads it.
+
+        Results and output stay behind: a file holds numbers and names, nothing that could be executed.
+
+        Args:
+            path: where to; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written.
+        """
+        _reach("save")(self, path)
+
+    def plot_ring(self, *, ax: Axes | None = None) -> Axes:
+        """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
+        axes: Axes = _reach("plot_ring")(self, ax=ax)
+        return axes
+
+    def plot_timeline(self, *, ax: Axes | None = None) -> Axes:
+        """Draws what each rank did when; on ``ax`` where given, else on a new figure."""
+        axes: Axes = _reach("plot_timeline")(self, ax=ax)
+        return axes
+
+    def summary(self) -> str:
+        """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing."""
+        return summary.summarise(self)
+
+    def describe(self) -> str:
+        """Returns the trace in one sentence, for those who cannot see its picture."""
+        return summary.describe(self)
+
+    def __repr__(self) -> str:
+        """Returns the summary."""
+        return self.summary()
+
+    def __eq__(self, other: object) -> bool:
+        """Tells whether the events and the metadata are the same."""
+        if not isinstance(other, Trace):
+            return NotImplemented
+        mine, theirs = self.events, other.events
+        return (
+            self.metadata == other.metadata
+            and mine.tables == theirs.tables
+            and all(np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in COLUMN_DTYPES)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gives Jupyter the pictures with a text beside them, or the text alone where there is no matplotlib."""
+        data: dict[str, Any] = {"text/plain": self.summary()}
+        if not _shows_images():
+            return data, {}
+        try:
+            png = _reach("png")(self)
+        except ImportError:
+            return data, {}
+        data["image/png"] = base64.b64encode(png).decode("ascii")
+        return data, {"image/png": {"alt": self.describe()}}
+
+
+def _shows_images() -> bool:
+    """Tells whether the front end shows more than text: IPython in a terminal asks as a notebook does, and would drop the picture."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]
