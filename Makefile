@@ -1,0 +1,77 @@
+# What one does here, a target a job. `make` alone lists them.
+#
+#   PYTHON        the interpreter that .venv is made with (default: the first of those below that is 3.11 or newer)
+#   TORCH_INDEX   one more package index, where pip finds a CPU-only or a CUDA build of torch (README.md, "Which torch")
+
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(python) -c '$(SUPPORTED)' 2>/dev/null && echo $(python))))
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed.stamp
+PIP_INSTALL = -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+# Only what is installed in .venv counts.
+export PYTHONNOUSERSITE := 1
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-quick test-lowest check check-format check-lint check-types check-spelling lab figures clean clean-all
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
+
+install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependencies; every other target does it when needed
+
+demo: $(INSTALLED) ## run four real ranks in a ring, save the trace, draw both pictures
+	$(BIN)/ringsim demo
+
+test: $(INSTALLED) ## run all tests: quick ones, then those on real ranks, then the lessons
+	$(BIN)/python -m pytest
+
+test-quick: $(INSTALLED) ## run the tests that start no ranks
+	$(BIN)/python -m pytest -m "not distributed and not notebooks"
+
+test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
+	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer: make test-lowest PYTHON=/path/to/python3.11))
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[test]'
+	.venv-lowest/bin/python -m pytest -m "not distributed and not notebooks"
+
+check: check-format check-lint check-types check-spelling ## format, lint, types, spelling: what pre-commit and CI run
+
+check-format: $(INSTALLED)
+	$(BIN)/ruff format --check
+
+check-lint: $(INSTALLED)
+	$(BIN)/ruff check
+
+check-types: $(INSTALLED)
+	$(BIN)/mypy
+
+check-spelling: $(INSTALLED)
+	$(BIN)/codespell
+
+lab: $(INSTALLED) ## open the lessons in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the committed traces
+	$(BIN)/python figures/make.py
+
+clean: ## remove caches and build products
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
+	find ringsim tests figures benchmarks notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+clean-all: clean ## the same, and the environments
+	rm -rf $(VENV) .venv-lowest
+
+# Installing happens once for each change of the two files. setuptools first: it builds ringsim, and with it here pip fetches nothing to
+# build with. torch is by far the largest part.
+$(INSTALLED): pyproject.toml requirements/lock.txt
+	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer, and found none: make PYTHON=/path/to/python3.11))
+	@$(PYTHON) -c '$(SUPPORTED)' || { echo 'ringsim needs Python 3.11 or newer, got:' >&2; $(PYTHON) --version >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,test,dev]'
+	@touch $@

@@ -1,0 +1,96 @@
+"""ringsim shows how the stages of a pipeline talk.
+
+It runs a worker on real ``torch.distributed`` ranks, joined in a ring of pairwise process groups, records every message, and draws
+the ring and the timeline.
+
+Contents::
+
+    trace                             run a worker on real ranks and record it; or record ranks that something else started
+    load                              read a saved trace
+    Trace                             what was recorded: events, messages, results, pictures
+    span                              name a piece of work in the timeline
+    mark                              name a moment in the timeline
+
+    initialize_distributed            join the ring: default process group and pair groups
+    destroy_distributed               leave it
+    current_ring                      the ring this rank is in
+    Ring                              rank, neighbours and pair groups of one rank
+    get_pipeline_parallel_pred_group  the pair group to receive on
+    get_pipeline_parallel_succ_group  the pair group to send on
+    get_comm_device                   "cpu" or "gpu"
+    suppress_output                   show the prints of rank 0 only
+
+    check                             checks for the exercises of the lessons
+    errors                            everything ringsim raises on purpose
+    load_ipython_extension            what ``%load_ext ringsim`` calls
+
+Names are found on first use, so ``import ringsim`` loads neither torch nor matplotlib, pandas or pyarrow.
+
+Example:
+    >>> import ringsim
+    >>> def worker():
+    ...     ring = ringsim.current_ring()
+    ...     return ring.pred, ring.rank, ring.succ
+    >>> ringsim.trace(worker, world_size=2).results
+    [(1, 0, 1), (0, 1, 0)]
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+__version__ = "0.1.0"
+
+# The table of contents: public name -> the module that defines it (or that it is).
+_CONTENTS: Final = {
+    "Ring": "ringsim.ring",
+    "Trace": "ringsim.traces.value",
+    "check": "ringsim.check",
+    "current_ring": "ringsim.ring",
+    "destroy_distributed": "ringsim.ring",
+    "errors": "ringsim.errors",
+    "get_comm_device": "ringsim.ring",
+    "get_pipeline_parallel_pred_group": "ringsim.ring",
+    "get_pipeline_parallel_succ_group": "ringsim.ring",
+    "initialize_distributed": "ringsim.ring",
+    "load": "ringsim.traces.files",
+    "load_ipython_extension": "ringsim.magics",
+    "mark": "ringsim.traces.recorder",
+    "span": "ringsim.traces.recorder",
+    "suppress_output": "ringsim.printing",
+    "trace": "ringsim.launch.api",
+}
+__all__ = list(_CONTENTS)
+
+if TYPE_CHECKING:  # the same table, for type checkers and editors
+    from ringsim import check as check
+    from ringsim import errors as errors
+    from ringsim.launch.api import trace as trace
+    from ringsim.magics import load_ipython_extension as load_ipython_extension
+    from ringsim.printing import suppress_output as suppress_output
+    from ringsim.ring import Ring as Ring
+    from ringsim.ring import current_ring as current_ring
+    from ringsim.ring import destroy_distributed as destroy_distributed
+    from ringsim.ring import get_comm_device as get_comm_device
+    from ringsim.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
+    from ringsim.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
+    from ringsim.ring import initialize_distributed as initialize_distributed
+    from ringsim.traces.files import load as load
+    from ringsim.traces.recorder import mark as mark
+    from ringsim.traces.recorder import span as span
+    from ringsim.traces.value import Trace as Trace
+else:  # hidden from them, so that they report a misspelt name
+
+    def __getattr__(name: str) -> Any:
+        """Finds a public name in the module that defines it, on first use."""
+        module = _CONTENTS.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = import_module(module)
+        value = found if module == f"{__name__}.{name}" else getattr(found, name)
+        globals()[name] = value  # the next use costs nothing
+        return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, for completion."""
+    return sorted([*__all__, "__version__"])

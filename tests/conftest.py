@@ -1,0 +1,110 @@
+"""What every test gets: an order, a seed, a clean environment, a rank state of its own, and a look for processes left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+from ringsim.state import RankState, change_state, get_state
+
+# Two cores are shared by many ranks: how long one example takes says nothing.
+hypothesis.settings.register_profile("ringsim", deadline=None)
+hypothesis.settings.load_profile("ringsim")
+
+# Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must not see the caller's.
+RANK_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_", "SLURM_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "GLOO_", "NCCL_", "TORCH_DISTRIBUTED_", "RINGSIM_"),
+)
+LEFT_BEHIND_AFTER_S = 2.0  # a process that is ending gets this long to do so
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests come first, then those on real ranks, then the lessons: what breaks everything breaks early."""
+    for item in items:
+        if "distributed" in item.path.parts:
+            item.add_marker("distributed")
+        elif "notebook" in item.path.stem:
+            item.add_marker("notebooks")
+    items.sort(key=lambda item: 2 if item.get_closest_marker("notebooks") else 1 if item.get_closest_marker("distributed") else 0)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(RANK_VARIABLES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MPLBACKEND", "agg")  # no window
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(clean_environment: None) -> Iterator[None]:
+    """The rank state is the default one before and after a test: no ring, no recorder, the real ``print``."""
+    yield
+    if get_state().ring is not None:
+        from ringsim.ring import destroy_distributed
+
+        destroy_distributed()
+    undo_print = get_state().undo_print
+    if undo_print is not None:
+        undo_print()
+    change_state(**{field.name: field.default for field in fields(RankState)})
+
+
+@pytest.fixture(autouse=True)
+def no_process_left(fresh_state: None) -> Iterator[None]:
+    """Fails a test that leaves a child process behind."""
+    before = child_processes()
+    yield
+    deadline = time.monotonic() + LEFT_BEHIND_AFTER_S
+    while (left := child_processes() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if left:
+        pytest.fail("processes left behind: " + "; ".join(_describe(pid) for pid in sorted(left)))
+
+
+def child_processes() -> set[int]:
+    """Returns the ids of this process's children and of theirs (Linux; elsewhere those that multiprocessing knows)."""
+    known = {child.pid for child in multiprocessing.active_children() if child.pid}  # the call also reaps those that ended
+    if not Path("/proc/self/stat").exists():
+        return known
+    parents = dict(_parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def _parent(process: Path) -> tuple[int, int]:
+    """Returns (pid, its parent's pid) of a directory in /proc; parent 0 for a process that has just gone."""
+    try:
+        fields_after_name = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return int(process.name), 0
+    return int(process.name), int(fields_after_name[1])
+
+
+def _describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        command = "gone since"
+    return f"{pid} ({command[:120] or 'a zombie: not waited for'})"

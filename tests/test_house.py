@@ -1,0 +1,217 @@
+"""The house: files are short and documented, the lists of dependencies agree, lessons are clean, nothing names the machine it came from."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+MAX_LINES = 400
+TEXT_SUFFIXES = {"", ".cfg", ".ini", ".ipynb", ".json", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+
+
+def tracked_files() -> list[Path]:
+    """Returns the files under version control, and new ones that would be added; in an unpacked archive, all files."""
+    try:
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return [path for path in ROOT.rglob("*") if path.is_file() and not any(part.startswith(".venv") for part in path.parts)]
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+TRACKED = tracked_files()
+PYTHON_FILES = [path for path in TRACKED if path.suffix == ".py"]
+NOTEBOOKS = [path for path in TRACKED if path.suffix == ".ipynb"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# -- files
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=short)
+def test_python_file_is_short_and_says_what_it_is(path: Path) -> None:
+    source = path.read_text()
+    assert len(source.splitlines()) < MAX_LINES
+    assert ast.get_docstring(ast.parse(source)), "needs a docstring that says what the module is"
+
+
+def test_package_has_no_drawer_for_odds_and_ends() -> None:
+    names = {path.stem for path in PYTHON_FILES} | {path.parent.name for path in PYTHON_FILES}
+    assert names & {"utils", "util", "helpers", "common", "constants", "misc"} == set()
+
+
+# Assembled so that this file does not match itself.
+MACHINE = re.compile(
+    "|".join(
+        (
+            r"(?<![\w.:/])/(?:home|Users|root|work|workspace|builds|scratch)/[\w.]",  # somebody's directories
+            r"[A-Z]:[\\/]+Users",
+            r"(?:index-url|find-links|trusted-host)[= ]+\S*(?:/|\.\w)",  # a package index written down
+            r"https?://[^\s/@]+:[^\s/@]+@",  # a password
+            r"https?://(?:10\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.)",  # a private network
+        )
+    )
+)
+NOBODYS = ("/home/student/", "/home/me/", "https://download.pytorch.org/whl/")  # examples, and torch's own index, which README.md names
+
+
+@pytest.mark.parametrize("path", [path for path in TRACKED if path.suffix in TEXT_SUFFIXES], ids=short)
+def test_text_names_no_machine(path: Path) -> None:
+    text = path.read_text()
+    for example in NOBODYS:
+        text = text.replace(example, "")
+    assert [match.group() for match in MACHINE.finditer(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("cd /" + "home/ada/ringsim", True),
+        ('open("/' + 'work/main/x")', True),
+        ("pip install --extra-index-" + "url https://mirror.example/simple", True),
+        ("https://" + "ada:secret@mirror.example", True),
+        ("--extra-index-url $(TORCH_INDEX)", False),
+        ("https://example.org/home/ada", False),
+        ("./work/x and docs/work/y", False),
+    ],
+)
+def test_machine_pattern(text: str, found: bool) -> None:
+    assert bool(MACHINE.search(text)) is found
+
+
+@pytest.mark.parametrize("path", [path for path in TRACKED if path.suffix == ".ringtrace"], ids=short)
+def test_committed_trace_names_no_machine(path: Path) -> None:
+    import ringsim
+
+    trace = ringsim.load(path)
+    names = [*trace.events.tables.files, json.dumps(trace.metadata)]
+    assert [name for name in names if MACHINE.search(name)] == []
+
+
+# -- dependencies
+
+
+def requirements(lines: list[str]) -> dict[str, Requirement]:
+    parsed = [Requirement(line) for line in lines]
+    return {canonicalize_name(requirement.name): requirement for requirement in parsed}
+
+
+CORE = requirements(PROJECT["dependencies"])
+EXTRAS = {extra: requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
+EVERYTHING = {name: requirement for group in (CORE, *EXTRAS.values()) for name, requirement in group.items()}
+
+
+def pins(name: str) -> dict[str, Version]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    pinned = requirements([line for line in lines if line and not line.startswith("#")])
+    assert all(re.fullmatch(r"==[\w.]+", str(requirement.specifier)) for requirement in pinned.values()), "one exact version a line"
+    return {name: Version(str(requirement.specifier)[2:]) for name, requirement in pinned.items()}
+
+
+def test_every_dependency_says_what_it_is_for_and_its_lowest_version() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for requirement in EVERYTHING.values():
+        assert re.fullmatch(r">=[\d.]+", str(requirement.specifier)), requirement
+    for requirement in CORE.values():
+        assert re.search(rf'"{re.escape(str(requirement))}", +# \S', text), f"{requirement} needs a comment: what it is for"
+
+
+def test_lock_pins_everything_within_its_range() -> None:
+    locked = pins("lock.txt")
+    assert set(EVERYTHING) <= set(locked)
+    assert [name for name, requirement in EVERYTHING.items() if locked[name] not in requirement.specifier] == []
+    assert locked["torch"] == Version("2.13.0")  # no local part: which build is the user's choice
+
+
+def test_lowest_versions_are_those_of_pyproject() -> None:
+    lowest = pins("lowest.txt")
+    assert set(lowest) == set(CORE)
+    for name, version in lowest.items():
+        assert str(CORE[name].specifier) in (f">={version}", f">={version.major}.{version.minor}", f">={version.major}"), name
+        assert version in CORE[name].specifier
+
+
+def test_conda_environment_agrees_with_pyproject() -> None:
+    lines = re.findall(r"^  - ([^:\s]+)(?: +#.*)?$", (ROOT / "environment.yml").read_text(), re.MULTILINE)
+    conda = requirements(lines)
+    assert str(conda.pop("python").specifier) == PROJECT["requires-python"]
+    assert "conda-forge" in conda  # the channel
+    del conda["conda-forge"], conda["pip"]
+    conda["torch"] = conda.pop("pytorch")
+    assert {name: requirement.specifier for name, requirement in conda.items()} == {
+        name: requirement.specifier for name, requirement in EVERYTHING.items()
+    }
+
+
+# -- the front page and the commands
+
+
+def test_makefile_targets_are_in_the_readme() -> None:
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test", "check", "lab", "figures", "clean", "help"} <= set(targets)
+    readme = (ROOT / "README.md").read_text()
+    assert [target for target in targets if f"make {target}" not in readme] == []
+
+
+def test_make_alone_lists_the_targets() -> None:
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    for target in ("demo", "test", "check", "lab", "figures", "clean"):
+        assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE)
+
+
+def test_commit_hooks_and_ci_run_what_make_check_runs() -> None:
+    (checks,) = re.findall(r"^check: ([a-z -]+) ##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    hooks = re.findall(r"entry: make (\S+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks == checks.split()
+    ci = ROOT / ".ci" / "run"
+    assert re.findall(r"^make .*$", ci.read_text(), re.MULTILINE) == ["make check", "make test"]
+    assert ci.stat().st_mode & 0o111, ".ci/run must be executable"
+
+
+def test_links_and_pictures_of_the_documents_exist() -> None:
+    links = [
+        (document, target)
+        for document in TRACKED
+        if document.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
+    ]
+    inside = [(document, target) for document, target in links if "://" not in target]
+    missing = [f"{short(document)}: {target}" for document, target in inside if not (document.parent / target).exists()]
+    assert missing == []
+
+
+def test_changelog_has_a_place_for_what_is_new() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]" in text
+
+
+# -- lessons
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=short)
+def test_lesson_is_committed_without_outputs(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"] >= 5) == (4, True)
+    ids = [cell.get("id") for cell in notebook["cells"]]
+    assert all(ids), "every cell needs an id"
+    assert len(set(ids)) == len(ids)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
+        assert "execution" not in cell["metadata"], "times of an execution"
+        assert not re.search(r"pip install.*git\+", "".join(cell["source"]))

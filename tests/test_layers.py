@@ -1,0 +1,154 @@
+"""The layer rule: a module imports only from the rows above it, or from earlier in its own row. Read from the source, without importing it.
+
+Imports inside functions count. Imports under ``if TYPE_CHECKING`` do not: they are for type checkers, and nothing runs. The table of dotted
+names that a ``Trace``'s convenience methods use, like the contents in ``ringsim/__init__.py``, is not an import: that is the exemption, and
+the last test names the files that may have one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "ringsim").rglob("*.py"))
+}
+
+# Row by row from below, and within a row in the order in which modules may import each other. `ringsim` itself, the table of contents,
+# stands outside: it imports nothing when it is imported.
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("ringsim.errors", "ringsim.traces", "ringsim.traces.events"),
+    (
+        *("ringsim.state", "ringsim.provenance"),
+        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "recorder", "parts")),
+        *(f"ringsim.traces.{name}" for name in ("matching", "waits", "frames", "summary", "value", "files")),
+    ),
+    (
+        *("ringsim.comm", "ringsim.comm.torch_hooks"),
+        *("ringsim.printing", "ringsim.roll_call", "ringsim.rendezvous", "ringsim.pair_groups", "ringsim.ring"),
+    ),
+    (
+        "ringsim.launch",
+        *(f"ringsim.launch.{name}" for name in ("config", "job", "failure", "output", "progress", "rank", "forkserver", "launcher")),
+        *(f"ringsim.launch.{name}" for name in ("portable", "recording", "run", "api")),
+    ),
+    (
+        "ringsim.plot",
+        *(f"ringsim.plot.{name}" for name in ("units", "style", "paths", "graph", "matrix", "ring", "timeline", "display")),
+    ),
+    (
+        *("ringsim.check", "ringsim.magics", "ringsim.demo"),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "trace")),
+        *("ringsim.cli", "ringsim.__main__"),
+    ),
+)
+FRONT_DOORS = 5  # the row of the modules that users enter by: these may take names from the contents
+THIRD_PARTY: tuple[set[str], ...] = (
+    {"numpy"},
+    {"numpy", "pandas", "pyarrow"},
+    {"numpy", "torch"},
+    {"numpy", "torch", "cloudpickle", "IPython"},
+    {"numpy", "matplotlib", "networkx"},  # pictures: never torch
+    {"numpy", "torch", "matplotlib", "IPython", "ipywidgets"},
+)
+PLACE = {module: (row, index) for row, modules in enumerate(ROWS) for index, module in enumerate(modules)}
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Yields (dotted name, line) for every import of a file, those of type checkers left out; ``from a import b`` yields ``a.b``."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            waiting.extend(node.orelse)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def own_module(name: str) -> str | None:
+    """Returns the module of ringsim that a dotted name means, None for what lies outside."""
+    if name.partition(".")[0] != "ringsim":
+        return None
+    while name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def complaints(module: str, path: Path) -> list[str]:
+    """Lists the imports of a module that break the rule."""
+    row, index = PLACE[module]
+    nowhere = (len(ROWS), 0)
+    found = []
+    for name, line in imports(path):
+        other = own_module(name)
+        where = f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}:{line}"
+        if other == "ringsim":
+            if name != "ringsim.__version__" and row != FRONT_DOORS:
+                found.append(f"{where} imports {name}: name the module that defines it, the contents may lead anywhere")
+        elif other is not None:
+            place = PLACE.get(other, nowhere)
+            if place >= (row, index):
+                found.append(f"{where} imports {other}, which stands in row {place[0]}, at or after this module's place in row {row}")
+        else:
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top not in THIRD_PARTY[row]:
+                found.append(f"{where} imports {top}: row {row} may import {sorted(THIRD_PARTY[row])} and the standard library")
+    return sorted(found)
+
+
+def test_every_module_has_a_place() -> None:
+    assert set(PLACE) == set(MODULES) - {"ringsim"}, "write new modules into ROWS (and docs/architecture.md), and take old ones out"
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) & set(PLACE)))
+def test_module_imports_from_above_only(module: str) -> None:
+    assert complaints(module, MODULES[module]) == []
+
+
+def test_contents_import_nothing() -> None:
+    assert {name.partition(".")[0] for name, _ in imports(MODULES["ringsim"])} <= {"importlib", "typing"}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "why"),
+    [
+        ("ringsim.errors", "import torch", "row 0 may import"),
+        ("ringsim.errors", "def late():\n    from ringsim.state import get_state", "row 1"),
+        ("ringsim.plot.style", "import torch.distributed", "row 4 may import"),
+        ("ringsim.state", "import ringsim", "the contents may lead anywhere"),
+        ("ringsim.state", "from ringsim import trace", "the contents may lead anywhere"),
+        ("ringsim.traces.value", "try:\n    import ringsim.plot.ring\nexcept ImportError:\n    pass", "row 4"),
+    ],
+)
+def test_rule_finds_what_breaks_it(tmp_path: Path, module: str, source: str, why: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    (complaint,) = complaints(module, path)
+    assert why in complaint
+
+
+def test_rule_passes_over_imports_of_type_checkers(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ringsim.traces.value import Trace")
+    assert complaints("ringsim.errors", path) == []
+
+
+def test_only_the_named_files_import_by_a_dotted_name() -> None:
+    by_name = {"import_module", "__import__"}
+    users = {
+        module
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Name) and node.id in by_name) or (isinstance(node, ast.Attribute) and node.attr in by_name)
+    }
+    assert users == {"ringsim", "ringsim.traces.value"}

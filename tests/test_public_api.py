@@ -1,0 +1,133 @@
+"""The public names: exactly these, light to import, each with a docstring that says what it takes, gives and raises."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ringsim
+
+PUBLIC_NAMES = {
+    "Ring",
+    "Trace",
+    "check",
+    "current_ring",
+    "destroy_distributed",
+    "errors",
+    "get_comm_device",
+    "get_pipeline_parallel_pred_group",
+    "get_pipeline_parallel_succ_group",
+    "initialize_distributed",
+    "load",
+    "load_ipython_extension",
+    "mark",
+    "span",
+    "suppress_output",
+    "trace",
+}
+PUBLIC_MODULES = {"check", "errors"}
+SOURCE = Path(ringsim.__file__).read_text()
+HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "networkx", "IPython", "numpy")
+
+
+def test_public_names_are_exactly_these() -> None:
+    assert set(ringsim.__all__) == PUBLIC_NAMES
+    assert set(dir(ringsim)) == PUBLIC_NAMES | {"__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+def test_public_name_is_found_where_the_contents_say(name: str) -> None:
+    value = getattr(ringsim, name)
+    assert (value.__name__ if inspect.ismodule(value) else value.__module__) == ringsim._CONTENTS[name]
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'traec'"):
+        _ = ringsim.traec
+
+
+def test_docstring_lists_the_contents() -> None:
+    listed = re.findall(r"^    (\w+)  +\S", ringsim.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == sorted(PUBLIC_NAMES)
+
+
+def test_type_checkers_see_the_contents() -> None:
+    block = next(node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    seen = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        (alias,) = node.names
+        assert alias.asname == alias.name  # the form that re-exports
+        seen[alias.name] = f"ringsim.{alias.name}" if node.module == "ringsim" else node.module
+    assert seen == ringsim._CONTENTS
+
+
+def test_no_module_bears_the_name_of_a_public_function() -> None:
+    # Importing ringsim.trace.x would put the module `trace` in the place of the function `ringsim.trace`.
+    modules = {info.name.rpartition(".")[2] for info in pkgutil.walk_packages(ringsim.__path__, "ringsim.")}
+    assert modules >= PUBLIC_MODULES
+    assert modules & (PUBLIC_NAMES - PUBLIC_MODULES) == set()
+
+
+@pytest.mark.parametrize(
+    "statement", ["import ringsim", "import ringsim; dir(ringsim); ringsim.errors.RingError", "from ringsim import errors"]
+)
+def test_import_is_light(statement: str) -> None:
+    code = f"{statement}\nimport sys\nprint([name for name in {HEAVY} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_a_trace_is_read_and_drawn_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import ringsim, ringsim.plot.ring, ringsim.plot.timeline; ringsim.load; ringsim.Trace"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES - PUBLIC_MODULES))
+def test_docstring_says_what_it_takes_gives_and_raises(name: str) -> None:
+    value = getattr(ringsim, name)
+    text = inspect.getdoc(value) or ""
+    assert ">>> " in text, f"{name} needs an example that runs"
+    _check_sections(name, value, text)
+
+
+@pytest.mark.parametrize("name", ["Ring", "Trace"])
+def test_methods_are_documented(name: str) -> None:
+    for method, function in vars(getattr(ringsim, name)).items():
+        if not method.startswith("_") and (inspect.isfunction(function) or isinstance(function, property)):
+            text = inspect.getdoc(function) or ""
+            assert text, f"{name}.{method} needs a docstring"
+            if inspect.isfunction(function) and len(text.splitlines()) > 1:  # one line may say it all
+                _check_sections(f"{name}.{method}", function, text)
+
+
+def _check_sections(name: str, value: Any, text: str) -> None:
+    signature = inspect.signature(value)
+    parameters = [parameter for parameter in signature.parameters if parameter not in ("self", "ipython")]
+    if parameters:
+        assert re.search(r"^(Args|Attributes):$", text, re.MULTILINE), f"{name} needs Args"
+        for parameter in parameters:
+            assert re.search(rf"\b{parameter}\b", text), f"{name} does not say what {parameter} is"
+    if inspect.isfunction(value) and signature.return_annotation not in (None, "None", inspect.Signature.empty):
+        assert re.search(r"^(Returns|Yields):$|^Returns\b|^Yields\b", text, re.MULTILINE), f"{name} needs Returns"
+    if inspect.isfunction(value) and re.search(r"^\s+raise \w", inspect.getsource(value), re.MULTILINE):
+        assert re.search(r"^Raises:$", text, re.MULTILINE), f"{name} needs Raises"
+
+
+def test_every_error_is_in_the_tree_and_has_a_docstring() -> None:
+    errors = importlib.import_module("ringsim.errors")
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        assert issubclass(error, BaseException)
+        assert error.__doc__
+        assert re.search(rf"\+-- {name}\b", errors.__doc__), f"{name} is not in the tree"
