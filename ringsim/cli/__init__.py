@@ -1,0 +1,52 @@
+"""The command line: one verb a job, each in a file of its own with ``add_parser`` and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import ringsim
+from ringsim.cli import demo, doctor, show, trace
+from ringsim.errors import ArgumentError, Interrupted, RingError
+
+VERBS = (demo, trace, show, doctor)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="ringsim", description="See how the stages of a pipeline talk.")
+    parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add_parser(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the arguments, without the program's name; None for those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 a run or file failed, 2 a bad argument, 130 interrupted.
+    """
+    options = make_parser().parse_args(argv)
+    try:
+        code: int = options.run(options)
+    except ArgumentError as error:
+        return _say(error, 2)
+    except RingError as error:
+        return _say(error, 1)
+    except KeyboardInterrupt as error:
+        return _say(error if isinstance(error, Interrupted) else "interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left: nothing to say, and nobody to say it to
+        return 0
+    return code
+
+
+def _say(what: object, code: int) -> int:
+    print(f"ringsim: {what}", file=sys.stderr)
+    return code

@@ -1,0 +1,56 @@
+"""What the verbs share: how their help looks, and how a run's pictures are written."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringsim.errors import RingError
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
+
+Verbs = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def add_verb(
+    verbs: Verbs[argparse.ArgumentParser], name: str, help_text: str, example: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Adds a verb, with an example at the end of its help."""
+    parser = verbs.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def write_pictures(trace: Trace, directory: Path) -> list[Path]:
+    """Draws both pictures of a trace into a directory, which is made if need be.
+
+    Returns:
+        The files: ``ring.png`` and ``timeline.png``.
+
+    Raises:
+        RingError: they cannot be written.
+    """
+    import matplotlib.pyplot as plt
+
+    files = []
+    for name, plot in (("ring", trace.plot_ring), ("timeline", trace.plot_timeline)):
+        axes = plot()
+        file = directory / f"{name}.png"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            axes.figure.savefig(file)
+        except OSError as error:
+            raise RingError(f"pictures must be writable to {directory}, got {error}. Choose another directory with -o.") from None
+        finally:
+            plt.close(axes.figure)  # type: ignore[arg-type]  # not a subfigure: plot made it
+        files.append(file)
+    return files

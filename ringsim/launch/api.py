@@ -1,0 +1,138 @@
+"""``ringsim.trace``: the main door."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, overload
+
+from ringsim.errors import ArgumentError
+from ringsim.launch.config import Kind, start_environment
+from ringsim.launch.job import pack_call
+from ringsim.launch.run import RunOptions, run
+from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from ringsim.launch.recording import Recording
+
+WORLD_SIZE_MAX: Final = 1024  # real processes; the simulator is there for more
+
+
+@overload
+def trace(worker_or_path: str | os.PathLike[str]) -> Recording: ...
+
+
+@overload
+def trace(
+    worker_or_path: Callable[..., Any],
+    *,
+    world_size: int,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    comm_device: str = ...,
+    timeout_s: float = ...,
+    limit_s: float | None = ...,
+    seed: int = ...,
+    ring: bool = ...,
+) -> Trace: ...
+
+
+def trace(
+    worker_or_path: Callable[..., Any] | str | os.PathLike[str],
+    *,
+    world_size: int | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    comm_device: str = "cpu",
+    timeout_s: float = 30,
+    limit_s: float | None = None,
+    seed: int = 0,
+    ring: bool = True,
+) -> Trace | Recording:
+    """Runs a function on real ranks and records every message; or, given a path, records the ranks that already run.
+
+    With a function: starts ``world_size`` processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
+    and returns when all have finished. The function may be defined in a notebook cell; nothing needs an ``if __name__`` guard. It finds
+    itself with ``ringsim.current_ring()``.
+
+    With a path: returns a context manager for scripts whose ranks something else started (torchrun). Every rank enters it, and
+    rank 0 writes one file at the end of the block.
+
+    Args:
+        worker_or_path: the function, or the path of the trace file to write.
+        world_size: number of ranks, 1 or more.
+        args: positional arguments of the worker, the same on every rank.
+        kwargs: keyword arguments, likewise.
+        comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank a GPU.
+        timeout_s: limit of one blocked operation, in seconds.
+        limit_s: limit of the whole run, in seconds; None for no limit.
+        seed: rank r seeds torch, numpy and random with ``seed + r``.
+        ring: whether to build the process group and the ring before the worker runs; without it the worker does that itself.
+
+    Returns:
+        The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context manager.
+
+    Raises:
+        ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the ranks.
+        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is what was recorded until then.
+        RunTimeout: the run took longer than ``limit_s``.
+        Interrupted: Ctrl-C, or the notebook's Interrupt; it carries the trace, too.
+
+    Example:
+        >>> import ringsim
+        >>> def worker():
+        ...     ring = ringsim.current_ring()
+        ...     return ring.pred, ring.rank, ring.succ
+        >>> ringsim.trace(worker, world_size=3).results
+        [(2, 0, 1), (0, 1, 2), (1, 2, 0)]
+    """
+    if isinstance(worker_or_path, str | os.PathLike):
+        if world_size is not None:
+            raise ArgumentError(
+                f"world_size must be left out when a path is given, got {world_size}: the ranks run already. "
+                "To start ranks, give the function to run."
+            )
+        from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
+
+        return Recording(Path(worker_or_path))
+    _check_worker(worker_or_path)
+    kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
+    if limit_s is not None and not (_is_number(limit_s) and limit_s > 0):
+        raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ArgumentError(f"seed must be an integer, got {seed!r}.")
+    job = pack_call(worker_or_path, args, kwargs or {}, seed)
+    return run(job, kind, RunOptions(limit_s=limit_s))
+
+
+def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
+    """Checks what the ranks shall be like.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+    """
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or not 1 <= world_size <= WORLD_SIZE_MAX:
+        raise ArgumentError(
+            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say how many ranks to start: world_size=4."
+        )
+    if comm_device not in ("cpu", "gpu"):
+        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+    if not _is_number(timeout_s) or not timeout_s > 0:
+        raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
+    return Kind(world_size, comm_device, float(timeout_s), ring, start_environment())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_worker(worker: object) -> None:
+    if not callable(worker):
+        raise ArgumentError(
+            f"worker must be a function, got {worker!r}. "
+            "Pass the function itself, trace(worker, ...), not what it returns, trace(worker(), ...)."
+        )
+    if inspect.iscoroutinefunction(worker) or inspect.isgeneratorfunction(worker) or inspect.isasyncgenfunction(worker):
+        raise ArgumentError(f"worker must be an ordinary function, got {worker!r}, which is async or a generator. Call it inside one.")

@@ -1,0 +1,163 @@
+"""From the errors of several ranks to the one that matters.
+
+When a rank fails, its peers fail too: their connections close. What the user needs is the first failure, on their own line; the rest is
+folded into a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import ringsim
+from ringsim import errors
+
+# How torch words an error of a rank whose peer is gone.
+_CONSEQUENCES: Final = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "closed the connection",
+    "Failed to recv",
+    "failed to recv",
+    "Socket is closed",
+)
+_OUR_FILES: Final = str(Path(ringsim.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How one rank failed.
+
+    Attributes:
+        error: name of the exception's type, or "" where the process died without one.
+        text: the exception's message, or what is known of the death.
+        where: "file, line n, in function" of the user's own line, "" where there is none.
+        traceback: the user's part of the traceback, with source lines.
+        at_ns: when, CLOCK_MONOTONIC.
+        of_ringsim: whether ``error`` is one of ringsim's own errors.
+    """
+
+    rank: int
+    error: str
+    text: str
+    where: str
+    traceback: str
+    at_ns: int
+    of_ringsim: bool = False
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether this looks like the echo of another rank's failure."""
+        return self.error != "" and any(words in self.text for words in _CONSEQUENCES)
+
+
+def report_exception(rank: int, error: BaseException) -> Report:
+    """Describes an exception that a worker raised, with the frames of the user's own code."""
+    summary = traceback.TracebackException.from_exception(error, limit=None)
+    where = _keep_users_frames(summary)
+    return Report(
+        rank=rank,
+        error=type(error).__name__,
+        text=str(error),
+        where=where,
+        traceback="".join(summary.format(chain=True)).rstrip(),
+        at_ns=time.monotonic_ns(),
+        of_ringsim=isinstance(error, errors.RingError),
+    )
+
+
+def _keep_users_frames(summary: traceback.TracebackException) -> str:
+    """Drops the frames of ringsim and torch from a traceback, where others remain; returns where the user's innermost one is."""
+    theirs = [frame for frame in summary.stack if not _is_internal(frame.filename)]
+    if theirs:
+        summary.stack = traceback.StackSummary.from_list(theirs)
+    for chained in (summary.__cause__, summary.__context__):
+        if chained is not None:
+            _keep_users_frames(chained)
+    if not theirs:
+        return ""
+    last = theirs[-1]
+    return f"{last.filename}, line {last.lineno}, in {last.name}"
+
+
+def _is_internal(filename: str) -> bool:
+    return filename.startswith((_OUR_FILES, "<frozen ")) or f"{os.sep}torch{os.sep}" in filename
+
+
+def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> Report:
+    """Describes the death of a process that raised nothing.
+
+    Args:
+        rank: whose process it was.
+        exit_code: as ``subprocess`` has it (negative: a signal), None where nobody knows.
+        at_ns: when it was reaped.
+        output: what the rank had printed; a message of the C++ layer is often its last line.
+    """
+    if exit_code is None:
+        text = "its process is gone"
+    elif exit_code < 0:
+        text = f"its process was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    else:
+        text = f"its process left with exit code {exit_code} before the worker returned"
+    last = [line for line in output.splitlines() if line.strip()][-3:]
+    if exit_code is not None and exit_code < 0 and last:
+        text += ". It last printed:\n  " + "\n  ".join(last)
+    return Report(rank=rank, error="", text=text, where="", traceback="", at_ns=at_ns)
+
+
+def first_failure(reports: Sequence[Report]) -> Report:
+    """Returns the report that the others follow from: the earliest that is not an echo."""
+    return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
+
+
+def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int]) -> errors.RingError:
+    """Makes the one error of a failed run.
+
+    Args:
+        reports: one for each rank that failed by itself.
+        world_size: number of ranks of the run.
+        stopped: ranks that ringsim ended because another had failed.
+    """
+    first = first_failure(reports)
+    who = f"rank {first.rank} of {world_size}"
+    if first.of_ringsim:
+        text = first.text if who in first.text else f"{first.text} ({who})"
+    elif first.error:
+        text = f"{who} raised {first.error}: {first.text}"
+    else:
+        text = f"{who} failed: {first.text}"
+    if first.traceback and (first.where or not first.of_ringsim):
+        text += "\n" + _indent(first.traceback)
+    text += _echoes([report for report in reports if report is not first], stopped)
+    kind = getattr(errors, first.error, errors.RankFailed) if first.of_ringsim else errors.RankFailed
+    if issubclass(kind, errors.RankFailed):
+        return kind(text, rank=first.rank)
+    made: errors.RingError = kind(text)
+    return made
+
+
+def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
+    """Says in a line or two what became of the other ranks."""
+    lines = []
+    same = [report for report in others if not report.is_consequence]
+    echoes = [report for report in others if report.is_consequence]
+    if same:
+        lines.append("also failed: " + "; ".join(f"rank {report.rank}, {report.error or report.text}" for report in same))
+    if echoes:
+        where = [f"rank {report.rank} ({report.where or report.error})" for report in echoes]
+        lines.append("lost their peer because of it: " + "; ".join(where))
+    if stopped:
+        lines.append("were stopped because of it: " + ", ".join(f"rank {rank}" for rank in stopped))
+    return "".join(f"\n  {line}" for line in lines)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,182 @@
+r"""A process that has torch loaded and never computes: it forks ranks in milliseconds, and sees to it that none outlives the launcher.
+
+Python's own forkserver starts processes for ``multiprocessing``, which imports the caller's main module again. This one differs in three
+points: ranks need no main module; several are forked by one message, in advance, and wait (*parked*) for a job; and every end of
+the launcher ends them too::
+
+    launcher ----------- control socket ----------> fork server ---- fork ----> rank 0, rank 1, ...
+        \---------------- one channel for each rank ------------------------------/
+
+The launcher's end of the control socket closes when the launcher ends, however it ends. The server then kills its ranks, removes their
+directories and leaves. The ranks in turn die with the server (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from ringsim.launch.config import RankConfig
+
+FDS_PER_MESSAGE: Final = 200  # the kernel passes at most 253 descriptors with one message
+_MESSAGE_BYTES: Final = 1 << 16
+_PARENT_CHECK_S: Final = 0.25  # how often to look whether the launcher is still our parent
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass
+class RankSet:
+    """The ranks of one run, as the server sees them."""
+
+    config: RankConfig
+    pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
+    parked_until: float | None = None
+
+
+class Server:
+    """Forks ranks, reaps them and writes down how they ended.
+
+    Args:
+        control: the socket on which the launcher's messages come.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._launcher = os.getppid()
+        self._sets: dict[str, RankSet] = {}
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+
+    def serve(self) -> None:
+        """Serves until the launcher is gone, then leaves nothing behind."""
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while os.getppid() == self._launcher:
+                ready = {key.fileobj for key, _ in selector.select(_PARENT_CHECK_S)}
+                if self._wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_read.recv(4096)
+                self._reap()
+                if self._control in ready and not self._receive():
+                    break
+                self._end_idle()
+        for name in list(self._sets):
+            self._kill(name)
+        deadline = time.monotonic() + 5
+        while self._sets and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.002)
+
+    def _receive(self) -> bool:
+        """Does what one message says; False when the launcher has closed its end."""
+        try:
+            text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
+        except ConnectionResetError:
+            return False
+        if not text:
+            return False
+        message = json.loads(text)
+        if message["do"] == "fork":
+            self._fork(message, fds)
+        elif message["do"] == "take":
+            if message["set"] in self._sets:
+                self._sets[message["set"]].parked_until = None
+        elif message["do"] == "kill":
+            self._kill(message["set"])
+        return True
+
+    def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""
+        config = RankConfig(**message["config"])
+        ranks = self._sets.setdefault(message["set"], RankSet(config))
+        ranks.parked_until = None if message["park_s"] is None else time.monotonic() + message["park_s"]
+        server = os.getpid()
+        for index, fd in enumerate(fds):
+            rank = message["first"] + index
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(config.for_rank(rank), fd, fds[index + 1 :], server)
+            ranks.pids[pid] = rank
+            os.close(fd)
+
+    def _become_rank(self, config: RankConfig, fd: int, others: list[int], server: int) -> None:
+        """Turns this fork into a rank; never returns."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (*others, self._control.fileno(), self._wake_read.fileno(), self._wake_write.fileno()):
+                os.close(other)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:  # it died before the line above
+                os._exit(1)
+            from ringsim.launch import rank
+
+            rank.main(Connection(fd), config)
+        finally:
+            os._exit(70)  # rank.main leaves by itself; this is for what it could not catch
+
+    def _reap(self) -> None:
+        """Writes down how ranks ended."""
+        for name, ranks in list(self._sets.items()):
+            for pid, rank in list(ranks.pids.items()):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done == 0:
+                    continue
+                del ranks.pids[pid]
+                with contextlib.suppress(OSError):  # the launcher has removed the directory: it knows already
+                    ranks.config.for_rank(rank).exit_file.write_text(f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}")
+            if not ranks.pids:
+                del self._sets[name]
+                if os.getppid() != self._launcher or ranks.parked_until is not None:
+                    self._remove(ranks)
+
+    def _kill(self, name: str) -> None:
+        """Kills the ranks of a set that are still there."""
+        for pid in self._sets[name].pids if name in self._sets else ():
+            os.kill(pid, signal.SIGKILL)
+
+    def _end_idle(self) -> None:
+        """Ends parked ranks that nobody has taken for a while."""
+        for name, ranks in self._sets.items():
+            if ranks.parked_until is not None and time.monotonic() > ranks.parked_until:
+                self._kill(name)
+
+    def _remove(self, ranks: RankSet) -> None:
+        """Removes the directory of a run whose launcher is gone, unless it was given a path to keep it at."""
+        if not ranks.config.keep:
+            shutil.rmtree(ranks.config.directory, ignore_errors=True)
+
+
+def main(control_fd: int) -> None:
+    """Loads what every rank needs, then serves.
+
+    Args:
+        control_fd: this process's end of the control socket.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
+    with contextlib.suppress(OSError):
+        with open("/proc/self/comm", "w") as name:
+            name.write("ringsim-server")
+    import ringsim.launch.rank  # noqa: F401  (with torch and all that a rank needs)
+
+    gc.collect()
+    gc.freeze()  # so that a collection in a rank does not touch, and copy, every page of the server
+    Server(socket.socket(fileno=control_fd)).serve()
+    sys.stdout.flush()
+    os._exit(0)

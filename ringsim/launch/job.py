@@ -1,0 +1,153 @@
+"""Packing a function for its ranks: what travels with a call, and what to say when something cannot travel."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import linecache
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cloudpickle
+
+from ringsim.errors import ArgumentError
+
+LARGE_CAPTURE_BYTES: Final = 10_000_000
+_CELL_LINES_BYTES: Final = 1_000_000  # of source text without a file that travels with a call
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call, ready to travel: the same for every rank.
+
+    Attributes:
+        call: cloudpickle bytes of (worker, args, kwargs), or None for a script.
+        script: path of a script to run as ``__main__``, or None.
+        environ, cwd, path, argv, affinity: the caller's, as they are now.
+        lines: source lines of code that is in no file (notebook cells), for tracebacks.
+        seed: rank r seeds torch, numpy and random with seed + r.
+    """
+
+    call: bytes | None
+    script: str | None
+    environ: dict[str, str]
+    cwd: str
+    path: list[str]
+    argv: list[str]
+    affinity: tuple[int, ...]
+    lines: dict[str, list[str]]
+    seed: int
+
+
+def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> Job:
+    """Packs a function and its arguments.
+
+    Args:
+        worker: any function, also one from a notebook cell, a closure or a lambda.
+        args: positional arguments, the same on every rank.
+        kwargs: keyword arguments, likewise.
+        seed: see ``Job``.
+
+    Raises:
+        ArgumentError: something that the function uses cannot be pickled; the message names it and the line that uses it.
+    """
+    try:
+        call = cloudpickle.dumps((worker, tuple(args), dict(kwargs)))
+    except Exception as error:
+        raise ArgumentError(_explain_unpicklable(worker, args, kwargs, error)) from None
+    if len(call) > LARGE_CAPTURE_BYTES:
+        _warn_large(worker, args, kwargs, len(call))
+    return _pack(call, None, list(sys.argv), seed)
+
+
+def pack_script(script: str, argv: Sequence[str], seed: int) -> Job:
+    """Packs a script that runs as ``__main__``, with its command-line arguments."""
+    return _pack(None, os.path.abspath(script), [script, *argv], seed)
+
+
+def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) -> Job:
+    affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
+    return Job(call, script, dict(os.environ), os.getcwd(), path, argv, affinity, _cell_lines(), seed)
+
+
+def _cell_lines() -> dict[str, list[str]]:
+    """Returns the source lines that only this process knows: those of notebook cells, newest first, up to a limit."""
+    lines: dict[str, list[str]] = {}
+    left = _CELL_LINES_BYTES
+    for name, entry in reversed(list(linecache.cache.items())):
+        if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
+            continue  # lazy, or read from a file: a rank finds these by itself
+        left -= entry[0]
+        if left < 0:
+            break
+        lines[name] = list(entry[2])
+    return lines
+
+
+def _captures(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, int | None]]:
+    """Yields (what it is, value, line that uses it) for all that travels with ``worker``."""
+    yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
+    yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
+    function = inspect.unwrap(worker)
+    if not isinstance(function, types.FunctionType):
+        yield (f"the worker {worker!r}", worker, None)
+        return
+    captured = inspect.getclosurevars(function)
+    for name, value in {**captured.globals, **captured.nonlocals}.items():
+        if not isinstance(value, types.ModuleType):
+            yield (f"the variable {name!r}", value, _line_of(function, name))
+
+
+def _line_of(function: types.FunctionType, name: str) -> int | None:
+    """Returns the line on which ``function`` first uses the variable ``name``."""
+    line = None
+    for instruction in dis.get_instructions(function):
+        if instruction.positions is not None and instruction.positions.lineno is not None:
+            line = instruction.positions.lineno
+        if instruction.argval == name and "LOAD" in instruction.opname:
+            return line
+    return None
+
+
+def _explain_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
+    culprit = _find_unpicklable(worker, args, kwargs, depth=3)
+    name = getattr(worker, "__name__", "worker")
+    if culprit is None:
+        return f"what {name} uses must be picklable, got {type(error).__name__}: {error}. Create it inside {name} instead."
+    what, value, where = culprit
+    return (
+        f"{what} must be picklable to travel to the ranks, got a {type(value).__module__}.{type(value).__qualname__}{where}. "
+        f"Create it inside {name}, or pass what it is made from."
+    )
+
+
+def _find_unpicklable(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
+) -> tuple[str, Any, str] | None:
+    """Returns (what, value, where it is used) of the first thing that cannot be pickled, looking into the functions that are used."""
+    for what, value, line in _captures(worker, args, kwargs):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            if isinstance(value, types.FunctionType) and depth > 0 and (inner := _find_unpicklable(value, (), {}, depth - 1)):
+                return inner
+            code = getattr(inspect.unwrap(worker), "__code__", None)
+            return what, value, f" ({code.co_filename}, line {line}, in {code.co_name})" if code and line else ""
+    return None
+
+
+def _warn_large(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int) -> None:
+    """Warns that a lot of data travels to each rank, and names the largest piece."""
+    sizes = {what: len(cloudpickle.dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
+    largest = max(sizes, key=lambda what: sizes[what], default="the worker")
+    warnings.warn(
+        f"{total_bytes / 1e6:.1f} MB travel to every rank, most of it in {largest} ({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
+        "Create large data inside the worker, or load it there from a file.",
+        stacklevel=4,
+    )

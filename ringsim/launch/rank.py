@@ -1,0 +1,242 @@
+"""What happens inside a rank, from its first breath to its last.
+
+::
+
+    join the group and the ring   (ahead of time, when the rank is parked)
+    take a job                    environment, directory, sys.path, affinity as the caller has them; unpickle the function
+    say "loaded", wait for "go"   so that all ranks start together
+    run, recorded
+    hand back the result          and wait for "bye": a rank that left early would take the rendezvous store with it
+
+A thread reads the channel from the beginning, so that a rank notices at once when its launcher is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import os
+import pickle
+import queue
+import random
+import runpy
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NoReturn, TextIO
+
+import cloudpickle
+import numpy as np
+import torch
+
+from ringsim import rendezvous, ring
+from ringsim.comm import torch_hooks
+from ringsim.launch.config import RankConfig
+from ringsim.launch.failure import report_exception
+from ringsim.launch.job import Job
+from ringsim.state import change_state
+from ringsim.traces.recorder import Recorder
+
+HEAD: Final = "127.0.0.1"
+HIDE, SHOW = "\x0e", "\x0f"  # "shift out" and "shift in": what lies between them was hidden by print suppression
+_PORT_POLL_S: Final = 0.001
+
+
+def main(channel: Connection, config: RankConfig) -> NoReturn:
+    """Lives a rank's life and leaves the process.
+
+    Args:
+        channel: to the launcher.
+        config: who this rank is.
+    """
+    _name_process("ringsim-parked")
+    _redirect_output(config)
+    inbox = _watch(channel, config)
+    status = 1
+    try:
+        port, _store = _join(config)
+        channel.send(("ready", os.getpid()))
+        job: Job = pickle.loads(inbox.get())
+        _name_process(f"ringsim-rank{config.rank}")
+        _enter(job, config, port)
+        function = _load(job)
+        channel.send(("loaded", torch.get_num_threads()))
+        inbox.get()  # "go"
+        result = _record(function, config)
+        channel.send(("result", _pack_result(result, config)))
+        status = 0
+    except BaseException as error:  # whatever it was: the launcher must hear of it
+        channel.send(("failed", report_exception(config.rank, error)))
+    _flush()
+    if status == 0:
+        inbox.get()  # "bye"
+    os._exit(status)  # an interpreter with torch in it takes 0.2 s to take itself down
+
+
+def _name_process(name: str) -> None:
+    """Lets `ps` and `ringsim doctor` tell ranks from other processes, where the system allows it."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(name)
+
+
+def _redirect_output(config: RankConfig) -> None:
+    """Sends all that this process prints, C++ included, to the run's directory: it survives any end of this process."""
+    fd = os.open(config.output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    sys.stdout = _line_writer(1)
+    sys.stderr = _line_writer(2)
+    change_state(hidden_output=_write_hidden)
+
+
+def _line_writer(fd: int) -> TextIO:
+    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _write_hidden(text: str) -> None:
+    """Keeps what print suppression hides: in the same file, marked."""
+    sys.stdout.write(f"{HIDE}{text}{SHOW}")
+    sys.stdout.flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the worker may have closed or replaced it
+            stream.flush()
+
+
+def _watch(channel: Connection, config: RankConfig) -> queue.SimpleQueue[Any]:
+    """Starts the thread that reads the channel; returns the queue it fills. When the launcher is gone, the process ends."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        while True:
+            try:
+                inbox.put(channel.recv())
+            except (EOFError, OSError):
+                if not config.keep:
+                    shutil.rmtree(config.directory, ignore_errors=True)
+                os._exit(1)
+
+    threading.Thread(target=read, name="ringsim-channel", daemon=True).start()
+    return inbox
+
+
+def _join(config: RankConfig) -> tuple[int, Any]:
+    """Meets the other ranks; returns the port of the rendezvous, and what must stay alive for it."""
+    if config.rank == 0:
+        listener = rendezvous.listen(HEAD, 0)
+        port: int = listener.getsockname()[1]
+        partial = config.port_file.with_suffix(".new")
+        partial.write_text(str(port))
+        partial.replace(config.port_file)
+    else:
+        listener = None
+        port = _read_port(config)
+    if config.ring:
+        ring.initialize(
+            HEAD,
+            port,
+            config.world_size,
+            config.rank,
+            config.rank,
+            config.comm_device,
+            timeout_s=config.timeout_s,
+            listen_socket=listener,
+        )
+        return port, None
+    # The script or worker makes its groups by itself: on loopback, and over this store, which it finds as it would find torchrun's.
+    if (interface := rendezvous.loopback_interface()) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return port, rendezvous.host(listener, config.timeout_s) if listener is not None else None
+
+
+def _read_port(config: RankConfig) -> int:
+    """Waits until rank 0 has written the port of the rendezvous."""
+    deadline = time.monotonic() + config.timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            return int(config.port_file.read_text())
+        time.sleep(_PORT_POLL_S)
+    raise TimeoutError(f"rank 0 must open the rendezvous within {config.timeout_s:g} s")
+
+
+def _enter(job: Job, config: RankConfig, port: int) -> None:
+    """Makes this process look like the caller's: environment, directory, import path, arguments, processors, seeds."""
+    kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
+    os.environ.clear()
+    os.environ.update({**kept, **job.environ, **_launcher_variables(config, port)})
+    os.chdir(job.cwd)
+    sys.path[:] = job.path if job.script is None else [os.path.dirname(job.script), *job.path]
+    sys.argv[:] = job.argv
+    if job.affinity:
+        os.sched_setaffinity(0, job.affinity)
+    for name, lines in job.lines.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    cores = len(job.affinity) or os.cpu_count() or 1
+    if config.world_size >= cores and "OMP_NUM_THREADS" not in job.environ:
+        torch.set_num_threads(1)
+    seed = job.seed + config.rank
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
+    """Returns what torchrun would set, so that programs written for it run unchanged."""
+    return {
+        "RANK": str(config.rank),
+        "LOCAL_RANK": str(config.rank),
+        "WORLD_SIZE": str(config.world_size),
+        "LOCAL_WORLD_SIZE": str(config.world_size),
+        "MASTER_ADDR": HEAD,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: connect to it, do not open another
+    }
+
+
+def _load(job: Job) -> Callable[[], Any]:
+    """Returns the thing to run."""
+    if job.call is not None:
+        worker, args, kwargs = pickle.loads(job.call)
+        return lambda: worker(*args, **kwargs)
+
+    def run_script() -> None:
+        try:
+            runpy.run_path(str(job.script), run_name="__main__")
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+
+    return run_script
+
+
+def _record(function: Callable[[], Any], config: RankConfig) -> Any:
+    """Runs the function while every message is recorded."""
+    recorder = Recorder(Path(config.directory), config.rank, config.world_size)
+    recorder.set_meta("num_threads", torch.get_num_threads())
+    torch_hooks.install(recorder)
+    change_state(recorder=recorder)
+    try:
+        return function()
+    finally:
+        change_state(recorder=None)
+        torch_hooks.uninstall(recorder)
+        recorder.close()
+
+
+def _pack_result(result: Any, config: RankConfig) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(result)
+    except Exception as error:
+        raise TypeError(
+            f"the result of the worker must be picklable, got a {type(result).__qualname__} ({type(error).__name__}: {error}; "
+            f"rank {config.rank} of {config.world_size}). Return plain data instead."
+        ) from None
+    return packed

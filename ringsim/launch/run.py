@@ -1,0 +1,217 @@
+"""One run: from ranks and a job to a trace, or to one error that carries what was recorded until then."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import pickle
+import time
+import uuid
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+from ringsim import provenance
+from ringsim.errors import Interrupted, RingError, RunTimeout
+from ringsim.launch.config import Kind
+from ringsim.launch.failure import Report, make_error, report_death
+from ringsim.launch.job import Job
+from ringsim.launch.launcher import RankSet, get_launcher
+from ringsim.launch.output import Outputs
+from ringsim.launch.progress import Progress
+from ringsim.traces.parts import read_parts
+from ringsim.traces.value import Trace
+
+_POLL_S: Final = 0.05
+GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is done.
+
+    Attributes:
+        limit_s: how long the whole run may take, None for as long as it likes.
+        show: whether the ranks' output is shown as it comes.
+        show_hidden: whether that goes for what print suppression hides, too.
+        keep_at: where the ranks' records go, None for a private directory that is removed at the end.
+    """
+
+    limit_s: float | None = None
+    show: bool = True
+    show_hidden: bool = False
+    keep_at: Path | None = None
+
+
+def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
+    """Runs a job on ranks of a kind.
+
+    Blocks until all ranks have finished, one has failed, the limit is reached or the user interrupts. No rank is left afterwards, but
+    for fresh ones that are parked for the next call.
+
+    Args:
+        job: what to run.
+        kind: on what.
+        options: and how.
+
+    Returns:
+        The trace, with the results and output of every rank.
+
+    Raises:
+        RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as themselves.
+        RunTimeout: ``options.limit_s`` has passed.
+        Interrupted: the user interrupted the run.
+    """
+    ranks = get_launcher().get(kind, keep_at=options.keep_at)
+    try:
+        return _Run(ranks, job, options).finish()
+    finally:
+        ranks.close()
+        ranks.remove()
+        get_launcher().park(kind)
+
+
+class _Run:
+    def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:
+        self._ranks = ranks
+        self._job = job
+        self._options = options
+        self._size = ranks.kind.world_size
+        self._start_ns = time.monotonic_ns()
+        self._start_unix_ns = time.time_ns()
+        self._outputs = Outputs(ranks.config, show=options.show, show_hidden=options.show_hidden)
+        self._progress = Progress(self._size)
+        self._loaded: dict[int, int] = {}  # rank -> its number of torch threads
+        self._results: dict[int, bytes] = {}
+        self._reports: dict[int, Report] = {}
+        self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
+        self._run_id = uuid.uuid4().hex[:12]
+        if ranks.keep:
+            (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
+
+    def finish(self) -> Trace:
+        """Sees the run through."""
+        deadline = None if self._options.limit_s is None else time.monotonic() + self._options.limit_s
+        try:
+            self._send(pickle.dumps(self._job))
+            self._watch(deadline)
+        except KeyboardInterrupt:
+            raise Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.", trace=self._end_early()) from None
+        finally:
+            self._progress.clear()
+        if self._reports:
+            stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
+            error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
+            error.trace = self._end_early()
+            raise error
+        if len(self._results) < self._size:
+            missing = [rank for rank in range(self._size) if rank not in self._results]
+            raise RunTimeout(
+                f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then. "
+                "Raise limit_s, or look at error.trace for where they were.",
+                trace=self._end_early(),
+            )
+        trace = self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        self._send("bye")
+        self._ranks.wait_for_end()
+        return trace
+
+    @property
+    def _elapsed_s(self) -> float:
+        return (time.monotonic_ns() - self._start_ns) / 1e9
+
+    def _send(self, message: Any) -> None:
+        for channel in self._ranks.channels:
+            with contextlib.suppress(OSError):  # a rank that is gone: its channel tells, when it is read
+                channel.send(message)
+
+    def _watch(self, deadline: float | None) -> None:
+        """Follows the ranks until all have answered, or it makes no sense to wait any longer."""
+        open_channels = list(self._ranks.channels)
+        grace_ends: float | None = None
+        while open_channels and len(self._results) + len(self._reports) < self._size:
+            for channel in wait(open_channels, timeout=_POLL_S):
+                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
+                    open_channels.remove(channel)  # type: ignore[arg-type]
+            self._outputs.follow()
+            self._progress.update(len(self._results))
+            now = time.monotonic()
+            if self._reports and grace_ends is None:
+                grace_ends = now + GRACE_S
+            if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
+                break
+
+    def _read(self, channel: Connection) -> bool:
+        """Takes one message of a rank; False when there will be no other."""
+        rank = self._rank_of[id(channel)]
+        try:
+            what, value = channel.recv()
+        except (EOFError, OSError):
+            if rank not in self._results and rank not in self._reports:
+                code, at_ns = self._ranks.exit_status(rank)
+                self._outputs.follow(last=True)
+                self._reports[rank] = report_death(rank, code, at_ns, self._outputs.texts[rank])
+            return False
+        if what == "loaded":
+            self._loaded[rank] = value
+            if len(self._loaded) == self._size:
+                self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
+                self._send("go")
+        elif what == "result":
+            self._results[rank] = value
+        elif what == "failed":
+            self._reports[rank] = value
+        return True
+
+    def _startup_error(self) -> RingError | None:
+        """Returns what the fork server said, if no rank ever came to life."""
+        if self._loaded or any(report.error for report in self._reports.values()):
+            return None
+        text = self._ranks.startup_errors.strip()
+        return RingError(f"ranks must be startable, got:\n{text}") if text else None
+
+    def _end_early(self) -> Trace | None:
+        """Ends all ranks and returns what they had recorded; their files tell, however they ended."""
+        self._ranks.kill()
+        self._ranks.wait_for_end()
+        results: list[Any] = [None] * self._size
+        for rank, packed in self._results.items():
+            results[rank] = pickle.loads(packed)
+        try:
+            return self._make_trace(results, complete=False)
+        except RingError:
+            return None  # no rank had begun to record
+
+    def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
+        self._outputs.follow(last=True)
+        events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns)
+        metadata = {**self._metadata(), **facts, "complete": complete}
+        metadata["notes"] = [*facts.get("notes", []), *self._notes()]
+        return Trace(events, metadata, results=results, output=self._outputs.texts)
+
+    def _metadata(self) -> dict[str, Any]:
+        kind = self._ranks.kind
+        pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)] if kind.ring and self._size > 1 else []
+        now = dt.datetime.fromtimestamp(self._start_unix_ns / 1e9, tz=dt.UTC)
+        return {
+            "format": 1,
+            "run_id": self._run_id,
+            "source": "measured",
+            "world_size": self._size,
+            "backend": "nccl" if kind.comm_device == "gpu" else "gloo",
+            "comm_device": kind.comm_device,
+            "start_unix_ns": self._start_unix_ns,
+            "date": now.date().isoformat(),
+            "machine": provenance.machine(),
+            "versions": provenance.versions(),
+            "ring_groups": [[f"ring:{source}>{target}", [source, target]] for source, target in pairs],
+        }
+
+    def _notes(self) -> list[str]:
+        threads = set(self._loaded.values())
+        if threads == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
+            return ["one torch thread per rank, for there are at least as many ranks as processors"]
+        return []

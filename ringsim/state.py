@@ -1,0 +1,52 @@
+"""The one piece of state of a rank: its ring, the recorder that watches it, and where its hidden prints go.
+
+``RankState`` is a frozen value and is replaced whole. There is one for the process; a simulated rank has one of its own, in its context.
+Nothing else in ringsim is a module global that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringsim.ring import Ring
+    from ringsim.traces.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a rank knows about itself.
+
+    Attributes:
+        ring: the ring this rank is in, None before ``initialize_distributed`` and after ``destroy_distributed``.
+        recorder: who writes this rank's events, None while nothing is recorded.
+        hidden_output: takes the text that print suppression hides, None to drop it.
+        undo_print: gives ``builtins.print`` back, None while it is not replaced.
+    """
+
+    ring: Ring | None = None
+    recorder: Recorder | None = None
+    hidden_output: Callable[[str], None] | None = None
+    undo_print: Callable[[], None] | None = None
+
+
+_process = [RankState()]  # the only cell that changes
+_simulated: ContextVar[RankState | None] = ContextVar("ringsim_rank_state", default=None)
+
+
+def get_state() -> RankState:
+    """Returns the state of the calling rank."""
+    return _simulated.get() or _process[0]
+
+
+def change_state(**changes: Any) -> RankState:
+    """Replaces the calling rank's state by one with ``changes`` (fields of ``RankState``) and returns it."""
+    state = replace(get_state(), **changes)
+    if _simulated.get() is not None:
+        _simulated.set(state)
+    else:
+        _process[0] = state
+    return state

@@ -1,0 +1,213 @@
+"""The words of a trace: what one recorded event says, in memory and in the file that a rank writes while it runs.
+
+An event is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a ``RECORD`` of fixed size into a
+memory-mapped file; names, shapes and groups, which would not fit, are numbered and written once, beside it. ``Events`` holds the
+events of all ranks as columns.
+
+Times of an operation::
+
+    post_ns          wait_ns                 done_ns
+      |  (the program   |  blocked in wait()    |
+      |   runs on)      |                       |
+      +-----------------+-----------------------+--> time
+
+A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns. A time that has not come yet is -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IN_FLIGHT: Final = 1
+OK: Final = 2
+ERROR: Final = 3
+STATUS_NAMES: Final = ("", "in_flight", "ok", "error")  # 0: the slot is empty
+
+SEND, RECV, COLLECTIVE, SPAN, MARK = range(5)
+KIND_NAMES: Final = ("send", "recv", "collective", "span", "mark")
+
+NONE: Final = -1  # "does not apply" in every column, and "not yet" in the columns of times
+ANY_SOURCE: Final = -2  # the peer of a recv from anybody, until the message has come
+
+# Operations as torch.distributed spells them. The order is part of the file format: append, never reorder.
+OPS: Final[tuple[tuple[str, int], ...]] = (
+    ("span", SPAN),
+    ("mark", MARK),
+    ("send", SEND),
+    ("isend", SEND),
+    ("recv", RECV),
+    ("irecv", RECV),
+    ("batch_isend", SEND),  # an isend or irecv posted by batch_isend_irecv
+    ("batch_irecv", RECV),
+    ("send_object_list", SEND),
+    ("recv_object_list", RECV),
+    ("broadcast", COLLECTIVE),
+    ("all_reduce", COLLECTIVE),
+    ("all_reduce_coalesced", COLLECTIVE),
+    ("reduce", COLLECTIVE),
+    ("all_gather", COLLECTIVE),
+    ("all_gather_into_tensor", COLLECTIVE),
+    ("all_gather_coalesced", COLLECTIVE),
+    ("gather", COLLECTIVE),
+    ("scatter", COLLECTIVE),
+    ("reduce_scatter", COLLECTIVE),
+    ("reduce_scatter_tensor", COLLECTIVE),
+    ("all_to_all", COLLECTIVE),
+    ("all_to_all_single", COLLECTIVE),
+    ("barrier", COLLECTIVE),
+    ("monitored_barrier", COLLECTIVE),
+    ("all_gather_single", COLLECTIVE),
+    ("reduce_scatter_single", COLLECTIVE),
+)
+OP_NAMES: Final = tuple(name for name, _ in OPS)
+OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
+OP_CODES: Final = {name: code for code, name in enumerate(OP_NAMES)}
+
+# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` comes last: it is what makes a slot valid.
+RECORD: Final = np.dtype(
+    [
+        ("post_ns", "<i8"),  # CLOCK_MONOTONIC
+        ("wait_ns", "<i8"),
+        ("done_ns", "<i8"),
+        ("thread", "<u8"),  # threading.get_ident()
+        ("group", "<i4"),  # number in Tables.groups, as the four below in theirs
+        ("payload", "<i4"),
+        ("label", "<i4"),
+        ("file", "<i4"),
+        ("line", "<i4"),
+        ("peer", "<i4"),  # global rank
+        ("tag", "<i4"),
+        ("stage", "<i4"),
+        ("microbatch", "<i4"),
+        ("op", "<u2"),
+        ("status", "<u2"),
+    ]
+)
+RECORD_FORMAT: Final = "<qqqQiiiiiiiiiHH"  # the same, for struct
+
+
+class Group(NamedTuple):
+    """A process group: its name ("world", "ring:2>3", ...) and its members, global ranks in the group's order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class Payload(NamedTuple):
+    """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+class Tables(NamedTuple):
+    """The names that the columns of ``Events`` number: a value of n in ``group`` means ``groups[n]``."""
+
+    groups: tuple[Group, ...] = ()
+    payloads: tuple[Payload, ...] = ()
+    labels: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+Ints = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """The events of a run as columns: numpy arrays of one length, ordered by rank, then by the order of posting.
+
+    Times are ns from the start of the run (int64); -1 stands for "not yet" and, in the other columns, for "does not apply".
+    ``thread`` numbers the threads of a rank from 0 in the order of their first event.
+    """
+
+    rank: Ints
+    thread: Ints
+    seq: Ints
+    op: Ints
+    group: Ints
+    peer: Ints
+    tag: Ints
+    payload: Ints
+    stage: Ints
+    microbatch: Ints
+    label: Ints
+    file: Ints
+    line: Ints
+    post_ns: Ints
+    wait_ns: Ints
+    done_ns: Ints
+    status: Ints
+    tables: Tables = Tables()
+
+    def __len__(self) -> int:
+        """Returns the number of events."""
+        return len(self.rank)
+
+    @property
+    def kind(self) -> Ints:
+        """SEND, RECV, COLLECTIVE, SPAN or MARK for each event (int8)."""
+        return OP_KINDS[self.op]
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Size of each event in bytes (int64), -1 for spans and marks."""
+        sizes = np.array([payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64)
+        return sizes[self.payload]  # -1 picks the last, which is NONE
+
+    def select(self, where: Ints) -> Events:
+        """Returns the events that ``where`` (a mask, or indices) picks, with the same tables."""
+        return Events(**{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables)
+
+
+COLUMN_DTYPES: Final[dict[str, str]] = {
+    "rank": "<i4",
+    "thread": "<i4",
+    "seq": "<i8",
+    "op": "<u2",
+    "group": "<i4",
+    "peer": "<i4",
+    "tag": "<i4",
+    "payload": "<i4",
+    "stage": "<i4",
+    "microbatch": "<i4",
+    "label": "<i4",
+    "file": "<i4",
+    "line": "<i4",
+    "post_ns": "<i8",
+    "wait_ns": "<i8",
+    "done_ns": "<i8",
+    "status": "<u1",
+}
+
+
+def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
+    """Makes events from columns given by name, each turned to its dtype; a column left out is filled with -1.
+
+    Args:
+        columns: arrays or lists of one length n; ``rank`` and ``op`` are needed, ``seq`` defaults to the order within each
+            rank, ``status`` to OK.
+        tables: what the numbers in ``group``, ``payload``, ``label`` and ``file`` mean.
+
+    Example:
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0]})
+        >>> len(events), [KIND_NAMES[kind] for kind in events.kind]
+        (2, ['send', 'recv'])
+    """
+    count = len(columns["rank"])
+    full: dict[str, Ints] = {}
+    for name, dtype in COLUMN_DTYPES.items():
+        default = OK if name == "status" else 0 if name == "thread" else NONE
+        full[name] = np.asarray(columns[name], dtype=dtype) if name in columns else np.full(count, default, dtype=dtype)
+    if "seq" not in columns:
+        order = np.argsort(full["rank"], kind="stable")
+        starts = np.searchsorted(full["rank"][order], full["rank"][order])
+        full["seq"][order] = np.arange(count) - starts
+    return Events(**full, tables=tables)
+
+
+assert [field.name for field in fields(Events)][:-1] == list(COLUMN_DTYPES)  # our own invariant: one list of columns
