@@ -1,0 +1,179 @@
+"""Process groups of two ranks: the one module that uses torch's private API.
+
+The public ``new_group`` must be called by every rank for every group, also by those outside it: a ring of N pairs costs each rank N
+calls. A pair needs only its two members to meet. So each of them builds the group by itself, under a name that both know, over the store
+that all ranks share. Torch's own way to let the members alone build a group (``use_local_synchronization``) names it by how many groups
+the process made so far: the members of a pair must then have made equally many, which no order achieves in a ring of odd length.
+
+The order of building, so that nobody waits in a circle: even places in the ring build the group to their successor first, odd places the
+one to their predecessor. Five ranks, time downwards, ``=`` a pair that meets::
+
+    place 0      1      2      3      4
+          0 ==== 1      2 ==== 3                first choice of 0 and 1, of 2 and 3
+                                      4 = 0     first choice of 4, second of 0
+                 1 ==== 2      3 ==== 4         second choices
+
+Place 4 is even and so is place 0: in a ring of odd length they meet one step later, and nothing waits for them but their own second group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
+
+__all__ = ["Pair", "PairGroups", "build_pair_groups", "default_store", "destroy_group", "pair_name", "pairs_of"]
+
+Pair = tuple[int, int]
+PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+
+
+def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
+    """Names the two pairs of a ring that a rank is in; group *i* is over places (i, (i+1) mod N).
+
+    Args:
+        rank: a global rank of the ring.
+        ranks: the ring's global ranks in order.
+
+    Returns:
+        The pair that the rank receives on, in which it is the successor, and the pair that it sends on, in which it is the predecessor;
+        each as (predecessor, successor). None for a ring of one.
+
+    Example:
+        >>> for rank in range(4):
+        ...     pred_pair, succ_pair = pairs_of(rank, range(4))
+        ...     print(rank, pred_pair, succ_pair)
+        0 (3, 0) (0, 1)
+        1 (0, 1) (1, 2)
+        2 (1, 2) (2, 3)
+        3 (2, 3) (3, 0)
+        >>> pairs_of(0, range(2)), pairs_of(0, [0])
+        (((1, 0), (0, 1)), None)
+    """
+    if len(ranks) < 2:
+        return None
+    place = ranks.index(rank)
+    return (ranks[place - 1], rank), (rank, ranks[(place + 1) % len(ranks)])
+
+
+def pair_name(pair: Pair) -> str:
+    """Returns the name of the group over a pair, predecessor first.
+
+    Example:
+        >>> pair_name((2, 3)), pair_name((3, 0))
+        ('ring:2>3', 'ring:3>0')
+    """
+    return f"ring:{pair[0]}>{pair[1]}"
+
+
+def build_pair_groups(
+    rank: int, ranks: Sequence[int], rings: Sequence[Sequence[int]], store: Store, backend: str, timeout: timedelta
+) -> PairGroups:
+    """Builds this rank's two pair groups, over the default process group.
+
+    Every rank of the world calls it, each for its own ring. It blocks until its neighbours have come as far; on NCCL they meet at the
+    first message.
+
+    Args:
+        rank: this global rank.
+        ranks: this ring's global ranks in order.
+        rings: all rings of the world, the same list on every rank.
+        store: a store all ranks share, unused before under this ring's names.
+        backend: "gloo" or "nccl".
+        timeout: limit of each operation on the groups.
+
+    Returns:
+        The group that this rank receives on and the group that it sends on; None and None in a ring of one.
+    """
+    if backend != "gloo" or not _builds_privately():
+        return _build_publicly(rank, rings, backend, timeout)
+    pairs = pairs_of(rank, ranks)
+    if pairs is None:
+        return None, None
+    pred, succ = pairs
+    device = _gloo_device()
+    if ranks.index(rank) % 2 == 0:
+        succ_group = _build_gloo(rank, succ, store, timeout, device)
+        return _build_gloo(rank, pred, store, timeout, device), succ_group
+    pred_group = _build_gloo(rank, pred, store, timeout, device)
+    return pred_group, _build_gloo(rank, succ, store, timeout, device)
+
+
+def default_store() -> Store | None:
+    """Returns the store of the default process group, None where torch does not show it."""
+    return c10d._get_default_store() if hasattr(c10d, "_get_default_store") else None
+
+
+def destroy_group(group: dist.ProcessGroup | None) -> None:
+    """Destroys a group of ours; harmless where there is none, or where it went with the default group. It does not block."""
+    if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
+        dist.destroy_process_group(group)
+
+
+def _builds_privately() -> bool:
+    """Tells whether this torch has everything that building a group by its members takes."""
+    gloo = getattr(dist, "ProcessGroupGloo", None)
+    return all(hasattr(gloo, name) for name in ("_Options", "create_device", "create_default_device")) and hasattr(
+        c10d, "_register_pg_in_world"
+    )
+
+
+def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, timeout: timedelta) -> PairGroups:
+    """Builds the groups in the public way: every rank calls for every pair of every ring, in one order."""
+    pred_group: dist.ProcessGroup | None = None
+    succ_group: dist.ProcessGroup | None = None
+    for ring in rings:
+        for pred in ring:
+            pairs = pairs_of(pred, ring)
+            if pairs is None:
+                continue
+            pair = pairs[1]
+            # The time-out is not inherited from the default group: without it a deadlock on a pair would last half an hour.
+            group = dist.new_group(list(pair), timeout=timeout, backend=backend, group_desc=pair_name(pair))
+            if pair[0] == rank:
+                succ_group = group
+            elif pair[1] == rank:
+                pred_group = group
+    return pred_group, succ_group
+
+
+def _gloo_device() -> object:
+    """Makes what Gloo's connections of one rank go through: one listening socket and one thread, shared by both of its pair groups."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    return dist.ProcessGroupGloo.create_default_device()
+
+
+def _build_gloo(rank: int, pair: Pair, store: Store, timeout: timedelta, device: object) -> dist.ProcessGroup:
+    """Builds one group by itself, and enters it into torch's tables as ``new_group`` would."""
+    name = GroupName(pair_name(pair))
+    members = sorted(pair)
+    here = members.index(rank)
+    group_store = PrefixStore(f"{name}/", store)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    options._devices = [device]
+    options._threads = 1  # they run collectives; messages between two ranks need none
+    options._timeout = timeout
+    options.global_ranks_in_group = members
+    options.group_name = name
+    backend = dist.ProcessGroupGloo(group_store, here, len(members), options)
+    group = dist.ProcessGroup(group_store, here, len(members))
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name(name)
+    group._set_group_desc(name)
+    c10d._register_pg_in_world(
+        group,
+        backend_name="gloo",
+        store=group_store,
+        group_name=name,
+        backend_config="cpu:gloo",
+        rank_mapping={member: index for index, member in enumerate(members)},
+    )
+    return group

@@ -1,0 +1,390 @@
+"""The ring: a rank, its two neighbours, and the group that it shares with each.
+
+Group *i* joins rank *i* and rank (*i* + 1) mod N. A rank is in two of them::
+
+    rank 2's predecessor group                      rank 2's successor group
+    "ring:1>2": 2 is the successor, receives        "ring:2>3": 2 is the predecessor, sends
+
+         rank 1 ----- ring:1>2 -----> rank 2 ----- ring:2>3 -----> rank 3
+
+Activations go forward on a group and their gradients come back on the same one. A ring of one has no groups; a ring of two has two
+distinct groups over the same two ranks, one for each direction.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.pair_groups import PairGroups, build_pair_groups, default_store, destroy_group, pair_name, pairs_of
+from ringsim.printing import restore_output, suppress_output
+from ringsim.rendezvous import build_default_group, leave, meet, meet_over
+from ringsim.ring_arguments import RingArguments, check_ring_arguments
+from ringsim.roll_call import Card
+from ringsim.state import change_state, get_state
+
+__all__ = [
+    "Ring",
+    "current_ring",
+    "destroy_distributed",
+    "get_comm_device",
+    "get_pipeline_parallel_pred_group",
+    "get_pipeline_parallel_succ_group",
+    "initialize",
+    "initialize_distributed",
+]
+
+_DEFAULT_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A rank's place in its ring.
+
+    Attributes:
+        rank: this global rank.
+        world_size: how many ranks there are, in all rings together.
+        pred: the global rank that this one receives from.
+        succ: the global rank that this one sends to.
+        pred_group: the group that this rank receives on, None in a ring of one.
+        succ_group: the group that this rank sends on, None in a ring of one.
+        comm_device: "cpu" (Gloo) or "gpu" (NCCL).
+        ranks: the ring's global ranks, in order.
+        local_rank: this rank's number on its machine, and its GPU with "gpu".
+        head_ip: where rank 0 is.
+        port: where rank 0 listens.
+        timeout_s: limit of one operation, in seconds.
+        take_down: destroys what was built for this ring; ``destroy_distributed`` calls it.
+
+    Example:
+        >>> ring = Ring(rank=2, world_size=4, pred=1, succ=3, ranks=(0, 1, 2, 3))
+        >>> ring.group_pairs
+        [('ring:0>1', (0, 1)), ('ring:1>2', (1, 2)), ('ring:2>3', (2, 3)), ('ring:3>0', (3, 0))]
+    """
+
+    rank: int
+    world_size: int
+    pred: int
+    succ: int
+    ranks: tuple[int, ...]
+    pred_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    succ_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    comm_device: str = "cpu"
+    local_rank: int = 0
+    head_ip: str = "127.0.0.1"
+    port: int = 0
+    timeout_s: float = _DEFAULT_TIMEOUT_S
+    take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
+        """Name and (predecessor, successor) of every group of this ring, in order; this rank has built its own two of them."""
+        pairs = [pairs_of(rank, self.ranks) for rank in self.ranks]
+        return [(pair_name(both[1]), both[1]) for both in pairs if both is not None]
+
+
+def initialize_distributed(
+    head_ip: str,
+    port: int,
+    world_size: int,
+    rank: int,
+    local_rank: int,
+    comm_device: str,
+    *,
+    timeout_s: float = _DEFAULT_TIMEOUT_S,
+    ring_ranks: Sequence[int] | None = None,
+) -> None:
+    """Joins this process to the others: default process group, ring, and the two pair groups of this rank.
+
+    Every process calls it once, in any order, and each is blocked until all have; a wrong start ends on every rank with the same words.
+    Rank 0 listens at ``head_ip`` and ``port`` (on loopback alone if ``head_ip`` is loopback), the others come to it. Where the script has
+    called ``init_process_group`` already, the ring is built on that group, and ``head_ip`` and ``port`` are only kept. Afterwards only
+    rank 0's prints are shown (``suppress_output``). A second call with the values in force returns at once; the default ``timeout_s``
+    agrees with any.
+
+    Args:
+        head_ip: address or name of rank 0's machine.
+        port: a free port there, the same on every rank.
+        world_size: how many processes there are.
+        rank: this process's number among them, from 0.
+        local_rank: its number on its machine, from 0; with "gpu" the number of its GPU.
+        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device.
+        timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
+        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. So several rings share
+            one world. A rank that is in none passes itself: ``[rank]``.
+
+    Raises:
+        ArgumentError: an argument breaks its rule, or differs from those of the ring that exists.
+        RendezvousFailed: the ranks did not find each other; the message names those present and those missing.
+
+    Example:
+        >>> from ringsim.rendezvous import listen
+        >>> with listen("127.0.0.1", 0) as listener:
+        ...     port = listener.getsockname()[1]
+        >>> initialize_distributed("127.0.0.1", port, world_size=1, rank=0, local_rank=0, comm_device="cpu")
+        >>> current_ring().ranks, get_comm_device(), get_pipeline_parallel_succ_group()
+        ((0,), 'cpu', None)
+        >>> destroy_distributed()
+    """
+    initialize(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s=timeout_s, ring_ranks=ring_ranks)
+
+
+def initialize(
+    head_ip: str,
+    port: int,
+    world_size: int,
+    rank: int,
+    local_rank: int,
+    comm_device: str,
+    *,
+    timeout_s: float = _DEFAULT_TIMEOUT_S,
+    ring_ranks: Sequence[int] | None = None,
+    listen_socket: socket.socket | None = None,
+) -> Ring:
+    """Does what ``initialize_distributed`` says, for who starts the ranks; see there for the arguments and errors.
+
+    Args:
+        head_ip: where rank 0 is.
+        port: where rank 0 listens.
+        world_size: how many ranks there are.
+        rank: this rank.
+        local_rank: its number on its machine.
+        comm_device: "cpu" or "gpu".
+        timeout_s: limit, in seconds.
+        ring_ranks: the global ranks of its ring.
+        listen_socket: for rank 0, a socket from ``rendezvous.listen``; it is taken over. So the port is taken before any rank runs.
+
+    Returns:
+        The ring.
+    """
+    wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks)
+    ring = get_state().ring
+    if ring is not None and not dist.is_initialized():
+        destroy_distributed()  # the script took the default group down, and the pair groups went with it
+    elif ring is not None:
+        _check_same(ring, wanted)
+        return ring
+    with ExitStack() as undo:
+        ring = _build(wanted, listen_socket, undo)
+        ring = replace(ring, take_down=undo.pop_all().close)
+    change_state(ring=ring)
+    suppress_output(ring.rank)
+    return ring
+
+
+def current_ring() -> Ring:
+    """Returns the ring that this rank is in.
+
+    Any rank calls it at any time; it does not block.
+
+    Raises:
+        RingError: there is no ring yet, or no more.
+
+    Example:
+        >>> current_ring()
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
+    """
+    ring = get_state().ring
+    if ring is None:
+        raise RingError("the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.")
+    return ring
+
+
+def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
+    """Returns the predecessor group: the group in which this rank is the successor. It receives on it.
+
+    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+
+    Returns:
+        The group, whose members are this rank and its predecessor; None in a ring of one.
+
+    Raises:
+        RingError: there is no ring.
+
+    Example:
+        The pair (predecessor, successor) that each of four ranks receives on:
+
+        >>> for rank in range(4):
+        ...     print(rank, pairs_of(rank, range(4))[0])
+        0 (3, 0)
+        1 (0, 1)
+        2 (1, 2)
+        3 (2, 3)
+
+    Source:
+        FlexLLMGen's ``dist_utils.py`` has the two names the other way round: its predecessor group is the one in which a rank is the
+        predecessor.
+    """
+    return current_ring().pred_group
+
+
+def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
+    """Returns the successor group: the group in which this rank is the predecessor. It sends on it.
+
+    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+
+    Returns:
+        The group, whose members are this rank and its successor; None in a ring of one.
+
+    Raises:
+        RingError: there is no ring.
+
+    Example:
+        The pair (predecessor, successor) that each of four ranks sends on:
+
+        >>> for rank in range(4):
+        ...     print(rank, pairs_of(rank, range(4))[1])
+        0 (0, 1)
+        1 (1, 2)
+        2 (2, 3)
+        3 (3, 0)
+
+    Source:
+        FlexLLMGen's ``dist_utils.py`` has the two names the other way round: its successor group is the one in which a rank is the
+        successor.
+    """
+    return current_ring().succ_group
+
+
+def get_comm_device() -> str:
+    """Returns "cpu" where the ring's messages go by Gloo, "gpu" where they go by NCCL.
+
+    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+
+    Raises:
+        RingError: there is no ring.
+
+    Example:
+        >>> get_comm_device()
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
+    """
+    return current_ring().comm_device
+
+
+def destroy_distributed() -> None:
+    """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
+
+    Every rank calls it when its messages are done. Rank 0 stays until the others have called it too, a few seconds at most, since what
+    they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
+
+    Example:
+        >>> destroy_distributed()
+        >>> destroy_distributed()
+    """
+    restore_output()
+    ring = get_state().ring
+    change_state(ring=None)
+    if ring is not None:
+        ring.take_down()
+
+
+def _check_same(ring: Ring, wanted: RingArguments) -> None:
+    """Raises unless a second call asks for the ring that exists."""
+    for each in fields(RingArguments):
+        is_value, wanted_value = getattr(ring, each.name), getattr(wanted, each.name)
+        if wanted_value != is_value and not (each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S):
+            name = "ring_ranks" if each.name == "ranks" else each.name
+            raise ArgumentError(
+                f"{name} must be {is_value!r} as in the ring that exists, got {wanted_value!r} (rank {ring.rank} of {ring.world_size}). "
+                "Use that ring (current_ring), or call destroy_distributed on every rank first."
+            )
+
+
+def _build(wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack) -> Ring:
+    """Meets the other ranks and builds the groups; what takes them down again goes on ``undo``."""
+    rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
+    timeout = timedelta(seconds=timeout_s)
+    backend = "nccl" if wanted.comm_device == "gpu" else "gloo"
+    gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
+    card = Card(world_size, wanted.comm_device, wanted.ranks, gpu)
+    builds_default = not dist.is_initialized()
+    if builds_default:
+        rendezvous = meet(wanted.head_ip, wanted.port, rank, world_size, card, timeout_s, listen_socket)
+    else:
+        rendezvous = meet_over(_store_of_default_group(wanted), rank, world_size, card, timeout_s)
+    undo.callback(leave, rendezvous, timeout_s)
+    failure: RuntimeError | None = None
+    groups: PairGroups = (None, None)
+    try:
+        if builds_default:
+            undo.callback(build_default_group(rendezvous, rank, world_size, backend, timeout))
+            undo.callback(destroy_group, dist.group.WORLD)
+        groups = build_pair_groups(rank, wanted.ranks, rendezvous.rings, rendezvous.roll.store, backend, timeout)
+        for group in groups:
+            undo.callback(destroy_group, group)
+    except RuntimeError as error:
+        failure = error
+    try:
+        rendezvous.roll.finish(
+            time.monotonic() + timeout_s, None if failure is None else f"rank {rank} must reach its peers, got {_first_line(failure)}"
+        )
+    except RendezvousFailed as error:
+        raise error from failure
+    place = wanted.ranks.index(rank)
+    return Ring(
+        rank=rank,
+        world_size=world_size,
+        pred=wanted.ranks[place - 1],
+        succ=wanted.ranks[(place + 1) % len(wanted.ranks)],
+        ranks=wanted.ranks,
+        pred_group=groups[0],
+        succ_group=groups[1],
+        comm_device=wanted.comm_device,
+        local_rank=wanted.local_rank,
+        head_ip=wanted.head_ip,
+        port=wanted.port,
+        timeout_s=timeout_s,
+    )
+
+
+def _store_of_default_group(wanted: RingArguments) -> Store:
+    """Returns the store of the group that the script made, if that group is as the arguments say."""
+    found = {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
+    for name, value in found.items():
+        if getattr(wanted, name) != value:
+            raise ArgumentError(
+                f"{name} must be {value} as in the default process group that exists, got {getattr(wanted, name)} "
+                f"(rank {found['rank']} of {found['world_size']}). Pass what init_process_group was told."
+            )
+    store = default_store()
+    if store is None:
+        raise RingError(
+            "initialize_distributed must come before init_process_group with this version of torch, which hides the store of a group, "
+            f"got a group that exists (rank {wanted.rank} of {wanted.world_size}). Leave init_process_group out."
+        )
+    return store
+
+
+def _select_gpu(wanted: RingArguments) -> str:
+    """Makes this rank's GPU the current device and returns what tells it from every other GPU."""
+    where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        raise ArgumentError(
+            f"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' {where}. Pass 'cpu', or use a CUDA build of torch."
+        )
+    count = torch.cuda.device_count()
+    if wanted.local_rank >= count:
+        raise ArgumentError(
+            f"local_rank must be below the number of GPUs of this machine, {count}, got {wanted.local_rank} {where}. "
+            "Start at most one rank for each GPU, or pass comm_device='cpu'."
+        )
+    torch.cuda.set_device(wanted.local_rank)
+    return f"{torch.cuda.get_device_name(wanted.local_rank)} {torch.cuda.get_device_properties(wanted.local_rank).uuid}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
