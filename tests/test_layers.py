@@ -30,8 +30,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.traces.{name}" for name in ("matching", "waits", "frames", "summary", "value", "files")),
     ),
     (
-        *("ringsim.comm", "ringsim.comm.torch_hooks"),
-        *("ringsim.printing", "ringsim.roll_call", "ringsim.rendezvous", "ringsim.pair_groups", "ringsim.ring"),
+        *("ringsim.comm", "ringsim.comm.collectives", "ringsim.comm.torch_hooks"),
+        *("ringsim.printing", "ringsim.roll_call", "ringsim.rendezvous", "ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
     ),
     (
         "ringsim.launch",
@@ -40,7 +40,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "ringsim.plot",
-        *(f"ringsim.plot.{name}" for name in ("units", "style", "paths", "graph", "matrix", "ring", "timeline", "display")),
+        *(f"ringsim.plot.{name}" for name in ("units", "style", "paths", "graph", "matrix", "ring")),
+        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "boxes", "arrows", "timeline", "display")),
     ),
     (
         *("ringsim.check", "ringsim.magics", "ringsim.demo"),
