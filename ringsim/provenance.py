@@ -9,6 +9,8 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
+from ringsim import __version__
+
 __all__ = ["footer", "machine", "versions"]
 
 
@@ -33,8 +35,8 @@ def versions() -> dict[str, str]:
         >>> versions()["python"] == platform.python_version()
         True
     """
-    found = {"python": platform.python_version()}
-    for name in ("ringsim", "torch", "numpy"):
+    found = {"ringsim": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy"):
         try:
             found[name] = packages.version(name)
         except packages.PackageNotFoundError:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ringsim import __version__
 from ringsim.errors import TraceFileError
-from ringsim.provenance import versions
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
 from ringsim.traces.parts import read_run
 from ringsim.traces.tables import read_tables, write_tables
@@ -77,7 +77,6 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
         ...     load(f"{directory}/run.ringtrace") == trace
         True
     """
-    target = Path(os.path.realpath(path))  # a symbolic link stays, what it points to is replaced
     try:
         members = {META: _pack_meta(trace), EVENTS: _pack_events(trace.events)}
         _check(trace.events, trace.metadata)
@@ -85,10 +84,11 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
         raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
     if sum(map(len, members.values())) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
         raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more ({path}). Save a part: events.select().")
-    if target.exists() and not target.is_file():
-        raise TraceFileError(f"The path of a trace must be that of a file, got {path}, which is none. Choose another name.")
-    temporary = target.with_name(f".ringsim-{secrets.token_hex(6)}.tmp")
     try:
+        target = os.path.realpath(path)  # a symbolic link stays, what it points to is replaced
+        if os.path.exists(target) and not os.path.isfile(target):
+            raise OSError("this is no file")
+        temporary = os.path.join(os.path.dirname(target), f".ringsim-{secrets.token_hex(6)}.tmp")
         try:
             with open(temporary, "xb") as file:
                 _write_zip(file, members)
@@ -96,10 +96,11 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            if os.path.exists(temporary):
+                os.unlink(temporary)
             raise
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or error
         raise TraceFileError(f"The path of a trace must be writable, got {path}: {reason}. Make the directory, or choose one.") from error
 
 
@@ -126,36 +127,40 @@ def load(path: str | PathLike[str]) -> Trace:
         ...     print(error)
         A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
     """
-    place = Path(path)
+    name = os.fsdecode(path)
     try:
-        return _load(place)
+        return _load(name)
     except TraceFileError as error:
-        parts = place.with_name(place.name + ".parts")
-        if not parts.is_dir():
+        parts = name + ".parts"
+        if not os.path.isdir(parts):
             raise
-        return _recover(parts, error)
+        return _recover(Path(parts), error)
 
 
 def _recover(parts: Path, error: TraceFileError) -> Trace:
     try:
         events, metadata = read_run(parts)
+        if not metadata["ranks"]:
+            raise ValueError("no rank left anything")
         _check(events, metadata)
-    except _DAMAGE as other:
-        raise TraceFileError(f"{error} Its parts in {parts} could not be read either: {other}.") from other
+    except (*_DAMAGE, TraceFileError) as other:
+        raise TraceFileError(f"{error} Its parts in {parts} could not be read either: {other}") from other
     metadata["notes"].append(f"put together from what the ranks left in {parts.name}: the run ended before it wrote its file")
     return Trace(events, metadata)
 
 
-def _load(path: Path) -> Trace:
+def _load(path: str) -> Trace:
     try:
         with open(path, "rb") as file:
             length = os.fstat(file.fileno()).st_size
             if length > MAX_FILE_BYTES:
                 raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got {path} with {length}. This is none.")
             data = file.read(length)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
         rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        raise TraceFileError(f"A trace file must {rule}, got {path}: {error.strerror or error}. Check the path.") from error
+        raise TraceFileError(
+            f"A trace file must {rule}, got {path}: {getattr(error, 'strerror', None) or error}. Check the path."
+        ) from error
     try:
         meta_bytes, parquet = _read_zip(data)
         meta = _parse_meta(meta_bytes)
@@ -224,14 +229,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _check_format(meta: dict[str, Any], path: Path) -> None:
+def _check_format(meta: dict[str, Any], path: str) -> None:
     number = meta.get("format")
     if type(number) is not int or number < 1:
         raise ValueError(f"{META} names no format")
     if number > FORMAT:
-        needs, here = str(meta.get("needs"))[:40], versions().get("ringsim", NEEDS)
+        needs = str(meta.get("needs"))[:40]
         raise TraceFileError(
-            f"The format of a trace file must be at most {FORMAT} for ringsim {here}, got {number} ({path}). "
+            f"The format of a trace file must be at most {FORMAT} for ringsim {__version__}, got {number} ({path}). "
             f"It needs ringsim {needs!r} or later: pip install --upgrade ringsim."
         )
 

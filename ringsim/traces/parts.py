@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringsim.errors import TraceFileError
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OPS, RECORD, Events, Group, Ints, Payload, Tables, make_events
 from ringsim.traces.tables import read_group, read_payload, read_word
 
@@ -54,25 +55,26 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
         The events, and the metadata of a trace.
 
     Raises:
-        OSError: the directory or a file in it cannot be read.
+        TraceFileError: the directory or a file in it cannot be read.
     """
     try:
         run = json.loads((directory / "run.json").read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
-        run = None
+    except (OSError, ValueError, RecursionError):
+        run = None  # killed before it could write that, or damaged: the parts say the most of it
     said = run if isinstance(run, dict) else {}
     start_ns = said.pop("start_ns", None)
     world_size = said.get("world_size")
     events, pieces = read_parts(
-        directory, start_ns=start_ns if type(start_ns) is int else None, world_size=world_size if _is_world_size(world_size) else None
+        directory, start_ns=start_ns if _is_time(start_ns) else None, world_size=world_size if _is_world_size(world_size) else None
     )
+    said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
     for key in ("notes", "not_recorded"):
         metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
     metadata["complete"] = pieces["complete"] and said.get("complete", True) is True
-    if type(said.get("start_unix_ns")) is int:
+    if _is_time(said.get("start_unix_ns")):
         metadata["start_unix_ns"] = said["start_unix_ns"]
-    if "date" not in metadata and "start_unix_ns" in metadata:
+    if not isinstance(metadata.get("date"), str) and _is_time(metadata.get("start_unix_ns")):
         metadata["date"] = datetime.fromtimestamp(metadata["start_unix_ns"] * 1e-9, tz=UTC).date().isoformat()
     return events, metadata
 
@@ -95,16 +97,21 @@ def read_parts(directory: Path, *, start_ns: int | None = None, world_size: int 
         a rank gave them, ``backend`` and ``start_unix_ns``.
 
     Raises:
-        OSError: the directory or a file in it cannot be read.
+        TraceFileError: the directory or a file in it cannot be read.
     """
-    found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
-    parts = {rank: _read_part(directory, rank) for rank in found}
+    try:
+        found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
+        parts = {rank: _read_part(directory, rank) for rank in found}
+    except OSError as error:
+        raise TraceFileError(
+            f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."
+        ) from error
     size = world_size if world_size is not None else _world_size(parts)
     for rank, part in parts.items():
         sane = _sane(part.records, size if rank < size else 0)
         part.unreadable += int(np.count_nonzero(~sane))
         part.records = part.records[sane]
-    starts = [part.meta["start_ns"] for part in parts.values() if type(part.meta.get("start_ns")) is int]
+    starts = [part.meta["start_ns"] for part in parts.values() if _is_time(part.meta.get("start_ns"))]
     start = start_ns if start_ns is not None else min(starts, default=None)
     posts = [int(part.records["post_ns"].min()) for part in parts.values() if len(part.records)]
     start = min([*posts, *([] if start is None else [start])], default=0)
@@ -206,14 +213,19 @@ def _is_world_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= _MAX_RANKS
 
 
+def _is_time(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
 def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str, Any]:
     missing = [rank for rank in range(world_size) if rank not in parts] if len(parts) < world_size else []
     stopped = [rank for rank, part in parts.items() if part.meta.get("stopped_at_max")]
+    said = [part.meta["note"] for part in parts.values() if isinstance(part.meta.get("note"), str)]
     damaged = [rank for rank, part in parts.items() if part.unreadable]
     hosts = {part.meta.get("host") for part in parts.values()} - {None}
     notes = [
         (missing, "left no record"),
-        (stopped, "reached the maximum of records and stopped recording"),
+        ([rank for rank in stopped if "note" not in parts[rank].meta], "stopped recording at the maximum of records"),
         (damaged, "left something unreadable, which was passed over"),
     ]
     pieces: dict[str, Any] = {
@@ -223,7 +235,7 @@ def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str
             for rank, part in parts.items()
         ],
         "not_recorded": list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_recorded")))),
-        "notes": [f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks],
+        "notes": [*said, *(f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks)],
         "complete": not (missing or stopped or damaged),
     }
     if len(hosts) > 1:
@@ -232,7 +244,7 @@ def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str
     if backends:
         pieces["backend"] = backends[0]
     for part in parts.values():
-        if type(part.meta.get("start_ns")) is int and type(part.meta.get("start_unix_ns")) is int:
+        if _is_time(part.meta.get("start_ns")) and _is_time(part.meta.get("start_unix_ns")):
             pieces["start_unix_ns"] = part.meta["start_unix_ns"] + start_ns - part.meta["start_ns"]
             break
     return pieces

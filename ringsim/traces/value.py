@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.traces import frames, matching, summary, waits
+from ringsim.traces import frames, summary
 from ringsim.traces.events import COLUMN_DTYPES, Events
+from ringsim.traces.matching import Messages, Unmatched, describe_unmatched, match
+from ringsim.traces.waits import Waits, split_waits
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -81,19 +83,19 @@ class Trace:
         return float(last - events.post_ns.min()) * 1e-9
 
     @cached_property
-    def messages(self) -> matching.Messages:
+    def messages(self) -> Messages:
         """Sends and recvs that met, one row a message. NCCL ignores tags, so there the order alone decides."""
-        return matching.match(self.events, by_tag=self.metadata.get("backend") != "nccl")
+        return match(self.events, by_tag=self.metadata.get("backend") != "nccl")
 
     @cached_property
-    def waits(self) -> waits.Waits:
+    def waits(self) -> Waits:
         """How long each event was blocked, and why."""
-        return waits.split_waits(self.events, self.messages)
+        return split_waits(self.events, self.messages)
 
     @cached_property
-    def unmatched(self) -> list[matching.Unmatched]:
+    def unmatched(self) -> list[Unmatched]:
         """Sends and recvs whose other side was never posted, each readable as a sentence."""
-        return matching.describe_unmatched(self.events, self.messages)
+        return describe_unmatched(self.events, self.messages)
 
     def to_pandas(self, which: str = "events") -> pd.DataFrame:
         """Gives the trace as a table.

@@ -1,0 +1,157 @@
+"""A million events: time to save and to load them, and the size of the file, beside the same events as Chrome JSON.
+
+Run: ``python benchmarks/trace_files.py``. The goals are 0.5 s, 0.2 s and 12 MB. Both formats take turns, so that a busy machine slows
+both alike. The JSON side is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from ringsim.provenance import footer, machine, versions
+from ringsim.traces.events import NONE, OK, OP_CODES, OP_NAMES, Group, Payload, Tables, make_events
+from ringsim.traces.files import load
+from ringsim.traces.value import Trace
+
+RANKS = 8
+GOALS = {"save": (0.5, "s"), "load": (0.2, "s"), "size": (12.0, "MB")}
+STEP = [OP_CODES[name] for name in ("irecv", "span", "isend", "irecv", "span", "isend")]  # of a stage: forward, then backward
+
+
+def make_run(count: int) -> Trace:
+    """A pipeline on a ring: per microbatch two recvs, two sends and two spans on each rank, with gaps as random as those of a real run."""
+    rng = np.random.default_rng(0)
+    rank = np.repeat(np.arange(RANKS), -(-count // RANKS))[:count]
+    place = np.arange(count) - np.searchsorted(rank, rank)  # within the rank
+    op = np.array(STEP)[place % len(STEP)]
+    message, receives, forward = op != OP_CODES["span"], op == OP_CODES["irecv"], place % len(STEP) < 3
+    from_pred = receives == forward  # forward recvs and backward sends are with the predecessor
+    pred, succ = (rank - 1) % RANKS, (rank + 1) % RANKS
+    microbatch = place // len(STEP) % 32
+
+    elapsed = np.cumsum(1500 + rng.exponential(12_000, count).astype(np.int64))
+    post = elapsed - elapsed[np.searchsorted(rank, rank)]
+    wait = post + 1000 + rng.exponential(4000, count).astype(np.int64)
+    done = np.where(message, wait, post) + 500 + rng.exponential(30_000, count).astype(np.int64)
+    columns = {
+        "rank": rank,
+        "op": op,
+        "group": np.where(message, 1 + np.where(from_pred, pred, rank), NONE),
+        "peer": np.where(message, np.where(from_pred, pred, succ), NONE),
+        "tag": np.where(message, 2 * microbatch + forward, NONE),
+        "payload": np.where(message, 0, NONE),
+        "stage": rank,
+        "microbatch": microbatch,
+        "label": np.where(message, NONE, forward),
+        "file": np.where(message, 0, NONE),
+        "line": np.where(message, 10 + place % len(STEP), NONE),
+        "post_ns": post,
+        "wait_ns": np.where(message, wait, NONE),
+        "done_ns": done,
+        "status": np.full(count, OK),
+    }
+    pairs = tuple(Group(f"ring:{one}>{(one + 1) % RANKS}", tuple(sorted((one, (one + 1) % RANKS)))) for one in range(RANKS))
+    payloads = (Payload("float32", (4, 1024), 16384),)
+    tables = Tables((Group("world", tuple(range(RANKS))), *pairs), payloads, ("backward", "forward"), ("train.py",))
+    metadata = {"format": 1, "world_size": RANKS, "source": "measured", "machine": machine(), "versions": versions()}
+    return Trace(make_events(columns, tables), metadata)
+
+
+def chrome_events(trace: Trace) -> list[dict[str, Any]]:
+    """The same events as Chrome's trace viewer wants them."""
+    events, sizes = trace.events, trace.events.size_bytes
+    columns = (events.rank, events.op, events.post_ns, events.done_ns, events.peer, events.tag, sizes, events.microbatch)
+    return [
+        {
+            "name": OP_NAMES[op],
+            "ph": "X",
+            "ts": post / 1e3,
+            "dur": (done - post) / 1e3,
+            "pid": rank,
+            "tid": 0,
+            "args": {"peer": peer, "tag": tag, "size_bytes": size, "microbatch": microbatch},
+        }
+        for rank, op, post, done, peer, tag, size, microbatch in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def timed(action: Callable[[], Any]) -> float:
+    """Returns the seconds that ``action`` takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def first_load(path: str) -> float:
+    """Returns the seconds of a load in a fresh interpreter, where pyarrow is not imported yet."""
+    code = f"import time; from ringsim.traces.files import load; t = time.perf_counter(); load({path!r}); print(time.perf_counter() - t)"
+    return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, list[float]]]:
+    """Saves and loads both formats in turn; returns seconds and megabytes by what was done and by format."""
+    trace = make_run(count)
+    events = chrome_events(trace)
+    ours, theirs = os.path.join(directory, "run.ringtrace"), os.path.join(directory, "run.json")
+    found: dict[str, dict[str, list[float]]] = {what: {"ringtrace": [], "json": []} for what in GOALS}
+    found["first load"] = {"ringtrace": [], "json": []}
+
+    def dump() -> None:
+        with open(theirs, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events}, file)
+
+    def parse() -> None:
+        with open(theirs, encoding="utf-8") as file:
+            json.load(file)
+
+    for _ in range(repeats):
+        found["save"]["ringtrace"].append(timed(lambda: trace.save(ours)))
+        found["save"]["json"].append(timed(dump))
+        found["load"]["ringtrace"].append(timed(lambda: load(ours)))
+        found["load"]["json"].append(timed(parse))
+        found["first load"]["ringtrace"].append(first_load(ours))
+    found["size"] = {"ringtrace": [os.path.getsize(ours) / 1e6], "json": [os.path.getsize(theirs) / 1e6]}
+    if load(ours) != trace:
+        raise SystemExit("what was loaded is not what was saved")
+    return found
+
+
+def main() -> None:
+    """Prints the table, and whether the goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        found = measure(arguments.events, arguments.repeats, directory)
+    today = datetime.now(tz=UTC).date().isoformat()
+    print(
+        f"{arguments.events:,} events, median of {arguments.repeats} (min .. max); {footer({'source': 'measured', 'machine': machine()})}, {today}"
+    )
+    print(f"{'':11} {'.ringtrace':>28} {'Chrome JSON':>28} {'ratio':>7}   goal")
+    for what, formats in found.items():
+        goal, unit = GOALS.get(what, (None, "s"))
+        middle = {name: statistics.median(values) for name, values in formats.items() if values}
+        cells = [
+            f"{middle[name]:8.3f} ({min(formats[name]):.3f} .. {max(formats[name]):.3f}) {unit}" if name in middle else "-"
+            for name in formats
+        ]
+        ratio = f"{middle['json'] / middle['ringtrace']:6.0f}x" if "json" in middle else ""
+        verdict = "" if goal is None else f"{goal} {unit}: {'met' if middle['ringtrace'] <= goal else 'missed'}"
+        print(f"{what:11} {cells[0]:>28} {cells[1]:>28} {ratio:>7}   {verdict}")
+
+
+if __name__ == "__main__":
+    main()

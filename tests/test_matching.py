@@ -1,0 +1,148 @@
+"""Which send became which recv: the rules by hand, and against a matcher that does nothing clever."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, RECV, SEND, Events, Group, Payload, Tables, make_events
+from ringsim.traces.matching import describe_unmatched, match
+
+SEND_OPS = [OP_CODES[name] for name in ("send", "isend", "batch_isend", "send_object_list")]
+RECV_OPS = [OP_CODES[name] for name in ("recv", "irecv", "batch_irecv", "recv_object_list")]
+
+
+def program(*rows: tuple[int, str, int, int, int]) -> Events:
+    """Events from (rank, op, peer, tag, group), in the order of posting on each rank."""
+    rank, op, peer, tag, group = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    tables = Tables(groups=(Group("world", (0, 1)), Group("ring:0>1", (0, 1)), Group("ring:1>0", (0, 1))))
+    return make_events({"rank": rank, "op": [OP_CODES[name] for name in op], "peer": peer, "tag": tag, "group": group}, tables)
+
+
+def pairs(events: Events, **options: Any) -> list[tuple[int, int]]:
+    messages = match(events, **options)
+    return sorted(zip(messages.send.tolist(), messages.recv.tolist(), strict=True))
+
+
+def test_messages_of_one_tag_keep_their_order_and_tags_do_not_wait_for_each_other() -> None:
+    events = program(
+        (0, "isend", 1, 7, 0),  # event 0
+        (0, "isend", 1, 9, 0),
+        (0, "isend", 1, 7, 0),
+        (1, "irecv", 0, 9, 0),  # event 3
+        (1, "irecv", 0, 7, 0),
+        (1, "irecv", 0, 7, 0),
+    )
+    assert pairs(events) == [(0, 4), (1, 3), (2, 5)]
+    assert match(events).unmatched.tolist() == []
+
+
+def test_groups_over_the_same_ranks_are_apart() -> None:
+    events = program((0, "send", 1, 0, 1), (0, "send", 1, 0, 2), (1, "recv", 0, 0, 2), (1, "recv", 0, 0, 1))
+    assert pairs(events) == [(0, 3), (1, 2)]
+
+
+def test_opposite_directions_are_apart() -> None:
+    events = program((0, "send", 1, 0, 0), (0, "recv", 1, 0, 0), (1, "send", 0, 0, 0), (1, "recv", 0, 0, 0))
+    assert pairs(events) == [(0, 3), (2, 1)]
+
+
+def test_a_rank_may_send_to_itself() -> None:
+    assert pairs(program((0, "isend", 0, 0, 0), (0, "irecv", 0, 0, 0))) == [(0, 1)]
+
+
+def test_recv_from_any_source_is_unmatched_until_its_source_is_known() -> None:
+    waiting = program((0, "send", 1, 0, 0), (1, "recv", ANY_SOURCE, 0, 0))
+    assert pairs(waiting) == []
+    assert match(waiting).unmatched.tolist() == [0, 1]
+    assert "from any rank" in repr(describe_unmatched(waiting, match(waiting))[1])
+    assert pairs(program((0, "send", 1, 0, 0), (1, "recv", 0, 0, 0))) == [(0, 1)]
+
+
+def test_without_tags_the_order_alone_decides() -> None:
+    events = program((0, "isend", 1, 1, 0), (0, "isend", 1, 2, 0), (1, "irecv", 0, 2, 0), (1, "irecv", 0, 1, 0))
+    assert pairs(events) == [(0, 3), (1, 2)]
+    assert pairs(events, by_tag=False) == [(0, 2), (1, 3)]
+
+
+def test_collectives_spans_and_marks_take_no_part() -> None:
+    events = make_events({"rank": [0, 0, 1], "op": [OP_CODES["all_reduce"], OP_CODES["span"], OP_CODES["mark"]], "peer": [1, 1, 0]})
+    messages = match(events)
+    assert len(messages) == 0
+    assert messages.unmatched.tolist() == []
+
+
+def test_no_events_give_no_messages() -> None:
+    assert len(match(make_events({"rank": [], "op": []}))) == 0
+
+
+def test_messages_are_ordered_by_the_time_of_sending() -> None:
+    send, recv = OP_CODES["send"], OP_CODES["recv"]
+    events = make_events({"rank": [0, 0, 1, 1], "op": [send, recv, send, recv], "peer": [1, 1, 0, 0], "post_ns": [50, 60, 10, 20]})
+    assert match(events).src.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("sender", "receiver", "expected"), [(3, NONE, 3), (NONE, 5, 5), (3, 5, 3), (NONE, NONE, NONE)])
+def test_stage_and_microbatch_are_the_senders_else_the_receivers(sender: int, receiver: int, expected: int) -> None:
+    events = make_events(
+        {
+            "rank": [0, 1],
+            "op": [OP_CODES["send"], OP_CODES["recv"]],
+            "peer": [1, 0],
+            "stage": [sender, receiver],
+            "microbatch": [sender, receiver],
+        }
+    )
+    messages = match(events)
+    assert (messages.stage.tolist(), messages.microbatch.tolist()) == ([expected], [expected])
+
+
+def test_unmatched_operation_reads_as_a_sentence() -> None:
+    tables = Tables((Group("ring:2>3", (2, 3)),), (Payload("float32", (2,), 8),), (), ("ring.py",))
+    columns = {"rank": [2], "op": [OP_CODES["isend"]], "peer": [3], "tag": [7], "group": [0], "payload": [0], "file": [0], "line": [12]}
+    events = make_events(columns, tables)
+    (operation,) = describe_unmatched(events, match(events))
+    assert repr(operation) == "rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv"
+    assert (operation.rank, operation.peer, operation.tag, operation.line, operation.status) == (2, 3, 7, 12, "ok")
+
+
+def naive(events: Events, by_tag: bool) -> tuple[set[tuple[int, int]], list[int]]:
+    """The rule, one event after the other: each send joins its queue, each recv takes the first of its own."""
+    queues: dict[tuple[int, ...], deque[int]] = defaultdict(deque)
+    found, alone = set(), []
+    for index in range(len(events)):
+        if events.kind[index] == SEND:
+            key = (events.group[index], events.rank[index], events.peer[index], events.tag[index] if by_tag else 0)
+            queues[key].append(index)
+    for index in range(len(events)):
+        if events.kind[index] == RECV:
+            key = (events.group[index], events.peer[index], events.rank[index], events.tag[index] if by_tag else 0)
+            if events.peer[index] >= 0 and queues[key]:
+                found.add((queues[key].popleft(), index))
+            else:
+                alone.append(index)
+    return found, sorted([*alone, *(index for queue in queues.values() for index in queue)])
+
+
+rows = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(SEND_OPS + RECV_OPS), st.integers(-2, 3), st.integers(-1, 2), st.integers(-1, 1)),
+    max_size=60,
+)
+
+
+@given(rows, st.booleans())
+def test_equals_the_naive_matcher(rows: list[tuple[int, int, int, int, int]], by_tag: bool) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    names = ("rank", "op", "peer", "tag", "group")
+    events = make_events({name: [row[column] for row in rows] for column, name in enumerate(names)})
+    messages = match(events, by_tag=by_tag)
+    found, alone = naive(events, by_tag)
+    assert set(zip(messages.send.tolist(), messages.recv.tolist(), strict=True)) == found
+    assert messages.unmatched.tolist() == alone
+    assert np.array_equal(messages.src, events.rank[messages.send])
+    assert np.array_equal(messages.dst, events.rank[messages.recv])

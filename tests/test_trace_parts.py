@@ -1,0 +1,230 @@
+"""What ranks left behind, read back: whole, cut at any byte, and damaged."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ringsim.errors import TraceFileError
+from ringsim.traces.events import NONE, OP_CODES, RECORD, Events, Group, Payload
+from ringsim.traces.files import load
+from ringsim.traces.parts import read_parts, read_run
+from ringsim.traces.value import Trace
+
+DAMAGED_RUNS = (
+    b'{"world_size": "x", "start_ns": 1.5, "notes": 3}',
+    b'{"world_size": 1e99, "machine": 7, "start_ns": -99999999999999999999999}',
+    b'{"world_size": 99999999999999999999999, "date": 3, "start_unix_ns": 99999999999999999999999}',
+)
+EMPTY: dict[str, Any] = dict.fromkeys(RECORD.names or (), NONE) | {"thread": 0}
+
+
+def write(directory: Path, rank: int, records: list[dict[str, Any]], lines: list[dict[str, Any]], *, room: int = 0) -> None:
+    """Writes a rank's part by hand, with ``room`` empty slots after its records."""
+    rows = np.zeros(len(records) + room, dtype=RECORD)
+    for slot, record in enumerate(records):
+        for name, number in (EMPTY | {"status": 2} | record).items():
+            rows[name][slot] = number
+    (directory / f"rank-{rank}.events").write_bytes(rows.tobytes())
+    (directory / f"rank-{rank}.names").write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def meta(**facts: Any) -> list[dict[str, Any]]:
+    return [{"table": "meta", "key": key, "value": fact} for key, fact in facts.items()]
+
+
+def world(number: int = 0) -> dict[str, Any]:
+    return {"table": "group", "id": number, "name": "world", "ranks": [0, 1]}
+
+
+def two_ranks(directory: Path) -> None:
+    """Rank 0 sends 8 bytes to rank 1, which numbers its names in another order and uses two threads."""
+    label = {"table": "label", "id": 0, "name": "compute"}
+    payload = {"table": "payload", "id": 0, "dtype": "float32", "shape": [2], "size_bytes": 8}
+    file = {"table": "file", "id": 0, "name": "/home/student/ring.py"}
+    send = {"op": OP_CODES["isend"], "group": 0, "payload": 0, "peer": 1, "tag": 7, "file": 0, "line": 12, "thread": 140_000_000_000_001}
+    recv = send | {"op": OP_CODES["irecv"], "group": 1, "peer": 0}
+    span = {"op": OP_CODES["span"], "label": 0, "thread": 140_000_000_000_009, "post_ns": 1_000_000_050, "done_ns": 1_000_000_060}
+    own = {"table": "group", "id": 0, "name": "ring:0>1", "ranks": [0, 1]}
+    about = {"world_size": 2, "backend": "gloo", "host": "a", "num_threads": 1, "not_recorded": ["C++"]}
+    sent = send | {"post_ns": 1_000_000_100, "wait_ns": 1_000_000_110, "done_ns": 1_000_000_120}
+    waiting, open_span = recv | {"post_ns": 1_000_000_070, "status": 1}, span | {"post_ns": 1_000_000_200, "done_ns": NONE, "status": 1}
+    first = meta(rank=0, pid=10, start_ns=1_000_000_000, start_unix_ns=5_000_000_000_000, **about)
+    second = meta(rank=1, pid=11, start_ns=1_000_000_030, start_unix_ns=5_000_000_000_030, **about)
+    write(directory, 0, [sent], [*first, world(), payload, file], room=4)
+    write(directory, 1, [span, waiting, open_span], [*second, own, payload, file, label, world(1)])
+
+
+def test_two_ranks_become_one_set_of_events(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    events, pieces = read_parts(tmp_path)
+    assert events.rank.tolist() == [0, 1, 1, 1]
+    assert events.seq.tolist() == [0, 0, 1, 2]
+    assert events.thread.tolist() == [0, 0, 1, 0]  # numbered within the rank, in the order of their first event
+    assert events.post_ns.tolist() == [100, 50, 70, 200]
+    assert events.wait_ns.tolist() == [110, NONE, NONE, NONE]
+    assert events.done_ns.tolist() == [120, 60, NONE, NONE]
+    assert events.status.tolist() == [2, 2, 1, 1]
+    assert [events.tables.groups[number].name for number in events.group[[0, 2]]] == ["world", "world"]
+    assert events.tables.groups == (Group("world", (0, 1)), Group("ring:0>1", (0, 1)))
+    assert events.tables.payloads == (Payload("float32", (2,), 8),)
+    assert events.tables.files == ("/home/student/ring.py",)
+    assert events.label.tolist() == [NONE, 0, NONE, 0]
+    assert pieces == {
+        "world_size": 2,
+        "ranks": [{"rank": 0, "pid": 10, "host": "a", "num_threads": 1}, {"rank": 1, "pid": 11, "host": "a", "num_threads": 1}],
+        "not_recorded": ["C++"],
+        "notes": [],
+        "complete": True,
+        "backend": "gloo",
+        "start_unix_ns": 5_000_000_000_000,
+    }
+
+
+def test_times_count_from_the_start_that_is_given(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    events, pieces = read_parts(tmp_path, start_ns=999_999_000)
+    assert events.post_ns.tolist() == [1100, 1050, 1070, 1200]
+    assert pieces["start_unix_ns"] == 4_999_999_999_000
+
+
+def test_no_time_is_negative_whatever_start_is_given(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    assert read_parts(tmp_path, start_ns=1_000_000_090)[0].post_ns.tolist() == [50, 0, 20, 150]
+
+
+def test_a_rank_that_left_nothing_is_named(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    (tmp_path / "rank-0.events").unlink()
+    (tmp_path / "rank-0.names").unlink()
+    events, pieces = read_parts(tmp_path, world_size=4)
+    assert set(events.rank.tolist()) == {1}
+    assert pieces["notes"] == ["ranks 0, 2, 3 left no record"]
+    assert pieces["complete"] is False
+
+
+def test_a_slot_claimed_and_never_written_hides_nothing_after_it(tmp_path: Path) -> None:
+    mark = {"op": OP_CODES["mark"], "post_ns": 5}
+    write(tmp_path, 0, [mark, EMPTY | {"op": 0, "status": 0}, mark | {"post_ns": 9}], meta(world_size=1))
+    assert read_parts(tmp_path)[0].post_ns.tolist() == [0, 4]
+
+
+def test_a_name_that_was_cut_leaves_its_events(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    names = tmp_path / "rank-1.names"
+    names.write_bytes(names.read_bytes()[:-5])  # in the middle of the group "world"
+    events, pieces = read_parts(tmp_path)
+    assert events.group.tolist() == [0, NONE, NONE, NONE]
+    assert pieces["notes"] == ["rank 1 left something unreadable, which was passed over"]
+
+
+def test_why_recording_stopped_is_said_once(tmp_path: Path) -> None:
+    write(tmp_path, 0, [], meta(world_size=2, stopped_at_max=True, note="Recording of rank 0 stopped: the disk was full."))
+    write(tmp_path, 1, [], meta(world_size=2, stopped_at_max=True))
+    _, pieces = read_parts(tmp_path)
+    assert pieces["notes"] == ["Recording of rank 0 stopped: the disk was full.", "rank 1 stopped recording at the maximum of records"]
+    assert pieces["complete"] is False
+
+
+def test_several_hosts_have_several_clocks(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, [], meta(world_size=2, host=f"host{rank}"))
+    assert "2 hosts, whose clocks are not aligned" in read_parts(tmp_path)[1]["notes"][0]
+
+
+def test_the_last_value_of_a_fact_counts(tmp_path: Path) -> None:
+    write(tmp_path, 0, [], meta(world_size=2) + meta(world_size=5))
+    assert read_parts(tmp_path)[1]["world_size"] == 5
+
+
+def test_other_files_do_not_matter(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    (tmp_path / "rank-x.events").write_text("?")
+    (tmp_path / "rank-0.events.bak").write_text("?")
+    assert len(read_parts(tmp_path)[0]) == 4
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(TraceFileError, match=r"The parts of a run must be readable, got .*No such file"):
+        read_parts(tmp_path / "none")
+
+
+def test_no_rank_is_no_error(tmp_path: Path) -> None:
+    events, pieces = read_parts(tmp_path)
+    assert (len(events), pieces["ranks"], pieces["world_size"]) == (0, [], 0)
+
+
+def test_run_json_says_what_the_ranks_cannot(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    said = {
+        "run_id": "r1",
+        "world_size": 3,
+        "start_ns": 999_999_900,
+        "notes": ["n"],
+        "not_recorded": ["C++", "more"],
+        "machine": {"cores": 2},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(said))
+    events, metadata = read_run(tmp_path)
+    assert events.post_ns.tolist() == [200, 150, 170, 300]
+    assert metadata["run_id"] == "r1"
+    assert metadata["machine"] == {"cores": 2}
+    assert metadata["notes"] == ["n", "rank 2 left no record"]
+    assert metadata["not_recorded"] == ["C++", "more"]
+    assert metadata["source"] == "measured"
+    assert "start_ns" not in metadata
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b"{", *DAMAGED_RUNS])
+def test_run_json_may_be_missing_or_damaged(tmp_path: Path, content: bytes | None) -> None:
+    two_ranks(tmp_path)
+    if content is not None:
+        (tmp_path / "run.json").write_bytes(content)
+    events, metadata = read_run(tmp_path)
+    assert len(events) == 4
+    assert metadata["world_size"] == 2
+    assert metadata["date"] == "1970-01-01"
+    assert saved_again(events, metadata, tmp_path)
+
+
+def saved_again(events: Events, metadata: dict[str, Any], directory: Path) -> bool:
+    """What could be read can be saved and loaded."""
+    trace = Trace(events, metadata)
+    trace.save(directory / "again.ringtrace")
+    return load(directory / "again.ringtrace") == trace
+
+
+@given(st.integers(0, 3 * RECORD.itemsize), st.integers(0, 700))
+@example(3 * RECORD.itemsize, 700)
+def test_cut_anywhere_leaves_what_came_before(events_bytes: int, names_bytes: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        two_ranks(directory)
+        for suffix, length in ((".events", events_bytes), (".names", names_bytes)):
+            part = directory / f"rank-1{suffix}"
+            part.write_bytes(part.read_bytes()[:length])
+        events, metadata = read_run(directory)
+        assert np.count_nonzero(events.rank == 1) == events_bytes // RECORD.itemsize
+        assert saved_again(events, metadata, directory)
+
+
+@given(st.data())
+def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        two_ranks(directory)
+        (directory / "run.json").write_text('{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}')
+        for path in sorted(directory.iterdir()):
+            content = bytearray(path.read_bytes())
+            for _ in range(data.draw(st.integers(0, 3))):
+                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+            path.write_bytes(content)
+        events, metadata = read_run(directory)
+        assert saved_again(events, metadata, directory)

@@ -1,0 +1,161 @@
+"""A trace shows itself: a summary in a terminal, pictures with their text in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+import types
+
+import pytest
+
+from ringsim.traces import value
+from ringsim.traces.events import NONE, OP_CODES, Group, Payload, Tables, make_events
+from ringsim.traces.value import Trace
+
+TABLES = Tables((Group("world", (0, 1, 2)),), (Payload("float32", (1024,), 4096),), (), ("ring.py",))
+
+
+def trace_of(**metadata: object) -> Trace:
+    """Rank 0 sends twice to 1 and once to 2, late; a last isend of rank 2 finds nobody."""
+    send, recv = OP_CODES["isend"], OP_CODES["recv"]
+    columns = {
+        "rank": [0, 0, 0, 1, 1, 2, 2],
+        "op": [send, send, send, recv, recv, recv, send],
+        "group": [0] * 7,
+        "payload": [0] * 7,
+        "peer": [1, 1, 2, 0, 0, 0, 1],
+        "tag": [0] * 7,
+        "file": [0] * 7,
+        "line": [5, 6, 7, 8, 9, 10, 11],
+        "post_ns": [3_000_000, 3_100_000, 3_200_000, 1_000_000, 3_500_000, 2_500_000, 4_000_000],
+        "wait_ns": [3_000_000, 3_100_000, 3_200_000, 1_000_000, 3_500_000, 2_500_000, NONE],
+        "done_ns": [3_400_000, 3_600_000, 3_700_000, 3_400_000, 3_600_000, 3_700_000, NONE],
+        "status": [2] * 6 + [1],
+    }
+    return Trace(make_events(columns, TABLES), {"world_size": 3, **metadata})
+
+
+def test_summary() -> None:
+    trace = trace_of(
+        source="measured", backend="gloo", date="2026-11-20",
+        notes=["one torch thread per rank"], not_recorded=["collectives issued from C++"],
+    )  # fmt: skip
+    assert trace.summary().splitlines() == [
+        "Trace of 3 ranks (measured, gloo, 2026-11-20)",
+        "  messages      3 messages, 12.3 kB, 7 events in 3.00 ms",
+        "  busiest edge  0 -> 1: 2 messages, 8.19 kB",
+        "  longest wait  rank 1 waited 2.00 ms in recv (ring.py:8) for rank 0 to send",
+        "  unmatched     1 operation",
+        "    rank 2: isend to 1 (world, tag 0, 4096 bytes) at ring.py:11 has no recv",
+        "  note: one torch thread per rank",
+        "  not recorded: collectives issued from C++",
+    ]
+    assert repr(trace) == str(trace) == trace.summary()
+
+
+def test_summary_folds_long_lists() -> None:
+    lines = trace_of(notes=[f"note {number}" for number in range(9)]).summary().splitlines()
+    assert lines[-4:] == ["  note: note 0", "  note: note 1", "  note: note 2", "    ... and 6 more"]
+
+
+def test_summary_of_nothing() -> None:
+    trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 4})
+    assert trace.summary().splitlines() == [
+        "Trace of 4 ranks",
+        "  messages      0 messages, 0 B, 0 events in 0 s",
+        "  unmatched     none",
+    ]
+    assert trace.makespan_s == 0
+
+
+def test_the_longest_wait_may_be_the_senders() -> None:
+    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 700], "wait_ns": [0, 700]}
+    trace = Trace(make_events(columns | {"done_ns": [900, 900]}), {})
+    assert "rank 0 waited 700 ns in send for rank 1 to receive" in trace.summary()
+
+
+def test_description_is_one_sentence() -> None:
+    assert trace_of().describe() == (
+        "Trace of 3 ranks that exchanged 3 messages in 3.00 ms, most bytes from rank 0 to rank 1; "
+        "the longest wait: rank 1 waited 2.00 ms in recv (ring.py:8) for rank 0 to send; 1 operation without a partner."
+    )
+
+
+def test_makespan_is_from_the_first_post_to_the_last_moment() -> None:
+    assert trace_of().makespan_s == pytest.approx(3e-3)
+
+
+def test_world_size_counts_ranks_without_events() -> None:
+    assert trace_of().world_size == 3
+    assert Trace(trace_of().events, {"world_size": 8}).world_size == 8
+    assert Trace(trace_of().events, {}).world_size == 3
+
+
+def test_nccl_ignores_tags() -> None:
+    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [1, 2]}
+    assert len(Trace(make_events(columns), {"backend": "gloo"}).messages) == 0
+    assert len(Trace(make_events(columns), {"backend": "nccl"}).messages) == 1
+
+
+def test_equal_by_events_and_metadata() -> None:
+    trace = trace_of(backend="gloo")
+    assert trace == Trace(trace.events, {"backend": "gloo", "world_size": 3}, results=[1, 2, 3])
+    assert trace != trace_of(backend="nccl")
+    assert trace != Trace(trace.events.select([0, 1]), trace.metadata)
+    assert trace != "a trace"
+
+
+def test_a_trace_does_not_change() -> None:
+    with pytest.raises(AttributeError):
+        trace_of().events = None  # type: ignore[misc]
+
+
+def test_notebook_gets_picture_text_and_alternative_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = trace_of()
+    monkeypatch.setattr(value, "_reach", lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"")
+    data, metadata = trace._repr_mimebundle_()
+    assert base64.b64decode(data["image/png"]) == b"the picture"
+    assert data["text/plain"] == trace.summary()
+    assert metadata == {"image/png": {"alt": trace.describe()}}
+
+
+def test_without_matplotlib_the_text_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named 'matplotlib', for {name}")
+
+    monkeypatch.setattr(value, "_reach", missing)
+    trace = trace_of()
+    assert trace._repr_mimebundle_() == ({"text/plain": trace.summary()}, {})
+
+
+@pytest.mark.parametrize(("active", "drawn"), [(["text/plain"], False), (["text/plain", "image/png"], True)])
+def test_ipython_in_a_terminal_draws_nothing(monkeypatch: pytest.MonkeyPatch, active: list[str], drawn: bool) -> None:
+    formatter = types.SimpleNamespace(active_types=active)
+    shell = types.SimpleNamespace(display_formatter=formatter)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(value, "_reach", lambda name: lambda trace: b"png")
+    assert ("image/png" in trace_of()._repr_mimebundle_()[0]) is drawn
+
+
+def test_every_reached_name_exists() -> None:
+    for name in value._REACHED:
+        assert callable(value._reach(name))
+
+
+def test_reading_and_matching_import_nothing_heavy() -> None:
+    code = """
+import sys
+from ringsim.traces.events import OP_CODES, make_events
+from ringsim.traces.files import load, save
+from ringsim.traces.value import Trace
+trace = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [1]}), {})
+trace.summary(), trace.describe(), trace.waits
+assert not {"torch", "pandas", "pyarrow", "matplotlib"} & set(sys.modules), "before"
+import tempfile
+with tempfile.TemporaryDirectory() as directory:
+    trace.save(directory + "/x.ringtrace")
+    assert load(directory + "/x.ringtrace") == trace
+assert not {"torch", "pandas", "matplotlib"} & set(sys.modules), "after"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
