@@ -1,0 +1,30 @@
+"""The first programs that a reader of README.md sees do what it says, as scripts without a ``__main__`` guard."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parent.parent.parent / "README.md").read_text()
+FIRST, SECOND, *_ = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def run(directory: Path, program: str) -> list[str]:
+    """Runs a program and returns the lines that it prints."""
+    (directory / "program.py").write_text(program)
+    shown = subprocess.run([sys.executable, "program.py"], cwd=directory, capture_output=True, text=True, timeout=100, check=False)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout.splitlines()
+
+
+def test_three_lines_run_the_demonstration(tmp_path: Path) -> None:
+    assert len(FIRST.splitlines()) == 3
+    assert run(tmp_path, FIRST.replace("ringsim.trace(", "print(ringsim.trace(").replace("=4) ", "=4).world_size) ")) == ["4"]
+
+
+def test_second_program_passes_the_token_on(tmp_path: Path) -> None:
+    shown = run(tmp_path, SECOND + "print(trace.results)\nprint(len(trace.messages.src), trace.unmatched)\n")
+    # After three rounds a rank holds what started three ranks before it, plus one a round; each of four ranks sent three messages.
+    assert shown == [str([float((rank - 3) % 4 + 3) for rank in range(4)]), "12 []"]
