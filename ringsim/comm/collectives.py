@@ -1,0 +1,120 @@
+"""What the collectives of ``ProcessGroup`` carry: which argument counts, as whose operation.
+
+Sizes follow the definition of nccl-tests: S is the whole buffer that the bandwidth is reckoned with, on every rank the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ringsim.traces.events import NONE, OP_CODES
+
+
+class Collective(NamedTuple):
+    """How to read one method of ``ProcessGroup``.
+
+    Attributes:
+        op: its code, where the frames tell no better one.
+        argument: position of the argument that S is reckoned from, NONE if it carries nothing.
+        names: of that argument, for calls by keyword; torch's overloads differ.
+        shards: whether that argument is one rank's shard, so that S is the group size times as much.
+        root: position of the root rank (or of the options that hold it), NONE if there is no root.
+    """
+
+    op: int
+    argument: int = NONE
+    names: tuple[str, ...] = ()
+    shards: bool = False
+    root: int = NONE
+
+
+_OUTPUTS: Final = ("output_tensors", "output", "output_lists", "outputs")
+_INPUTS: Final = ("input_tensors", "input_tensor", "input", "inputs", "inputTensor")
+_TENSORS: Final = ("tensors", "tensor")
+
+_ALL_GATHER_COALESCED: Final = Collective(OP_CODES["all_gather_coalesced"], 0, _OUTPUTS)
+_ALL_GATHER_SINGLE: Final = Collective(OP_CODES["all_gather_into_tensor"], 0, _OUTPUTS)
+_REDUCE_SCATTER_SINGLE: Final = Collective(OP_CODES["reduce_scatter_tensor"], 1, _INPUTS)
+_ALL_TO_ALL_SINGLE: Final = Collective(OP_CODES["all_to_all_single"], 1, _INPUTS)
+
+COLLECTIVES: Final[dict[str, Collective]] = {
+    "broadcast": Collective(OP_CODES["broadcast"], 0, _TENSORS, root=1),
+    "allreduce": Collective(OP_CODES["all_reduce"], 0, _TENSORS),
+    "allreduce_coalesced": Collective(OP_CODES["all_reduce_coalesced"], 0, _TENSORS),
+    "reduce": Collective(OP_CODES["reduce"], 0, _TENSORS, root=1),
+    "allgather": Collective(OP_CODES["all_gather"], 0, _OUTPUTS),
+    "_allgather_base": _ALL_GATHER_SINGLE,
+    "all_gather_single": _ALL_GATHER_SINGLE,
+    "allgather_coalesced": _ALL_GATHER_COALESCED,
+    "allgather_into_tensor_coalesced": _ALL_GATHER_COALESCED,
+    "all_gather_single_coalesced": _ALL_GATHER_COALESCED,
+    "gather": Collective(OP_CODES["gather"], 1, _INPUTS, shards=True, root=2),
+    "scatter": Collective(OP_CODES["scatter"], 0, ("output_tensors", "output_tensor"), shards=True, root=2),
+    "reduce_scatter": Collective(OP_CODES["reduce_scatter"], 1, _INPUTS),
+    "_reduce_scatter_base": _REDUCE_SCATTER_SINGLE,
+    "reduce_scatter_single": _REDUCE_SCATTER_SINGLE,
+    "reduce_scatter_tensor_coalesced": _REDUCE_SCATTER_SINGLE,
+    "reduce_scatter_single_coalesced": _REDUCE_SCATTER_SINGLE,
+    "alltoall": Collective(OP_CODES["all_to_all"], 1, _INPUTS),
+    "alltoall_base": _ALL_TO_ALL_SINGLE,
+    "all_to_all_single": _ALL_TO_ALL_SINGLE,
+    "barrier": Collective(OP_CODES["barrier"]),
+    "monitored_barrier": Collective(OP_CODES["monitored_barrier"]),
+}
+
+
+def find_tensors(collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the tensors, nested lists made flat, that a call's size is reckoned from.
+
+    Args:
+        collective: which call.
+        args: its positional arguments, without the group.
+        kwargs: its keyword arguments.
+    """
+    if collective.argument == NONE:
+        return []
+    if len(args) > collective.argument:
+        return list(_flatten(args[collective.argument]))
+    return list(_flatten([kwargs[name] for name in collective.names if name in kwargs]))
+
+
+def _flatten(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for item in value:
+            yield from _flatten(item)
+
+
+def find_root(collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Returns the group rank of a call's root, NONE if it has none."""
+    if collective.root == NONE:
+        return NONE
+    value = args[collective.root] if len(args) > collective.root else kwargs.get("opts", kwargs.get("root", 0))
+    return int(getattr(value, "rootRank", value))
+
+
+def describe(tensors: list[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:
+    """Returns dtype, shape and size in bytes of what an operation carries.
+
+    Args:
+        tensors: its tensors; the shape of several equal ones is (number, *shape), of several different ones (elements,).
+        copies: how many times the tensors count: the group size where they are one rank's shard.
+
+    Example:
+        >>> describe([torch.zeros(2, 3), torch.zeros(2, 3)], 1), describe([torch.zeros(4)], 3), describe([], 1)
+        (('float32', (2, 2, 3), 48), ('float32', (3, 4), 48), ('', (0,), 0))
+    """
+    if not tensors:
+        return "", (0,), 0
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    count = len(tensors) * copies
+    if len(shapes) > 1:
+        shape: tuple[int, ...] = (copies * sum(tensor.numel() for tensor in tensors),)
+    else:
+        shape = (count, *shapes.pop()) if count > 1 else shapes.pop()
+    size_bytes = copies * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return str(tensors[0].dtype).removeprefix("torch."), shape, size_bytes

@@ -1,0 +1,339 @@
+"""Shows torch's point-to-point operations and collectives to the recorder, by patching the class ``ProcessGroup``.
+
+That is the one point that every operation issued from Python passes, whatever name it was called by and whenever that name was
+imported. The originals are back, the very same objects, when the last user uninstalls the hooks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work, distributed_c10d
+
+from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_root, find_tensors
+from ringsim.errors import RingError
+from ringsim.state import change_state, get_state
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS
+from ringsim.traces.recorder import Recorder
+
+NOT_RECORDED: Final = (
+    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
+    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
+)
+# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
+_SENDS: Final = {
+    "isend": OP_CODES["isend"],
+    "send": OP_CODES["send"],
+    "batch_isend_irecv": OP_CODES["batch_isend"],
+    "send_object_list": OP_CODES["send_object_list"],
+}
+_RECVS: Final = {
+    "irecv": OP_CODES["irecv"],
+    "recv": OP_CODES["recv"],
+    "batch_isend_irecv": OP_CODES["batch_irecv"],
+    "recv_object_list": OP_CODES["recv_object_list"],
+}
+# A collective's method is told by its name; torch's functions tell the old spelling from the new.
+_COLLECTIVE_OPS: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
+_MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
+
+
+def install(recorder: Recorder) -> None:
+    """Shows this process's operations to ``recorder`` from now on; every call needs its ``uninstall``.
+
+    Args:
+        recorder: writes the events. There can be one at a time; installing the same one again is counted.
+
+    Raises:
+        RingError: another recorder is at work in this process.
+    """
+    active = get_state().recorder
+    if active is not None and active is not recorder:
+        raise RingError(
+            f"the recorder of a process must be the only one, got a second while one records (rank {active.rank} of {active.world_size}). "
+            "Use the one that records: ringsim.state.get_state().recorder."
+        )
+    recorder.users += 1
+    if recorder.users > 1:
+        return
+    recorder.sites.declare_library(os.path.dirname(torch.__file__), speaker=distributed_c10d.__file__)
+    recorder.set_meta("num_threads", torch.get_num_threads())
+    if dist.is_initialized():
+        recorder.set_meta("backend", dist.get_backend())
+    recorder.set_meta("not_recorded", NOT_RECORDED)
+    hooks = _Hooks(recorder)
+    originals = [(owner, name, vars(owner)[name]) for owner, name in hooks.replacements]
+    for (owner, name), hook in hooks.replacements.items():
+        setattr(owner, name, hook)
+
+    def undo() -> None:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+    recorder.undo_hooks = undo
+    recorder.on_growth = hooks.forget_completed
+    change_state(recorder=recorder)
+
+
+def uninstall(recorder: Recorder) -> None:
+    """Takes back one ``install``; the last one puts torch's own methods back."""
+    recorder.users -= 1
+    if recorder.users == 0:
+        recorder.undo_hooks()
+        change_state(recorder=None)
+
+
+def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
+    """Yields ``Work`` and those of its subclasses that have a ``wait`` of their own."""
+    if "wait" in vars(kind):
+        yield kind
+    for subclass in kind.__subclasses__():
+        yield from _find_handle_types(subclass)
+
+
+class _Hooks:
+    """The replacements for torch's methods, and what they have to remember.
+
+    A posted operation is remembered by its ``Work``, with a strong reference, until the program waits for it: on Gloo an operation whose
+    handle is dropped would lose its message.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.groups: dict[int, tuple[int, dict[int, int]]] = {}  # id of a group: its number, and the global rank of each group rank
+        self.payloads: dict[torch.dtype, dict[torch.Size, int]] = {}
+        self.collective_payloads: dict[Any, int] = {}
+        self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
+        self.pending_from_any: dict[Work, tuple[int, dict[int, int]]] = {}  # the same for recv from anybody: its slot, the group's ranks
+        self.pending_batches: dict[Work, list[int]] = {}  # the same for the Work of several operations
+        self.failed: weakref.WeakSet[Work] = weakref.WeakSet()  # waited for in vain; waiting again is torch's business
+        self.open_batches: dict[int, list[int]] = {}  # thread: slots posted since _start_coalescing
+        hooks: dict[str, Callable[..., Any]] = {
+            "send": self.make_message("send", "dstRank", dist.isend, dist.send, _SENDS),
+            "recv": self.make_message("recv", "srcRank", dist.irecv, dist.recv, _RECVS),
+            "recv_anysource": self.make_recv_anysource(),
+            "_start_coalescing": self.make_start_coalescing(),
+            "_end_coalescing": self.make_end_coalescing(),
+            # Versions of torch differ in which collectives they have.
+            **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
+        }
+        self.replacements: dict[tuple[type, str], Callable[..., Any]] = {}
+        for method, hook in hooks.items():
+            self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
+        for kind in _find_handle_types(Work):
+            call = kind.wait
+            hook = recorder.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call))
+            self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
+
+    # -- what the hooks look up ---------------------------------------------------------------------------------------------------
+
+    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+        """Numbers a group at its first operation; the group itself is not kept alive."""
+        try:
+            ranks = dist.get_process_group_ranks(group)
+            name = "world" if group is distributed_c10d.GroupMember.WORLD else str(group.group_name)
+        except (KeyError, RuntimeError):  # made behind torch's back: nobody knows which global ranks are in it
+            ranks = list(range(group.size()))
+            name = f"unregistered group {id(group):#x} (group ranks)"
+        entry = self.recorder.number("group", name=name, ranks=ranks), dict(enumerate(ranks))
+        key, groups = id(group), self.groups
+        self.groups[key] = entry
+        weakref.finalize(group, groups.pop, key, None).atexit = False
+        return entry
+
+    def meet_message(self, tensors: Any) -> int:
+        """Numbers the payload of a message at its first occurrence; NONE if there is none (torch will refuse the operation)."""
+        try:
+            tensor = tensors[0]
+            payload = self.number_payload((1, (tensor.shape, tensor.dtype)), [tensor], copies=1)
+            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
+        except Exception:
+            return NONE
+        return payload
+
+    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
+        try:
+            tensors = find_tensors(collective, args, kwargs)
+            copies = group_size if collective.shards else 1
+            key = (copies, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            return self.number_payload(key, tensors, copies), find_root(collective, args, kwargs)
+        except Exception:
+            return NONE, NONE
+
+    def number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int) -> int:
+        """Numbers what an operation carries, under ``key``."""
+        payload = self.collective_payloads.get(key)
+        if payload is None:
+            dtype, shape, size_bytes = describe(tensors, copies)
+            payload = self.collective_payloads[key] = self.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
+        return payload
+
+    def forget_completed(self) -> None:
+        """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them."""
+        for work in list(self.pending):
+            if work.is_completed():
+                self.pending.pop(work, None)
+
+    def keep(self, work: Work | None, slot: int) -> None:
+        """Remembers a posted operation, where the short way does not do: no handle, or within a batch."""
+        batch = self.open_batches.get(get_ident())
+        if batch is not None:
+            batch.append(slot)
+        elif work is None:  # it blocked in C++
+            self.recorder.finish_at_once(slot)
+        else:
+            self.pending[work] = slot
+
+    # -- the hooks: closures, for attribute look-ups would cost as much as the rest -----------------------------------------------------
+
+    def make_message(self, method: str, peer_name: str, poster: Any, blocking: Any, ops: dict[str, int]) -> Callable[..., Any]:
+        """Makes the hook for ``send`` or ``recv``.
+
+        Args:
+            method: the method's name.
+            peer_name: how torch calls its argument for the other side's group rank.
+            poster: the function of torch.distributed that the operation is named after, where no other frame tells.
+            blocking: the function of torch.distributed that calls ``poster`` and waits.
+            ops: codes by the name of the function of torch.distributed.
+        """
+        call = getattr(ProcessGroup, method)
+        post, fail = self.recorder.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.fail
+        groups, payloads, pending, open_batches = self.groups, self.payloads, self.pending, self.open_batches
+        meet_group, meet_message, keep = self.meet_group, self.meet_message, self.keep
+
+        def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, **named: Any) -> Any:
+            if named:
+                rank = named.pop(peer_name, rank)
+                if named:
+                    return call(self, tensors, rank, tag, **named)  # torch says what is wrong with it
+            try:
+                tensor = tensors[0]
+                payload = payloads[tensor.dtype][tensor.shape]
+            except Exception:
+                payload = meet_message(tensors)
+            try:
+                group, ranks = groups[id(self)]
+            except KeyError:
+                group, ranks = meet_group(self)
+            try:
+                peer = ranks[rank]
+            except (KeyError, TypeError):
+                peer = NONE  # no such rank: torch will say so, or crash
+            slot = post(group, peer, tag, payload)
+            if slot is None:
+                return call(self, tensors, rank, tag)
+            try:
+                work = call(self, tensors, rank, tag)
+            except BaseException:
+                fail(slot)
+                raise
+            if open_batches or work is None:
+                keep(work, slot)
+            else:
+                pending[work] = slot
+            return work
+
+        return message
+
+    def make_recv_anysource(self) -> Callable[..., Any]:
+        """Makes the hook for ``recv_anysource``."""
+        call = ProcessGroup.recv_anysource
+        recorder, pending_from_any, meet_group, meet_message = self.recorder, self.pending_from_any, self.meet_group, self.meet_message
+        groups, post = self.groups, recorder.make_post(_RECVS["irecv"], _RECVS)
+
+        def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
+            group, ranks = groups.get(id(self)) or meet_group(self)
+            slot = post(group, ANY_SOURCE, tag, meet_message(tensors))
+            if slot is None:
+                return call(self, tensors, tag)
+            try:
+                work = call(self, tensors, tag)
+            except BaseException:
+                recorder.fail(slot)
+                raise
+            pending_from_any[work] = slot, ranks
+            return work
+
+        return recv_anysource
+
+    def make_collective(self, method: str) -> Callable[..., Any]:
+        """Makes the hook for a collective."""
+        call = getattr(ProcessGroup, method)
+        collective = COLLECTIVES[method]
+        hooks, recorder, post = self, self.recorder, self.recorder.make_post(collective.op, _COLLECTIVE_OPS)
+
+        def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            group, ranks = hooks.groups.get(id(self)) or hooks.meet_group(self)
+            payload, root = hooks.meet_collective(collective, len(ranks), args, kwargs)
+            slot = post(group, ranks.get(root, NONE), NONE, payload)
+            if slot is None:
+                return call(self, *args, **kwargs)
+            try:
+                work = call(self, *args, **kwargs)
+            except BaseException:
+                recorder.fail(slot)
+                raise
+            hooks.keep(work, slot)
+            return work
+
+        return collect
+
+    def make_start_coalescing(self) -> Callable[..., Any]:
+        """Makes the hook for the start of a batch: the operations of this thread belong to it from here on."""
+        call, open_batches = ProcessGroup._start_coalescing, self.open_batches
+
+        def start_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            result = call(self, *args, **kwargs)
+            open_batches[get_ident()] = []
+            return result
+
+        return start_coalescing
+
+    def make_end_coalescing(self) -> Callable[..., Any]:
+        """Makes the hook for the end of a batch: its operations are done when the one handle is."""
+        call, open_batches, pending_batches, recorder = ProcessGroup._end_coalescing, self.open_batches, self.pending_batches, self.recorder
+
+        def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            slots = open_batches.pop(get_ident(), [])
+            try:
+                work = call(self, *args, **kwargs)
+            except BaseException:
+                for slot in slots:
+                    recorder.fail(slot)
+                raise
+            if work is not None:
+                pending_batches[work] = slots
+            return work
+
+        return end_coalescing
+
+    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any) -> Any:
+        """Waits for a recv from anybody, a batch, a handle that was waited for before, or one that was posted before recording."""
+        recorder = self.recorder
+        from_any = self.pending_from_any.pop(work, None)
+        slots = self.pending_batches.pop(work, []) if from_any is None else [from_any[0]]
+        if not slots:
+            # A second wait for a message of Gloo would hang, and then break the connection.
+            message = work._get_op_type() in _MESSAGE_TYPES  # type: ignore[attr-defined]
+            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout)
+        for slot in slots:
+            recorder.begin_wait(slot)
+        try:
+            result = call(work, *timeout)
+        except BaseException:
+            for slot in slots:
+                recorder.fail(slot)
+            raise
+        if from_any is not None:
+            recorder.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))
+        for slot in slots:
+            recorder.finish(slot)
+        return result

@@ -1,0 +1,63 @@
+"""Which source file a stack frame belongs to: the user's, ringsim's, the communication library's, or Python's.
+
+The line of an event is the user's: the recorder walks outward from the operation, past every frame that is not the user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+OURS: Final = -1  # ringsim itself
+LIBRARY: Final = -2  # torch, Python's own modules
+SPEAKER: Final = -3  # the library file whose functions name the operations
+
+_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
+_PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
+
+
+class CallSites(dict[str, int]):
+    """Says of each source file what it is: its number if it is the user's, else OURS, LIBRARY or SPEAKER.
+
+    Args:
+        number: gives a file name its number.
+    """
+
+    def __init__(self, number: Callable[[str], int]) -> None:
+        super().__init__()
+        self._number = number
+        self._libraries: tuple[str, ...] = ("<frozen ",)
+
+    def declare_library(self, directory: str, speaker: str) -> None:
+        """Counts the files under ``directory`` as the library's, and ``speaker``, one of them, as the one that names operations."""
+        self.clear()
+        self._libraries = (*self._libraries, directory + os.sep)
+        self[speaker] = SPEAKER
+
+    def learn(self, filename: str) -> int:
+        """Returns what a file is, and remembers it; afterwards ``sites[filename]`` says the same."""
+        if filename.startswith(_RINGSIM):
+            kind = OURS
+        elif filename.startswith(self._libraries) or (filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)):
+            kind = LIBRARY
+        else:
+            kind = self._number(filename)
+        self[filename] = kind
+        return kind
+
+    def find_stand_in(self, frame: FrameType) -> tuple[int, int]:
+        """Returns file number and line where no frame is the user's: the innermost outside the library, else ``frame`` itself."""
+        innermost, outward = frame, frame.f_back
+        while outward is not None:
+            if self.get(outward.f_code.co_filename) == OURS:
+                frame = outward
+                break
+            outward = outward.f_back
+        else:
+            frame = innermost
+        return self._number(frame.f_code.co_filename), frame.f_lineno
