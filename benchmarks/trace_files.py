@@ -136,10 +136,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         found = measure(arguments.events, arguments.repeats, directory)
-    today = datetime.now(tz=UTC).date().isoformat()
-    print(
-        f"{arguments.events:,} events, median of {arguments.repeats} (min .. max); {footer({'source': 'measured', 'machine': machine()})}, {today}"
-    )
+    where = footer({"source": "measured", "machine": machine(), "date": datetime.now(tz=UTC).date().isoformat()})
+    print(f"{arguments.events:,} events, median of {arguments.repeats} (min .. max); {where}")
     print(f"{'':11} {'.ringtrace':>28} {'Chrome JSON':>28} {'ratio':>7}   goal")
     for what, formats in found.items():
         goal, unit = GOALS.get(what, (None, "s"))
