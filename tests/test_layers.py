@@ -40,8 +40,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "ringsim.plot",
-        *(f"ringsim.plot.{name}" for name in ("units", "style", "paths", "graph", "matrix", "ring")),
-        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "boxes", "arrows", "timeline", "display")),
+        *(f"ringsim.plot.{name}" for name in ("units", "style", "paths", "circle", "graph", "matrix", "ring")),
+        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
     ),
     (
         *("ringsim.check", "ringsim.magics", "ringsim.demo"),
