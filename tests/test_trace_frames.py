@@ -114,6 +114,13 @@ def test_names_that_two_numbers_share_are_one_category() -> None:
     assert Trace(events, {}).to_pandas().group.cat.categories.tolist() == ["pair"]
 
 
+def test_what_carries_nothing_has_no_dtype_and_no_shape() -> None:
+    events = make_events({"rank": [0], "op": [OP_CODES["barrier"]], "payload": [0]}, Tables(payloads=(Payload("", (), 0),)))
+    table = Trace(events, {}).to_pandas()
+    assert table[["dtype", "shape"]].isna().all(axis=None)
+    assert table.size_bytes.tolist() == [0]
+
+
 def test_a_table_belongs_to_its_owner() -> None:
     trace = one_of_each()
     table = trace.to_pandas()

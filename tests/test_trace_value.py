@@ -82,6 +82,13 @@ def test_description_is_one_sentence() -> None:
     )
 
 
+def test_edges_that_carried_the_same_are_not_ranked() -> None:
+    columns = {"rank": [0, 0, 1, 1], "op": [OP_CODES["send"], OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}
+    trace = Trace(make_events(columns), {})
+    assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in trace.summary()
+    assert trace.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 s."
+
+
 def test_makespan_is_from_the_first_post_to_the_last_moment() -> None:
     assert trace_of().makespan_s == pytest.approx(3e-3)
 

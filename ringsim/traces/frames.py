@@ -135,15 +135,15 @@ def _numbers(values: Ints) -> pd.api.extensions.ExtensionArray:
 
 
 def _words(codes: Ints, names: Any) -> pd.Categorical:
-    """Makes a categorical of ``names[code]``, NA for -1; names that several codes share become one category."""
+    """Makes a categorical of ``names[code]``, NA for -1 and for a name of None; names that several codes share become one category."""
     import pandas as pd
 
-    unique = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    number_of = np.array([unique[name] for name in names] + [NONE], dtype=np.int64)
+    unique = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    number_of = np.array([unique.get(name, NONE) for name in names] + [NONE], dtype=np.int64)
     return pd.Categorical.from_codes(number_of[codes], categories=pd.Index(list(unique), dtype="str"))
 
 
-def _payload_words(tables: Tables) -> tuple[list[str], list[str]]:
-    """Returns the dtype and the shape of each payload as words."""
-    dtypes = [payload.dtype for payload in tables.payloads]
-    return dtypes, ["x".join(map(str, payload.shape)) for payload in tables.payloads]
+def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
+    """Returns the dtype and the shape of each payload as words, None for one that carries nothing (a barrier's)."""
+    dtypes = [payload.dtype or None for payload in tables.payloads]
+    return dtypes, ["x".join(map(str, payload.shape)) if payload.dtype else None for payload in tables.payloads]

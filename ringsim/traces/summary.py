@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,8 @@ def summarise(trace: Trace) -> str:
     ]
     edge = _busiest_edge(trace)
     if edge is not None:
-        src, dst, number, total = edge
-        lines.append(f"  busiest edge  {src} -> {dst}: {count(number, 'message')}, {size(total)}")
+        others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
+        lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {size(edge.total_bytes)}")
         lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
     unmatched = trace.unmatched
     lines.append(f"  unmatched     {count(len(unmatched), 'operation') if unmatched else 'none'}")
@@ -66,9 +66,8 @@ def describe(trace: Trace) -> str:
     exchanged = count(number, "message") if number else "no message"
     sentence = f"Trace of {count(trace.world_size, 'rank')} that exchanged {exchanged} in {_makespan(trace)}"
     edge = _busiest_edge(trace)
-    if edge is not None:
-        src, dst, on_edge, _ = edge
-        sentence += f", {'all' if on_edge == number else 'most bytes'} from rank {src} to rank {dst}"
+    if edge is not None and not edge.equals:
+        sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"
     wait = _longest_wait(trace)
     if wait is not None:
         sentence += f"; the longest wait: {wait}"
@@ -124,8 +123,18 @@ def _makespan(trace: Trace) -> str:
     return duration(trace.makespan_s)
 
 
-def _busiest_edge(trace: Trace) -> tuple[int, int, int, int] | None:
-    """Returns src, dst, messages and bytes of the edge that carried most bytes; the lowest ranks win a tie."""
+class _Edge(NamedTuple):
+    """What went from ``src`` to ``dst``, and how many other edges carried exactly as much."""
+
+    src: int
+    dst: int
+    number: int
+    total_bytes: int
+    equals: int
+
+
+def _busiest_edge(trace: Trace) -> _Edge | None:
+    """Returns the edge that carried most bytes, None where there are no messages; of several alike, that of the lowest ranks."""
     messages = trace.messages
     if len(messages) == 0:
         return None
@@ -133,7 +142,8 @@ def _busiest_edge(trace: Trace) -> tuple[int, int, int, int] | None:
     total = np.zeros(len(edges), dtype=np.int64)
     np.add.at(total, edge_of, np.maximum(trace.events.size_bytes[messages.send], 0))
     best = int(np.lexsort((-number, -total))[0])
-    return int(edges[best]) >> 32, int(edges[best]) & 0xFFFFFFFF, int(number[best]), int(total[best])
+    equals = int(np.count_nonzero((total == total[best]) & (number == number[best]))) - 1
+    return _Edge(int(edges[best]) >> 32, int(edges[best]) & 0xFFFFFFFF, int(number[best]), int(total[best]), equals)
 
 
 def _longest_wait(trace: Trace) -> str | None:
