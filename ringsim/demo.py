@@ -14,7 +14,7 @@ BATCH, HIDDEN = 64, 512
 def stage_weight(stage: int) -> torch.Tensor:
     """Returns the weight of a stage, shape (hidden, hidden): the same wherever it is computed."""
     generator = torch.Generator().manual_seed(stage)
-    return torch.randn(HIDDEN, HIDDEN, generator=generator) / HIDDEN**0.5
+    return torch.randn(HIDDEN, HIDDEN, generator=generator).div(HIDDEN**0.5)
 
 
 def microbatch_input(index: int) -> torch.Tensor:

@@ -43,14 +43,14 @@ def write_pictures(trace: Trace, directory: Path) -> list[Path]:
 
     files = []
     for name, plot in (("ring", trace.plot_ring), ("timeline", trace.plot_timeline)):
-        axes = plot()
+        figure = plot().get_figure(root=True)
         file = directory / f"{name}.png"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            axes.figure.savefig(file)
+            figure.savefig(file)
         except OSError as error:
             raise RingError(f"pictures must be writable to {directory}, got {error}. Choose another directory with -o.") from None
         finally:
-            plt.close(axes.figure)  # type: ignore[arg-type]  # not a subfigure: plot made it
+            plt.close(figure)
         files.append(file)
     return files

@@ -101,7 +101,7 @@ def trace(
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (_is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    if not _is_integer(seed):
         raise ArgumentError(f"seed must be an integer, got {seed!r}.")
     job = pack_call(worker_or_path, args, kwargs or {}, seed)
     return run(job, kind, RunOptions(limit_s=limit_s))
@@ -113,7 +113,7 @@ def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, rin
     Raises:
         ArgumentError: a value breaks its rule.
     """
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or not 1 <= world_size <= WORLD_SIZE_MAX:
+    if world_size is None or not _is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
             f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say how many ranks to start: world_size=4."
         )
@@ -122,6 +122,10 @@ def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, rin
     if not _is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
     return Kind(world_size, comm_device, float(timeout_s), ring, start_environment())
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:

@@ -173,8 +173,9 @@ def main(control_fd: int) -> None:
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w") as name:
             name.write("ringsim-server")
-    import ringsim.launch.rank  # noqa: F401  (with torch and all that a rank needs)
+    from ringsim.launch.rank import warm_up  # with torch and all that a rank needs
 
+    warm_up()
     gc.collect()
     gc.freeze()  # so that a collection in a rank does not touch, and copy, every page of the server
     Server(socket.socket(fileno=control_fd)).serve()

@@ -81,15 +81,13 @@ class RankSet(ABC):
         return []
 
     def close(self) -> None:
-        """Ends what is left of the ranks and forgets them; the directory is the caller's to remove."""
+        """Ends what is left of the ranks, without waiting for the system to take them down, and removes the directory."""
         self.kill()
-        self.wait_for_end()
         for channel in self.channels:
             channel.close()
-
-    def remove(self) -> None:
-        """Removes the directory."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        deadline = time.monotonic() + _EXIT_S
+        while self.directory.exists() and time.monotonic() < deadline:
+            shutil.rmtree(self.directory, ignore_errors=True)  # the server may just be writing down how a rank ended: then once more
 
 
 def _at_end(channel: Connection) -> bool:
@@ -101,6 +99,11 @@ def _at_end(channel: Connection) -> bool:
     return False
 
 
+def start_command(module: str, *arguments: object) -> list[str]:
+    """Returns the command that calls a module's ``main`` in a fresh interpreter with the import path of this one."""
+    return [sys.executable, str(Path(__file__).with_name("start.py")), json.dumps([module, sys.path, arguments])]
+
+
 class ForkServer:
     """The launcher's end of a fork server."""
 
@@ -110,15 +113,13 @@ class ForkServer:
         self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="ringsim-")  # noqa: SIM115 - open as long as the server
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # Its own session: Ctrl-C at the terminal is for the launcher. The launcher's import path: it may have grown since the start.
-            code = f"import sys; sys.path[:] = {sys.path!r}; from ringsim.launch.forkserver import main; main({theirs.fileno()})"
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                start_command("ringsim.launch.forkserver", theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C at the terminal is for the launcher
             )
         os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
 
@@ -218,17 +219,22 @@ class Launcher:
         Raises:
             RingError: they cannot be started.
         """
-        if not has_fork_server():
+        try:
+            if has_fork_server():
+                return self._get_forked(kind, keep_at)
             from ringsim.launch.portable import SpawnedRanks
 
             return SpawnedRanks(kind, keep_at)
+        except OSError as error:
+            raise RingError(f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the space on disk.") from None
+
+    def _get_forked(self, kind: Kind, keep_at: Path | None) -> ForkedRanks:
         with self._lock:
             parked, self._parked = self._parked, None
             if parked is not None:
                 if keep_at is None and parked.kind == kind and parked.take():
                     return parked
                 parked.close()
-                parked.remove()
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
 
     def park(self, kind: Kind) -> None:
@@ -244,7 +250,6 @@ class Launcher:
         with self._lock:
             if self._parked is not None:
                 self._parked.close()
-                self._parked.remove()
                 self._parked = None
             if self._server is not None:
                 self._server.close()
@@ -256,10 +261,7 @@ class Launcher:
             self._server.close()
             self._server = None
         if self._server is None:
-            try:
-                self._server = ForkServer()
-            except OSError as error:
-                raise RingError(f"ranks must be startable, got {error}. Check the limits: ulimit -a.") from None
+            self._server = ForkServer()
         return self._server
 
 

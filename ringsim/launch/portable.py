@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ringsim.errors import RingError
 from ringsim.launch.config import Kind, RankConfig
-from ringsim.launch.launcher import RankSet
+from ringsim.launch.launcher import RankSet, start_command
 
 START_S: Final = 120.0  # an interpreter with torch, on a busy machine
 
@@ -32,13 +32,12 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        key = secrets.token_bytes(32)
-        code = f"import sys; sys.path[:] = {sys.path!r}; from ringsim.launch.portable import main; main()"
+        key = secrets.token_bytes(32)  # without it nobody else on this machine can pass for a rank
         self._processes: list[subprocess.Popen[str]] = []
-        with Listener(authkey=key) as listener, (self.directory / "start.log").open("w") as log:
+        with Listener(("127.0.0.1", 0), authkey=key) as listener, (self.directory / "start.log").open("w") as log:
             for rank in range(kind.world_size):
                 process = subprocess.Popen(
-                    [sys.executable, "-c", code],
+                    start_command("ringsim.launch.portable"),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -70,9 +69,8 @@ class SpawnedRanks(RankSet):
                 by_rank[channel.recv()] = channel
                 continue
             if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
-                self.kill()
                 errors = (self.directory / "start.log").read_text().strip()
-                self.remove()
+                self.close()
                 raise RingError(f"ranks must be startable, got: {errors or 'no answer'}.")
         return [by_rank[rank] for rank in range(self.kind.world_size)]
 
@@ -88,9 +86,9 @@ class SpawnedRanks(RankSet):
             return self._processes[rank].wait(1.0), time.monotonic_ns()
         return None, time.monotonic_ns()
 
-    def wait_for_end(self) -> None:
+    def close(self) -> None:
         """See ``RankSet``."""
-        super().wait_for_end()
+        super().close()
         for process in self._processes:
             process.wait()
 
@@ -99,7 +97,7 @@ def main() -> None:
     """Becomes the rank that the line on standard input describes."""
     start = json.loads(sys.stdin.readline())
     config = RankConfig.from_json(start["config"])
-    channel = Client(start["address"], authkey=bytes.fromhex(start["key"]))
+    channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
     channel.send(config.rank)
     from ringsim.launch import rank
 

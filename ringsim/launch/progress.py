@@ -50,7 +50,7 @@ class Progress:
             if self._shown is None:
                 from IPython.display import display
 
-                self._shown = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+                self._shown = display(bundle, raw=True, display_id=True)
             else:
                 self._shown.update(bundle, raw=True)
         elif sys.stderr.isatty():

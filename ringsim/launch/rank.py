@@ -25,7 +25,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
@@ -65,9 +65,10 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, config, port)
         function = _load(job)
-        channel.send(("loaded", torch.get_num_threads()))
-        inbox.get()  # "go"
-        result = _record(function, config)
+        with _recording(config):
+            channel.send(("loaded", torch.get_num_threads()))
+            inbox.get()  # "go"
+            result = function()
         channel.send(("result", _pack_result(result, config)))
         status = 0
     except BaseException as error:  # whatever it was: the launcher must hear of it
@@ -76,6 +77,11 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     if status == 0:
         inbox.get()  # "bye"
     os._exit(status)  # an interpreter with torch in it takes 0.2 s to take itself down
+
+
+def warm_up() -> None:
+    """Does once, before ranks are forked, what each of them would have to do: the parts of numpy and torch that load on first use."""
+    _seed(0)
 
 
 def _name_process(name: str) -> None:
@@ -182,7 +188,10 @@ def _enter(job: Job, config: RankConfig, port: int) -> None:
     cores = len(job.affinity) or os.cpu_count() or 1
     if config.world_size >= cores and "OMP_NUM_THREADS" not in job.environ:
         torch.set_num_threads(1)
-    seed = job.seed + config.rank
+    _seed(job.seed + config.rank)
+
+
+def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -217,14 +226,15 @@ def _load(job: Job) -> Callable[[], Any]:
     return run_script
 
 
-def _record(function: Callable[[], Any], config: RankConfig) -> Any:
-    """Runs the function while every message is recorded."""
+@contextlib.contextmanager
+def _recording(config: RankConfig) -> Iterator[None]:
+    """Records every message in the block."""
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
     recorder.set_meta("num_threads", torch.get_num_threads())
     torch_hooks.install(recorder)
     change_state(recorder=recorder)
     try:
-        return function()
+        yield
     finally:
         change_state(recorder=None)
         torch_hooks.uninstall(recorder)

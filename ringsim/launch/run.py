@@ -70,7 +70,6 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
         return _Run(ranks, job, options).finish()
     finally:
         ranks.close()
-        ranks.remove()
         get_launcher().park(kind)
 
 
@@ -114,10 +113,8 @@ class _Run:
                 "Raise limit_s, or look at error.trace for where they were.",
                 trace=self._end_early(),
             )
-        trace = self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
-        self._send("bye")
-        self._ranks.wait_for_end()
-        return trace
+        self._send("bye")  # they take themselves down while the trace is made
+        return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
 
     @property
     def _elapsed_s(self) -> float:

@@ -1,0 +1,148 @@
+"""The command line on real ranks, run as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import ringsim
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def ringsim_command(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "ringsim", *arguments], cwd=cwd, capture_output=True, text=True, timeout=80)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def write_script(directory: Path, body: str) -> str:
+    (directory / "script.py").write_text(textwrap.dedent(body))
+    return "script.py"
+
+
+def test_demo_records_draws_and_checks_its_result(tmp_path: Path) -> None:
+    done = ringsim_command("demo", "-n", "3", cwd=tmp_path)
+    assert "as computed in one process" in done.stdout
+    assert sorted(file.name for file in (tmp_path / "demo").iterdir()) == ["ring.png", "run.ringtrace", "timeline.png"]
+    trace = ringsim.load(tmp_path / "demo" / "run.ringtrace")
+    messages = trace.to_pandas("messages")
+    assert len(messages) == 3 * 4  # every microbatch crosses every edge, the closing one too
+    assert set(zip(messages.src, messages.dst, strict=True)) == {(0, 1), (1, 2), (2, 0)}
+    events = trace.to_pandas()
+    assert {Path(file).name for file in events.file} == {"demo.py"}
+    assert (events.kind == "span").sum() == 3 * 4
+
+
+def test_trace_runs_an_unmodified_script(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import sys
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        tensor = torch.ones(8) * dist.get_rank()
+        dist.all_reduce(tensor)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1, tag=3)
+        elif dist.get_rank() == 1:
+            dist.recv(tensor, 0, tag=3)
+        print(dist.get_rank(), tensor[0].item(), sys.argv[1:], __name__)
+        dist.destroy_process_group()
+        """,
+    )
+    done = ringsim_command("trace", "-n", "3", script, "--steps", "2", cwd=tmp_path)
+    for rank in range(3):
+        assert f"[rank {rank}] {rank} 3.0 ['--steps', '2'] __main__" in done.stdout
+    trace = ringsim.load(tmp_path / "script.ringtrace")
+    messages = trace.to_pandas("messages")
+    assert messages[["src", "dst", "tag", "size_bytes", "group"]].values.tolist() == [[0, 1, 3, 32, "world"]]
+    assert (trace.to_pandas().op == "all_reduce").sum() == 3
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "script.ringtrace"]
+
+
+def test_trace_keeps_what_a_failing_script_did(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if dist.get_rank() == 1:
+            raise ValueError("no such layer")
+        dist.recv(torch.zeros(1), 1)
+        """,
+    )
+    done = ringsim_command("trace", "-n", "2", "-o", "run.ringtrace", script, cwd=tmp_path, code=1)
+    assert "rank 1 of 2 raised ValueError: no such layer" in done.stderr
+    assert 'raise ValueError("no such layer")' in done.stderr
+    frame = ringsim.load(tmp_path / "run.ringtrace").to_pandas()
+    assert (frame.op == "barrier").sum() == 2
+
+
+def test_interrupting_a_trace_leaves_the_file_and_no_process(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import os
+        import time
+        import ringsim
+        ringsim.mark("here")
+        print(os.getpid(), flush=True)
+        time.sleep(100)
+        """,
+    )
+    command = [sys.executable, "-m", "ringsim", "trace", "-n", "2", script]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        start = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert time.monotonic() - start < 10
+    assert "interrupted" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert ringsim.load(tmp_path / "script.ringtrace").to_pandas().kind.tolist() == ["mark", "mark"]
+
+
+def test_the_parts_of_a_killed_run_are_recovered(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import os
+        import time
+        import ringsim
+        ringsim.mark("here")
+        print(os.getpid(), flush=True)
+        time.sleep(100)
+        """,
+    )
+    command = [sys.executable, "-m", "ringsim", "trace", "-n", "2", script]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdout.readline()
+        process.kill()
+    trace = ringsim.load(tmp_path / "script.ringtrace")
+    assert trace.to_pandas().label.tolist() == ["here", "here"]
+    done = ringsim_command("trace", "-n", "2", script, cwd=tmp_path, code=2)  # it does not overwrite the evidence
+    assert "script.ringtrace.parts must not exist" in done.stderr
+
+
+def test_doctor_says_what_works(tmp_path: Path) -> None:
+    done = ringsim_command("doctor", cwd=tmp_path)
+    words = {line[4:20].strip(): line[:3].strip() for line in done.stdout.splitlines()}
+    assert words["Gloo"] == words["loopback"] == words["start method"] == "ok"
+    assert "NCCL" in words
+    assert "processes" in words
