@@ -1,8 +1,8 @@
 """What it costs to start ranks: ringsim beside torchrun, ``torch.multiprocessing.spawn`` and a bare warm fork server.
 
-Run: ``python benchmarks/launch.py`` (some minutes; ``--quick`` for a look). Every method brings N fresh ranks into one Gloo group, past a barrier, and
-ends them; they run in turn, so that a busy machine slows all alike. ringsim builds the ring and records as well. "Parked" starts half a
-second after the call before it, so that fresh ranks are ready; "back to back" starts at once.
+Run: ``python benchmarks/launch.py`` (some minutes; ``--quick`` for a look). Every method brings N fresh ranks into one Gloo group, past a
+barrier, and ends them; they run in turn, so that a busy machine slows all alike. ringsim builds the ring and records as well. "Parked"
+starts half a second after the call before it, so that fresh ranks are ready; "back to back" starts at once.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_trace_comes_back_without_results_and_output(path: Path) -> None:
     trace = load(path)
     assert trace == small()
-    assert (trace.results, trace.output) == (None, None)
+    assert (trace.results, trace.output) == ([], [])
     assert ringsim.load(str(path)) == trace
 
 

@@ -184,8 +184,8 @@ class _Run:
 
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._outputs.follow(last=True)
-        events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns)
-        metadata = {**self._metadata(), **facts, "complete": complete}
+        events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
+        metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", []), *self._notes()]
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 

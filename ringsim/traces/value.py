@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,8 +48,8 @@ class Trace:
     Args:
         events: what happened, one row an event.
         metadata: where and how it was measured, or simulated; only what JSON can say.
-        results: what the worker returned, by rank; None where there was no worker, and for a trace that was loaded.
-        output: what each rank printed, by rank; None likewise.
+        results: what the worker returned, by rank; empty where there was no worker, and for a trace that was loaded.
+        output: what each rank printed, by rank; empty likewise.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -64,8 +64,8 @@ class Trace:
 
     events: Events
     metadata: dict[str, Any]
-    results: list[Any] | None = None
-    output: list[str] | None = None
+    results: list[Any] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:

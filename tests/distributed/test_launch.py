@@ -374,18 +374,19 @@ def test_a_worker_may_initialise_as_a_script_does() -> None:
     assert ringsim.trace(worker, world_size=2, ring=False).results == [1, 0]
 
 
+@pytest.mark.timeout(180)
 def test_runs_at_the_same_time_do_not_meet() -> None:
     results: dict[int, list[list[float]]] = {}
 
     def many(number: int) -> None:
-        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(10)]
+        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(100)]
 
     threads = [threading.Thread(target=many, args=(number,)) for number in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == {number: [[1 + 10.0 * number, 0 + 10.0 * number]] * 10 for number in (1, 2)}
+    assert results == {number: [[1 + 10.0 * number, 0 + 10.0 * number]] * 100 for number in (1, 2)}
 
 
 @pytest.mark.timeout(120)
