@@ -9,11 +9,11 @@ The order of building, so that nobody waits in a circle: even places in the ring
 one to their predecessor. Five ranks, time downwards, ``=`` a pair that meets::
 
     place 0      1      2      3      4
-          0 ==== 1      2 ==== 3                first choice of 0 and 1, of 2 and 3
-                                      4 = 0     first choice of 4, second of 0
-                 1 ==== 2      3 ==== 4         second choices
+          0 ==== 1      2 ==== 3              the first choice of all four
+                 1 ==== 2             4 ==== 0    the first choice of 4, the second of 0
+                               3 ==== 4
 
-Place 4 is even and so is place 0: in a ring of odd length they meet one step later, and nothing waits for them but their own second group.
+Places 4 and 0 are both even: a ring of odd length takes one step more, and still nobody waits in a circle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
-__all__ = ["Pair", "PairGroups", "build_pair_groups", "default_store", "destroy_group", "pair_name", "pairs_of"]
+__all__ = ["Pair", "PairGroups", "build_order", "build_pair_groups", "default_store", "destroy_group", "pair_name", "pairs_of"]
 
 Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
@@ -61,6 +61,27 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
     return (ranks[place - 1], rank), (rank, ranks[(place + 1) % len(ranks)])
 
 
+def build_order(rank: int, ranks: Sequence[int]) -> list[Pair]:
+    """Says in which order a rank builds the groups over its pairs, so that no ranks wait for each other in a circle.
+
+    Args:
+        rank: a global rank of the ring.
+        ranks: the ring's global ranks in order.
+
+    Returns:
+        The rank's pairs, first to last; none in a ring of one.
+
+    Example:
+        >>> build_order(0, range(3)), build_order(1, range(3)), build_order(2, range(3))
+        ([(0, 1), (2, 0)], [(0, 1), (1, 2)], [(2, 0), (1, 2)])
+    """
+    pairs = pairs_of(rank, ranks)
+    if pairs is None:
+        return []
+    pred, succ = pairs
+    return [succ, pred] if ranks.index(rank) % 2 == 0 else [pred, succ]
+
+
 def pair_name(pair: Pair) -> str:
     """Returns the name of the group over a pair, predecessor first.
 
@@ -92,16 +113,10 @@ def build_pair_groups(
     """
     if backend != "gloo" or not _builds_privately():
         return _build_publicly(rank, rings, backend, timeout)
+    device = _gloo_device() if len(ranks) > 1 else None
+    groups = {pair: _build_gloo(rank, pair, store, timeout, device) for pair in build_order(rank, ranks)}
     pairs = pairs_of(rank, ranks)
-    if pairs is None:
-        return None, None
-    pred, succ = pairs
-    device = _gloo_device()
-    if ranks.index(rank) % 2 == 0:
-        succ_group = _build_gloo(rank, succ, store, timeout, device)
-        return _build_gloo(rank, pred, store, timeout, device), succ_group
-    pred_group = _build_gloo(rank, pred, store, timeout, device)
-    return pred_group, _build_gloo(rank, succ, store, timeout, device)
+    return (None, None) if pairs is None else (groups[pairs[0]], groups[pairs[1]])
 
 
 def default_store() -> Store | None:

@@ -44,14 +44,12 @@ class Rendezvous:
     """Where the ranks of a world met.
 
     Attributes:
-        store: the store they share.
-        roll: this rank's part in the roll-call over it.
+        roll: this rank's part in the roll-call; its ``store`` is theirs alone.
         rings: every ring of this world, as its global ranks in order.
         loopback: all of them are on this machine.
         listener: the file descriptor this process listens on, None where another does.
     """
 
-    store: Store
     roll: RollCall
     rings: list[tuple[int, ...]]
     loopback: bool
@@ -133,7 +131,7 @@ def meet(
         store = host(listener, timeout_s)
         roll = RollCall(store, rank, world_size, hosts=True, reused=False)
         try:
-            return Rendezvous(store, roll, roll.start(card, deadline), loopback, descriptor)
+            return Rendezvous(roll, roll.start(card, deadline), loopback, descriptor)
         except BaseException:
             _stop_listening(descriptor)
             raise
@@ -151,14 +149,14 @@ def meet(
                 raise _unanswered(where, "a ring that is being taken down") from error
             time.sleep(_RETRY_S)
         else:
-            return Rendezvous(store, roll, roll.start(card, deadline), loopback)
+            return Rendezvous(roll, roll.start(card, deadline), loopback)
 
 
 def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:
     """Calls the roll over a store that the ranks share already; for the arguments, what it returns and raises see ``meet``."""
     deadline = time.monotonic() + timeout_s
     roll = RollCall(store, rank, world_size, hosts=False, reused=True)
-    return Rendezvous(store, roll, roll.start(card, deadline), loopback=False)
+    return Rendezvous(roll, roll.start(card, deadline), loopback=False)
 
 
 def host(listener: socket.socket, timeout_s: float) -> Store:
@@ -210,7 +208,9 @@ def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, back
             del os.environ[_INTERFACE]
 
     try:
-        dist.init_process_group(backend, store=PrefixStore("default", rendezvous.store), rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=PrefixStore("default", rendezvous.roll.store), rank=rank, world_size=world_size, timeout=timeout
+        )
     except BaseException:
         undo()
         raise

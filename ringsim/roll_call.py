@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -31,7 +31,7 @@ from ringsim.errors import RendezvousFailed
 
 __all__ = ["Card", "LeftAlready", "RollCall", "find_fault", "in_words"]
 
-_READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why
+_READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why, and for those that are just starting
 _POLL_S = 0.005
 
 
@@ -151,7 +151,7 @@ class RollCall:
         self.world_size = world_size
         self.hosts = hosts
         self._expected = world_size  # the larger of this rank's and rank 0's, once known: the ranks that a message must name
-        self._counted: set[str] = set()  # stages at which the others know of this rank
+        self._listed = False  # this process has this rank's number, and no other has it
         # All ranks take part in a roll-call before any can begin the next, so this count is the same number of full rounds on each of them.
         generation = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
         self.store = PrefixStore(f"ringsim/{generation}", store)
@@ -175,6 +175,7 @@ class RollCall:
             mine = card.to_json()
             if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
                 self._refuse("start", f"each rank must be there once, got two processes that say they are rank {self.rank}")
+            self._listed = True
             if self.rank == 0:
                 self.store.set("head", mine)
             elif not self._wait("head", deadline):
@@ -184,7 +185,7 @@ class RollCall:
             disagreement = _disagreement(head, card, self.rank)
             if disagreement is not None:
                 self._refuse("start", disagreement)
-            if self._count("start") == self.world_size:
+            if self.store.add("start/count", 1) == self.world_size:
                 cards = [Card.from_json(text) for text in self.store.multi_get([f"start/{rank}" for rank in range(self.world_size)])]
                 fault = find_fault(cards)
                 if fault is not None:
@@ -207,7 +208,7 @@ class RollCall:
             self.store.set(f"built/{self.rank}", "")
             if failure is not None:
                 self._refuse("built", failure)
-            if self._count("built") == self.world_size:
+            if self.store.add("built/count", 1) == self.world_size:
                 self._publish("built", {})
             self._verdict("built", deadline)
 
@@ -234,11 +235,6 @@ class RollCall:
     def _where(self) -> str:
         return f"rank {self.rank} of {self.world_size}"
 
-    def _count(self, stage: str) -> int:
-        """Counts this rank in and returns how many are."""
-        self._counted.add(stage)
-        return self.store.add(f"{stage}/count", 1)
-
     def _wait(self, key: str, deadline: float) -> bool:
         """Waits for a key and returns whether it came in time."""
         remaining = max(deadline - time.monotonic(), 0.001)
@@ -250,20 +246,21 @@ class RollCall:
             return False
         return True
 
-    def _publish(self, stage: str, verdict: dict[str, object]) -> dict[str, list[list[int]]]:
+    def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
         """Writes a verdict unless there is one, and returns the one that stands."""
-        text = self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
-        standing: dict[str, list[list[int]]] = json.loads(text)
+        standing: dict[str, Any] = json.loads(self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict)))
         return standing
 
-    def _verdict(self, stage: str, deadline: float) -> dict[str, list[list[int]]]:
+    def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
         """Waits for the verdict and returns it; raises where it is a refusal."""
         if self._wait(f"{stage}/verdict", deadline):
-            verdict: dict[str, list[list[int]]] = json.loads(self.store.get(f"{stage}/verdict"))
+            verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
         else:
-            verdict = self._publish(stage, {"error": "every rank must be there in time, got a time-out" + self._attendance(stage)})
+            here = self.store.add(f"{stage}/count", 0)
+            why = "every rank must be there in time, got a time-out" + self._attendance(stage)
+            verdict = self._publish(stage, {"error": why, "readers": here})
         if "error" in verdict:
-            self._end(stage, str(verdict["error"]))
+            self._end(stage, verdict)
         return verdict
 
     def _attendance(self, stage: str) -> str:
@@ -273,20 +270,19 @@ class RollCall:
         return f": {in_words(present)} present, {in_words(missing)} missing"
 
     def _refuse(self, stage: str, why: str) -> NoReturn:
-        """Ends the roll-call for every rank with one reason; where it ended well already, for this rank alone."""
-        why += self._attendance(stage)
-        standing = self._publish(stage, {"error": why})
-        self._end(stage, str(standing.get("error", why)))
+        """Ends the roll-call for every rank with one reason, also for those on their way; where it ended well, for this rank alone."""
+        refusal = {"error": why + self._attendance(stage), "readers": self._expected}
+        standing = self._publish(stage, refusal)
+        self._end(stage, standing if "error" in standing else refusal)
 
-    def _end(self, stage: str, why: str) -> NoReturn:
-        """Raises, after everybody who waits for the verdict could read it."""
-        if not self.hosts:
-            if stage in self._counted:
-                self.store.add(f"{stage}/read", 1)
-        else:
+    def _end(self, stage: str, verdict: dict[str, Any]) -> NoReturn:
+        """Raises; a host waits before that until those who are concerned, itself among them, could read the verdict."""
+        if self._listed:
+            read = self.store.add(f"{stage}/read", 1)
             give_up = time.monotonic() + _READERS_GRACE_S
-            while self.store.add(f"{stage}/read", 0) < self.store.add(f"{stage}/count", 0) - 1 and time.monotonic() < give_up:
+            while self.hosts and read < verdict["readers"] and time.monotonic() < give_up:
                 time.sleep(_POLL_S)
+                read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
-            f"{why} ({self._where()}). Start every rank once, with the same arguments but its own rank, within the time limit."
+            f"{verdict['error']} ({self._where()}). Start every rank once, with the same arguments but its own rank, within the time limit."
         )
