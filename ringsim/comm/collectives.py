@@ -106,10 +106,10 @@ def describe(tensors: list[torch.Tensor], copies: int) -> tuple[str, tuple[int, 
 
     Example:
         >>> describe([torch.zeros(2, 3), torch.zeros(2, 3)], 1), describe([torch.zeros(4)], 3), describe([], 1)
-        (('float32', (2, 2, 3), 48), ('float32', (3, 4), 48), ('', (0,), 0))
+        (('float32', (2, 2, 3), 48), ('float32', (3, 4), 48), ('', (), 0))
     """
     if not tensors:
-        return "", (0,), 0
+        return "", (), 0
     shapes = {tuple(tensor.shape) for tensor in tensors}
     count = len(tensors) * copies
     if len(shapes) > 1:

@@ -6,7 +6,6 @@ The line of an event is the user's: the recorder walks outward from the operatio
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -17,7 +16,8 @@ LIBRARY: Final = -2  # torch, Python's own modules
 SPEAKER: Final = -3  # the library file whose functions name the operations
 
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
+_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
+_DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
 _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
 
 
@@ -41,9 +41,10 @@ class CallSites(dict[str, int]):
 
     def learn(self, filename: str) -> int:
         """Returns what a file is, and remembers it; afterwards ``sites[filename]`` says the same."""
+        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
         if filename.startswith(_RINGSIM):
             kind = OURS
-        elif filename.startswith(self._libraries) or (filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)):
+        elif of_python or filename.startswith(self._libraries) or filename.endswith(_DECORATOR):
             kind = LIBRARY
         else:
             kind = self._number(filename)

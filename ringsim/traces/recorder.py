@@ -318,15 +318,20 @@ def _make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) ->
         def post(group: int, peer: int, tag: int, payload: int, label: int = NONE) -> int | None:
             nonlocal memory, words
             state = posted
-            frame: Any = frame_at(2)
-            code = frame.f_code
-            if code is poster_code:  # the two commonest ways to come here, without a look-up
-                frame = frame.f_back
+            frame: Any
+            try:
+                frame = innermost = frame_at(2)
                 code = frame.f_code
-                if code is blocking_code:
-                    state = blocking_posted
-                    frame = frame_at(blocking_depth)
+                if code is poster_code:  # the two commonest ways to come here, without a look-up
+                    frame = frame.f_back
                     code = frame.f_code
+                    if code is blocking_code:
+                        state = blocking_posted
+                        frame = frame_at(blocking_depth)
+                        code = frame.f_code
+            except (ValueError, AttributeError):  # a thread that begins in the library: no frame is the user's
+                frame = innermost = frame_at(1)
+                code = frame.f_code
             while True:
                 try:
                     file = sites[code.co_filename]
@@ -339,7 +344,7 @@ def _make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) ->
                     state = posted_as.get(code.co_name, state)
                 frame = frame.f_back
                 if frame is None:
-                    file, line = sites.find_stand_in(frame_at(2))
+                    file, line = sites.find_stand_in(innermost)
                     break
                 code = frame.f_code
             slot = claim()

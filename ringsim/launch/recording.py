@@ -1,0 +1,193 @@
+"""``with ringsim.trace(path) as recording:`` in ranks that something else started.
+
+Each rank writes its part into ``<path>.parts``; at the end of the block it announces over the default group's store that the part is
+complete, and rank 0 merges the parts into one file. Nothing goes through a process group: recording adds no message, and no rank waits
+for another inside the block.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ringsim import provenance
+from ringsim.comm import torch_hooks
+from ringsim.errors import RingError
+from ringsim.state import get_state
+from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
+from ringsim.traces.files import save
+from ringsim.traces.parts import read_parts
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.value import Trace
+
+WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
+WAIT_AFTER_ERROR_S: Final = 2.0  # the same where rank 0's own block ended with an exception: others may never end
+
+
+class Recording:
+    """Records the ranks that already run, from the start of a ``with`` block to its end.
+
+    Every rank of the default process group enters the block and leaves it, each at its own time. Blocks may be nested and repeated;
+    an inner one, or one inside a run that ``ringsim.trace(worker)`` started, saves what was posted within it. If the block raises, the
+    trace is saved all the same and the exception goes on.
+
+    Args:
+        path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An existing file is replaced.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> import tempfile
+        >>> with Recording(Path(tempfile.mkdtemp(), "run.ringtrace")) as recording:
+        ...     dist.barrier()
+        >>> [str(op) for op in recording.trace.to_pandas()["op"]]
+        ['barrier']
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(os.path.abspath(path))
+        self._recorder: Recorder | None = None
+        self._rank = 0
+        self._trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of all ranks; on rank 0, after the block.
+
+        Raises:
+            RingError: this is another rank, or the block has not ended.
+        """
+        if self._trace is None:
+            where = f"(rank {self._rank} of {self._world_size})" if self._recorder else "(the block was not entered)"
+            todo = "Ask on rank 0, or load the file." if self._rank else "Ask after the with block."
+            raise RingError(f"a recording's trace must be asked for on rank 0 after the block, got a question elsewhere {where}. {todo}")
+        return self._trace
+
+    def __enter__(self) -> Self:
+        if not dist.is_initialized():
+            raise RingError(
+                "the ranks must be in a process group before they are recorded, got none. Call ringsim.initialize_distributed() or "
+                "torch.distributed.init_process_group() first, or let ringsim start the ranks: ringsim.trace(worker, world_size=4)."
+            )
+        self._trace = None
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._backend = dist.get_backend()
+        # A name of its own for each block: the n-th of this rank is the n-th of every rank.
+        store = distributed_c10d._get_default_store()
+        entered = store.add(f"ringsim/recording/entered/{self._rank}", 1)
+        self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
+        self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
+        active = get_state().recorder
+        self._own = active is None
+        self._recorder = active or self._make_recorder()
+        torch_hooks.install(self._recorder)
+        self._first = self._recorder.count
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        span = [self._first, recorder.count]
+        torch_hooks.uninstall(recorder)
+        if self._own:
+            recorder.close()
+        try:
+            self._store.set(str(self._rank), json.dumps({"span": span, "directory": str(recorder.directory)}))
+            if self._rank == 0:
+                self._trace = self._merge(recorder.directory, WAIT_S if error is None else WAIT_AFTER_ERROR_S)
+                save(self._trace, self._path)
+                if self._own and self._trace.metadata["complete"]:
+                    shutil.rmtree(recorder.directory, ignore_errors=True)
+        except (RingError, RuntimeError, OSError) as failure:
+            if error is None:
+                raise RingError(
+                    f"the parts of a recording must be mergeable, got {type(failure).__name__}: {failure} "
+                    f"(rank {self._rank} of {self._world_size}). They are in {recorder.directory}."
+                ) from failure
+            error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception matters more
+
+    def _make_recorder(self) -> Recorder:
+        directory = self._path.with_name(self._path.name + ".parts")
+        recorder = Recorder(directory, self._rank, self._world_size)
+        if self._rank == 0:
+            for entry in directory.iterdir():  # left by an earlier run of more ranks that was killed
+                match = re.fullmatch(r"rank-(\d+)\.\w+", entry.name)
+                if match and int(match[1]) >= self._world_size:
+                    entry.unlink(missing_ok=True)
+            unfinished = directory / "run.json.unfinished"
+            unfinished.write_text(json.dumps({**self._metadata(), "start_ns": self._start_ns}))
+            unfinished.replace(directory / "run.json")
+        return recorder
+
+    def _merge(self, directory: Path, wait_s: float) -> Trace:
+        """Reads all parts, once the other ranks have announced theirs or the wait is over."""
+        spans, late = self._collect_announcements(directory, wait_s)
+        events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
+        inside = np.ones(len(events), dtype=bool)
+        for rank, (first, last) in spans.items():
+            inside &= (events.rank != rank) | ((events.seq >= first) & (events.seq < last))
+        metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late}
+        if late:
+            metadata["notes"] = [
+                *facts["notes"],
+                f"ranks {late} had not left the recorded block {wait_s:g} s after rank 0; what they had done by then is here.",
+            ]
+        return Trace(_count_from(self._start_ns, events.select(inside)), metadata)
+
+    def _collect_announcements(self, directory: Path, wait_s: float) -> tuple[dict[int, list[int]], list[int]]:
+        """Returns which records of each rank belong to the block, and the ranks that have not said so in time."""
+        spans: dict[int, list[int]] = {}
+        late = []
+        deadline = time.monotonic() + wait_s
+        for rank in range(self._world_size):
+            left_s = max(deadline - time.monotonic(), 0.001)
+            try:
+                self._store.wait([str(rank)], dt.timedelta(seconds=left_s))
+            except (RuntimeError, dist.DistStoreError):
+                late.append(rank)
+                continue
+            said = json.loads(self._store.get(str(rank)))
+            if said["directory"] != str(directory):
+                raise RingError(
+                    f"the path of a recording must be the same on every rank, got parts in {directory} (rank 0) and in "
+                    f"{said['directory']} (rank {rank} of {self._world_size}). Give an absolute path."
+                )
+            spans[rank] = said["span"]
+        return spans, late
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "format": 1,
+            "run_id": uuid.uuid4().hex[:12],
+            "source": "measured",
+            "world_size": self._world_size,
+            "backend": self._backend,
+            "comm_device": "gpu" if self._backend == "nccl" else "cpu",
+            "start_unix_ns": self._start_unix_ns,
+            "date": dt.datetime.fromtimestamp(self._start_unix_ns / 1e9, tz=dt.UTC).date().isoformat(),
+            "machine": provenance.machine(),
+            "versions": provenance.versions(),
+        }
+
+
+def _count_from(start_ns: int, events: Events) -> Events:
+    """Makes times count from ``start_ns``, or from the first event where another rank began before."""
+    start_ns = min(start_ns, int(events.post_ns.min(initial=start_ns)))
+    columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}  # seq starts at 0 in the block, too
+    for name in ("post_ns", "wait_ns", "done_ns"):
+        columns[name] = np.where(columns[name] == NONE, NONE, columns[name] - start_ns)
+    return make_events(columns, events.tables)
