@@ -1,0 +1,95 @@
+"""Records the traces that the figures are drawn from: real runs on this machine.
+
+    python figures/record.py [directory]
+
+writes ``pipeline.ringtrace`` into the directory, ``figures/data`` by default. Every run gives other times, so this is done by hand and the
+result is committed; ``figures/make.py`` then draws the same bytes from it each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import ringsim
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "figures" / "data"
+RANKS = 4
+MICROBATCHES = 4
+ROWS, WIDTH = 64, 512
+
+
+def pipeline(microbatches: int, rows: int, width: int) -> float:
+    """One training step of a pipeline, a stage a rank: all microbatches forward, then all backward.
+
+    Activations go to the successor and gradients come back to the predecessor, on the pair groups; the last stage computes a loss.
+
+    Args:
+        microbatches: how many.
+        rows: samples in a microbatch.
+        width: features; an activation has shape (rows, width).
+
+    Returns:
+        The sum of the losses on the last stage, 0 elsewhere.
+    """
+    import torch
+    import torch.distributed as dist
+
+    ring = ringsim.current_ring()
+    stage, last = ring.rank, ring.world_size - 1
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(4)))
+    layers(torch.zeros(rows, width)).sum().backward()  # the first call of each kernel is slow
+    dist.barrier()
+
+    inputs, outputs, losses, sends = [], [], [], []
+    for microbatch in range(microbatches):
+        where = {"stage": stage, "microbatch": microbatch}
+        x = torch.zeros(rows, width)
+        if stage > 0:
+            dist.irecv(x, src=ring.pred, group=ring.pred_group, tag=microbatch).wait()
+        x.requires_grad_()
+        with ringsim.span("forward", **where):
+            y = layers(x)
+            loss = y.square().mean() if stage == last else torch.zeros(())
+        if stage < last:
+            sends.append(dist.isend(y.detach(), dst=ring.succ, group=ring.succ_group, tag=microbatch))
+        inputs.append(x)
+        outputs.append(y)
+        losses.append(loss)
+    for send in sends:
+        send.wait()
+
+    sends = []
+    for microbatch in range(microbatches):
+        where = {"stage": stage, "microbatch": microbatch}
+        gradient = torch.zeros(rows, width)
+        if stage < last:
+            dist.irecv(gradient, src=ring.succ, group=ring.succ_group, tag=microbatches + microbatch).wait()
+        with ringsim.span("backward", **where):
+            # Not y.backward(gradient): its first call imports half of torch's compiler, and the figure would show nothing else.
+            (losses[microbatch] if stage == last else (outputs[microbatch] * gradient).sum()).backward()
+        if stage > 0:
+            sends.append(dist.isend(inputs[microbatch].grad, dst=ring.pred, group=ring.pred_group, tag=microbatches + microbatch))
+    for send in sends:
+        send.wait()
+    return float(sum(loss.item() for loss in losses))
+
+
+def main(directory: Path) -> None:
+    """Records every trace."""
+    trace = ringsim.trace(pipeline, world_size=RANKS, args=(MICROBATCHES, ROWS, WIDTH))
+    without_home(trace).save(directory / "pipeline.ringtrace")
+    print(trace.summary())
+
+
+def without_home(trace: ringsim.Trace) -> ringsim.Trace:
+    """Returns the trace with source files named from the project's directory on: where that lies is nobody's business."""
+    tables = trace.events.tables
+    files = tuple(Path(name).resolve().relative_to(ROOT).as_posix() for name in tables.files)
+    return dataclasses.replace(trace, events=dataclasses.replace(trace.events, tables=tables._replace(files=files)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DATA)

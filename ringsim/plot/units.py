@@ -1,0 +1,66 @@
+"""Numbers with units, as pictures write them: bytes in powers of 1024, times in the unit that needs the fewest digits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["bytes_text", "time_text", "time_unit"]
+
+BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+
+
+def bytes_text(size_bytes: float) -> str:
+    """Writes a size with its IEC unit.
+
+    Args:
+        size_bytes: size in bytes, not negative.
+
+    Returns:
+        At most three digits before the unit where that loses nothing that can be seen.
+
+    Example:
+        >>> bytes_text(0), bytes_text(4096), bytes_text(1_500_000)
+        ('0 B', '4 KiB', '1.43 MiB')
+    """
+    value, unit = float(size_bytes), 0
+    while round(value, 2) >= 1024 and unit < len(BYTE_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{_short(value)} {BYTE_UNITS[unit]}"
+
+
+def time_unit(length_ns: float) -> tuple[float, str]:
+    """Picks the unit in which a length of time is best read.
+
+    Args:
+        length_ns: length in ns.
+
+    Returns:
+        How many ns the unit has, and its name.
+
+    Example:
+        >>> time_unit(25_000_000), time_unit(0)
+        ((1000000.0, 'ms'), (1.0, 'ns'))
+    """
+    for factor, name in TIME_UNITS:
+        if length_ns >= factor:
+            return factor, name
+    return TIME_UNITS[-1]
+
+
+def time_text(length_ns: float) -> str:
+    """Writes a length of time, given in ns, with the unit that suits it.
+
+    Example:
+        >>> time_text(12_345_678), time_text(900), time_text(0)
+        ('12.3 ms', '900 ns', '0 ns')
+    """
+    factor, name = time_unit(length_ns)
+    return f"{_short(length_ns / factor)} {name}"
+
+
+def _short(value: float) -> str:
+    """Three significant digits, and all digits before the point."""
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,154 @@
+"""Traces made by hand, for the tests of pictures: small ones to look at, big ones to time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
+from ringsim.traces.value import Trace
+
+MS = 1_000_000
+
+METADATA: dict[str, Any] = {
+    "format": 1,
+    "run_id": "synthetic",
+    "source": "measured",
+    "backend": "gloo",
+    "comm_device": "cpu",
+    "date": "2026-11-20",
+    "machine": {"cpu": "Example CPU", "cores": 2},
+    "versions": {"ringsim": "0.1.0", "python": "3.11.2", "torch": "2.13.0+cpu", "numpy": "2.4.0"},
+    "not_recorded": [],
+    "complete": True,
+    "notes": [],
+}
+
+
+class Story:
+    """Writes events down one by one, by name; ``trace()`` makes a trace of them."""
+
+    def __init__(self, world_size: int, *, ring: bool = True) -> None:
+        self.world_size = world_size
+        edges = [(rank, (rank + 1) % world_size) for rank in range(world_size)] if ring and world_size > 1 else []
+        self.groups = [Group("world", tuple(range(world_size)))] + [Group(f"ring:{a}>{b}", tuple(sorted((a, b)))) for a, b in edges]
+        self.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in edges]
+        self.payloads: list[Payload] = []
+        self.labels: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def _payload(self, size_bytes: int) -> int:
+        payload = Payload("float32", (size_bytes // 4,), size_bytes)
+        if payload not in self.payloads:
+            self.payloads.append(payload)
+        return self.payloads.index(payload)
+
+    def _group(self, name: str) -> int:
+        return [group.name for group in self.groups].index(name)
+
+    def op(self, rank: int, op: str, times_ms: tuple[float, float, float], **more: Any) -> None:
+        """Adds one event; a negative time has not come. ``group`` and ``label`` are names, ``size_bytes`` becomes a payload."""
+        post, wait, done = (round(t * MS) if t >= 0 else -1 for t in times_ms)
+        row: dict[str, Any] = {
+            "rank": rank,
+            "op": OP_CODES[op],
+            "post_ns": post,
+            "wait_ns": wait,
+            "done_ns": done,
+            "status": 2 if done >= 0 else 1,
+        }
+        if "size_bytes" in more:
+            row["payload"] = self._payload(more.pop("size_bytes"))
+        if "group" in more:
+            row["group"] = self._group(more.pop("group"))
+        if "label" in more:
+            label = more.pop("label")
+            if label not in self.labels:
+                self.labels.append(label)
+            row["label"] = self.labels.index(label)
+        self.rows.append(row | more)
+
+    def span(self, rank: int, name: str, start_ms: float, end_ms: float, **more: Any) -> None:
+        """Adds a span."""
+        self.op(rank, "span", (start_ms, -1, end_ms), label=name, **more)
+
+    def message(
+        self, src: int, dst: int, send_ms: tuple[float, float, float], recv_ms: tuple[float, float, float], size_bytes: int = 4096,
+        tag: int = 0, group: str | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        """Adds a send and its recv; on the ring's group from src to dst where no other is named."""
+        name = group or f"ring:{src}>{dst}"
+        shared = {"group": name, "tag": tag, "size_bytes": size_bytes, **more}
+        self.op(src, "isend", send_ms, peer=dst, **shared)
+        self.op(dst, "irecv", recv_ms, peer=src, **shared)
+
+    def trace(self, **metadata: Any) -> Trace:
+        """Returns the trace, its events in the order of rank and posting."""
+        rows = sorted(self.rows, key=lambda row: (row["rank"], row["post_ns"]))
+        names = {name for row in rows for name in row} | {"rank", "op"}
+        columns = {name: [row.get(name, -1) for row in rows] for name in names}
+        tables = Tables(tuple(self.groups), tuple(self.payloads), tuple(self.labels), ("/home/student/ring.py",))
+        everything = METADATA | {"world_size": self.world_size, "ring_groups": self.ring_groups} | metadata
+        return Trace(make_events(columns, tables), everything)
+
+
+def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64 * 1024) -> Trace:
+    """A forward pass of a pipeline, the last stage slow, and a token that goes back to rank 0 at the end."""
+    story = Story(world_size)
+    free = [0.0] * world_size
+    for microbatch in range(microbatches):
+        arrives = 0.0
+        for rank in range(world_size):
+            where = {"stage": rank, "microbatch": microbatch}
+            cost = 2.6 if rank == world_size - 1 else 1.6 + 0.2 * ((rank + microbatch) % 3)
+            start = max(free[rank], arrives)
+            end = start + cost
+            story.span(rank, "forward", start, end, **where)
+            story.span(rank, "attention", start + 0.1, start + cost * 0.45, **where)
+            story.span(rank, "mlp", start + cost * 0.5, end - 0.1, **where)
+            free[rank] = end + 0.1
+            if rank < world_size - 1:
+                ready = max(free[rank + 1], 0.02)
+                done = max(end + 0.55, ready + 0.4)
+                post = free[rank + 1] - (0.8 if microbatch else 0)
+                story.message(
+                    rank, rank + 1, (end, end + 0.05, done), (max(post, 0.0), ready, done + 0.05), size_bytes, tag=microbatch, **where
+                )
+                free[rank], arrives = done + 0.05, done + 0.1
+    if world_size > 1:
+        last = free[-1]
+        story.message(world_size - 1, 0, (last, last, last + 0.4), (free[0], free[0], last + 0.45), 1024, tag=99)
+        free[0] = free[-1] = last + 0.5
+    for rank in range(world_size):
+        story.op(rank, "barrier", (free[rank] + 1, free[rank] + 1, max(free) + 1.6), group="world")
+        story.op(rank, "mark", (free[rank] + 0.8, -1, -1), label="epoch end", status=2)
+    return story.trace(ranks=[{"rank": rank, "pid": 4210 + rank} for rank in range(world_size)])
+
+
+def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
+    """A long run of short messages round a ring: per round and rank a span, a send and a recv; ``count`` events in all."""
+    rounds = count // (3 * world_size)
+    rank = np.repeat(np.arange(world_size), 3 * rounds)
+    step = np.tile(np.repeat(np.arange(rounds), 3), world_size)
+    what = np.tile(np.arange(3), world_size * rounds)  # 0 span, 1 isend, 2 irecv
+    random = np.random.default_rng(1)
+    begin = step * 100_000 + random.integers(0, 20_000, len(step))
+    post = begin + np.choose(what, [0, 40_000, 38_000])
+    wait = np.choose(what, [np.full(len(step), -1), begin + 42_000, begin + 60_000])
+    done = begin + np.choose(what, [38_000, 60_000, 75_000])
+    columns = {
+        "rank": rank,
+        "op": np.choose(what, [OP_CODES["span"], OP_CODES["isend"], OP_CODES["irecv"]]),
+        "post_ns": post,
+        "wait_ns": wait,
+        "done_ns": done,
+        "peer": np.choose(what, [np.full(len(step), -1), (rank + 1) % world_size, (rank - 1) % world_size]),
+        "group": np.choose(what, [np.full(len(step), -1), rank + 1, (rank - 1) % world_size + 1]),
+        "tag": np.where(what == 0, -1, 0),
+        "payload": np.where(what == 0, -1, 0),
+        "label": np.where(what == 0, 0, -1),
+    }
+    story = Story(world_size)
+    tables = Tables(tuple(story.groups), (Payload("float32", (1024,), 4096),), ("compute",), ())
+    return Trace(make_events(columns, tables), METADATA | {"world_size": world_size, "ring_groups": story.ring_groups})

@@ -1,0 +1,62 @@
+"""The committed figures are what the committed traces give."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ringsim
+
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "figures"
+
+
+@pytest.fixture(scope="module")
+def make() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures_make", FIGURES / "make.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def locked(package: str) -> str:
+    return re.search(rf"^{package}==(\S+)", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)[1]
+
+
+@pytest.mark.skipif(metadata.version("matplotlib") != locked("matplotlib"), reason="the bytes are promised for the locked matplotlib only")
+def test_the_figures_are_up_to_date(make: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_figure_that_differs_is_named(make: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "FIGURES", tuple(figure._replace(name=f"missing_{figure.name}") for figure in make.FIGURES[:1]))
+    assert make.main(["--check"]) == 1
+    assert "figures/missing_ring.png must be" in capsys.readouterr().out
+
+
+def test_every_figure_is_described_and_every_trace_is_used(make: ModuleType) -> None:
+    readme = (FIGURES / "README.md").read_text()
+    for figure in make.FIGURES:
+        assert figure.draw.__doc__
+        assert f"data/{figure.data}" in readme
+        for ending in figure.endings:
+            assert f"`{figure.name}{ending}`" in readme
+            assert (FIGURES / (figure.name + ending)).is_file()
+    assert {figure.data for figure in make.FIGURES} == {path.name for path in (FIGURES / "data").iterdir()}
+
+
+@pytest.mark.parametrize("path", sorted((FIGURES / "data").glob("*.ringtrace")), ids=lambda path: path.name)
+def test_the_traces_are_real_small_and_say_nothing_private(path: Path) -> None:
+    assert path.stat().st_size < 100_000
+    trace = ringsim.load(path)
+    assert trace.metadata["source"] == "measured"
+    assert trace.metadata["machine"]["cpu"]
+    assert not trace.unmatched
+    assert all(not Path(name).is_absolute() for name in trace.events.tables.files)
