@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -40,7 +42,8 @@ def worker() -> float:
     """
     ring = ringsim.current_ring()
     weight = stage_weight(ring.rank)
-    sends, total = [], 0.0
+    sends: list[Any] = []
+    total = 0.0
     for index in range(NUM_MICROBATCHES):
         if ring.rank == 0:
             x = microbatch_input(index)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ringsim.errors import RingError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ringsim.traces.value import Trace
 
 Verbs = argparse._SubParsersAction  # argparse has no public name for it
@@ -43,7 +45,7 @@ def write_pictures(trace: Trace, directory: Path) -> list[Path]:
 
     files = []
     for name, plot in (("ring", trace.plot_ring), ("timeline", trace.plot_timeline)):
-        figure = plot().get_figure(root=True)
+        figure = cast("Figure", plot().get_figure(root=True))
         file = directory / f"{name}.png"
         try:
             directory.mkdir(parents=True, exist_ok=True)
