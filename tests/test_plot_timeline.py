@@ -218,6 +218,16 @@ def test_a_hundred_thousand_events_are_merged_and_counted() -> None:
     assert sum(len(group.get_paths()) for group in merged) < len(bars) / 1.5
 
 
+def test_each_name_of_a_span_has_a_look_and_the_legend_says_which() -> None:
+    story = Story(1)
+    story.op(0, "mark", (0, -1, -1), label="a mark takes no look", status=2)
+    for number in range(10):
+        story.span(0, f"name {number}", number, number + 1)
+    ax = plot_timeline(story.trace())
+    assert legend(ax)[:9] == [f"name {number}" for number in range(8)] + ["and 2 more names of spans"]
+    assert [boxes(ax, len(OPERATION_LOOKS) + number)[0][0] for number in range(10)] == list(range(10))
+
+
 def test_few_enough_arrows_are_all_drawn() -> None:
     trace = pipeline(4)
     ax = plot_timeline(trace)

@@ -45,7 +45,11 @@ def choose_messages(trace: Trace, first_ns: int, last_ns: int, most: int = MOST_
     phase = pair * 0.618 % 1  # pairs take turns: arrows at one moment would stand in a line
     slots = most
     while True:
-        _, chosen = np.unique(pair * (slots + 2) + np.floor(post * slots + phase).astype(np.int64), return_index=True)
+        slot = np.floor(post * slots + phase).astype(np.int64)
+        whole = (
+            np.flatnonzero(slot > 0) if (slot > 0).any() else np.arange(len(done))
+        )  # the first slot of a pair is cut short: none from it
+        chosen = whole[np.unique((pair * (slots + 2) + slot)[whole], return_index=True)[1]]
         if len(chosen) <= most or slots == 1:
             # More pairs than arrows: every n-th pair, then.
             return done[np.sort(chosen)[:: -(-len(chosen) // most)]]

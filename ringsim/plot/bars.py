@@ -43,6 +43,10 @@ SPAN_LOOKS: Final = (
     Look("span", "#F6EE96", "////", "#DDCF3A"),
     Look("span", "#8AD0BB", "||", "white"),
     Look("span", "#CFCFCF", "\\\\\\\\", "white"),
+    Look("span", "#9AD2F4", "--", "white"),
+    Look("span", "#F6EE96", "xx", "#DDCF3A"),
+    Look("span", "#8AD0BB", "++", "white"),
+    Look("span", "#CFCFCF", "/|", "white"),
 )
 
 
@@ -55,10 +59,11 @@ class Bars:
         lane: 0 and up for the depths of spans, then ``depths`` for sends, ``depths + 1`` for recvs, ``depths + 2`` for collectives (int64).
         start_ns: from the start of the run (int64).
         end_ns: likewise; of a bar that never ended, the end of the trace (int64).
-        look: number in ``OPERATION_LOOKS``; a span has their number plus that of its label (int64).
+        look: number in ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels`` (int64).
         event: index of its event (int64).
         is_open: it never ended (bool).
         depths: lanes that spans need.
+        labels: numbers of the labels that spans have, ascending; -1 for spans without one.
     """
 
     rank: Ints
@@ -69,6 +74,7 @@ class Bars:
     event: Ints
     is_open: Ints
     depths: int
+    labels: tuple[int, ...]
 
     def __len__(self) -> int:
         """Returns the number of bars."""
@@ -105,7 +111,8 @@ def make_bars(trace: Trace) -> Bars:
     pieces = _operation_pieces(trace, last)
     spans = np.flatnonzero(events.kind == SPAN)
     done = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
-    pieces.append((spans, events.post_ns[spans], done, len(OPERATION_LOOKS) + np.maximum(events.label[spans], 0)))
+    labels, label = np.unique(events.label[spans], return_inverse=True)
+    pieces.append((spans, events.post_ns[spans], done, len(OPERATION_LOOKS) + label))
 
     event = np.concatenate([piece[0] for piece in pieces])
     kind = events.kind[event]
@@ -120,6 +127,7 @@ def make_bars(trace: Trace) -> Bars:
         event=event,
         is_open=(look == UNFINISHED) | (look == UNWAITED) | ((kind == SPAN) & (events.done_ns[event] == NONE)),
         depths=depths,
+        labels=tuple(labels.tolist()),
     )
 
 

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from ringsim.plot import style
 from ringsim.plot.units import bytes_text
@@ -62,7 +62,7 @@ def draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     if sent.count():
         beside = ax.inset_axes((1.04, 0.1, 0.04, 0.8))
         bar = ax.figure.colorbar(picture, cax=beside, label="bytes sent", format=FuncFormatter(lambda value, _: bytes_text(value)))
-        bar.locator = LogLocator(base=2, numticks=8)
+        bar.locator = LogLocator(base=2, numticks=8) if low < high else FixedLocator([low])
         bar.minorticks_off()
     unused = [ends for name, ends in graph.graph["ring"].items() if graph.edges[(*ends, name)]["messages"] == 0]
     if unused and len(graph) <= MOST_OUTLINES:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["plot_timeline"]
 
 WIDTH_INCHES: Final = 9.6
-MOST_SPAN_NAMES: Final = 6  # in the legend
+MOST_SPAN_NAMES: Final = 8  # in the legend: as many as have a look of their own
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
 
@@ -201,13 +201,10 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     """Entries for what occurs in the picture."""
     handles: list[Artist] = []
     looks = np.unique(bars.look).tolist()
-    spans = [number for number in looks if number >= len(OPERATION_LOOKS)]
-    for number in spans[:MOST_SPAN_NAMES]:
-        labels = trace.events.tables.labels
-        label = number - len(OPERATION_LOOKS)
-        handles.append(_patch(look_of(number), labels[label] if label < len(labels) else "span"))
-    if len(spans) > MOST_SPAN_NAMES:
-        handles.append(Line2D([], [], linestyle="none", label=f"and {len(spans) - MOST_SPAN_NAMES} more spans"))
+    for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], len(OPERATION_LOOKS)):
+        handles.append(_patch(look_of(number), trace.events.tables.labels[label] if label != NONE else "span"))
+    if len(bars.labels) > MOST_SPAN_NAMES:
+        handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
         handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
     handles += [_patch(look_of(number), look_of(number).name) for number in looks if number < len(OPERATION_LOOKS)]
