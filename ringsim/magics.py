@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import dis
 import shlex
-from typing import Any
+from types import CodeType
+from typing import Any, Final, NoReturn
 
+import cloudpickle
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 import ringsim
+from ringsim.cell import run_on_rank
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
-from ringsim.launch.job import pack_call
+from ringsim.launch.job import Job, pack_call
 from ringsim.launch.run import RunOptions, run
+
+_USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
+# What a rank has of its own under these names, or cannot have at all.
+_NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
+_LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}  # the last since Python 3.12
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise UsageError(f"%%ring: {message}")
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. Usage: {_USAGE}")
 
 
 def _make_parser() -> _Parser:
@@ -28,18 +37,6 @@ def _make_parser() -> _Parser:
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser
-
-
-def run_cell(source: str, filename: str, names: dict[str, Any]) -> None:
-    """Runs the text of a cell on one rank.
-
-    Args:
-        source: the cell.
-        filename: what tracebacks call it.
-        names: variables of the notebook that the cell uses.
-    """
-    space = {"__name__": "__main__", "ring": ringsim.current_ring(), "ringsim": ringsim, **names}
-    exec(compile(source, filename, "exec"), space)
 
 
 @magics_class
@@ -55,37 +52,63 @@ class RingMagics(Magics):
         ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
 
         The cell sees the notebook's variables that it names, as they are now, and ``ring``, this rank's place in the ring. What it assigns
-        stays on the ranks. The trace is also kept in the variable NAME (default: ``trace``).
+        stays on the ranks; the value of its last line, rank by rank, is in the trace's ``results``. The trace is also kept in the variable
+        NAME (default: ``trace``).
         """
         options = _make_parser().parse_args(shlex.split(line))
-        filename = self.shell.compile.cache(cell)  # so that tracebacks show the cell's lines
-        code = compile(cell, filename, "exec")
-        names = {name: self.shell.user_ns[name] for name in _names_used(code) if name in self.shell.user_ns}
-        for own in ("ring", "ringsim", options.out, "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"):
-            names.pop(own, None)
+        if not options.out.isidentifier():
+            raise UsageError(f"-o must be the name of a variable, got {options.out!r}. Usage: {_USAGE}")
         kind = make_kind(options.ranks, "cpu", 30, ring=True)
-        if options.limit is not None and options.limit <= 0:
+        if options.limit is not None and not options.limit > 0:
             raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
-        job = pack_call(run_cell, (cell, filename, names), {}, seed=0)
+        source = f"\n{cell}"  # the line of %%ring counts: tracebacks then number lines as the notebook does
+        filename = self.shell.compile.cache(source)  # where tracebacks find them
+        used = names_used(compile(source, filename, "exec")) - _NOT_SENT - {options.out}
+        job = _pack(source, filename, {name: self.shell.user_ns[name] for name in used if name in self.shell.user_ns})
         trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
         self.shell.user_ns[options.out] = trace
         return trace
 
 
-def _names_used(code: Any) -> set[str]:
-    """Returns the global names that a piece of code, and the functions defined in it, look up."""
-    names = set(code.co_names)
+def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
+    """Packs the cell and its variables.
+
+    Raises:
+        ArgumentError: a variable cannot travel to the ranks.
+    """
+    try:
+        return pack_call(run_on_rank, (source, filename), variables, seed=0)
+    except ArgumentError:
+        for name, value in variables.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception:  # pickling runs code of the value's class: anything may be raised
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise ArgumentError(
+                    f"the variable {name!r} must be picklable to travel to the ranks, got a {kind}. Create it inside the cell."
+                ) from None
+        raise
+
+
+def names_used(code: CodeType) -> set[str]:
+    """Returns the global names that a piece of code, and the functions defined in it, look up.
+
+    Example:
+        >>> sorted(names_used(compile("print((lambda x: x.data + shift)(part))", "<cell>", "exec")))
+        ['part', 'print', 'shift']
+    """
+    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _LOOKUPS}
     for constant in code.co_consts:
-        if hasattr(constant, "co_names"):
-            names |= _names_used(constant)
+        if isinstance(constant, CodeType):
+            names |= names_used(constant)
     return names
 
 
-def load_ipython_extension(shell: InteractiveShell) -> None:
+def load_ipython_extension(ipython: InteractiveShell) -> None:
     """Registers the magics; IPython calls it for ``%load_ext ringsim``.
 
     Args:
-        shell: the notebook's shell.
+        ipython: the notebook's shell.
 
     Example:
         >>> from IPython.testing.globalipapp import start_ipython
@@ -94,4 +117,4 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         >>> "ring" in shell.magics_manager.magics["cell"]
         True
     """
-    shell.register_magics(RingMagics)
+    ipython.register_magics(RingMagics)

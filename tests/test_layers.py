@@ -44,7 +44,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
     ),
     (
-        *("ringsim.check", "ringsim.magics", "ringsim.demo"),
+        *(f"ringsim.check.{name}" for name in ("result", "examination", "shares", "pairs", "rounds")),
+        *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
         *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "trace")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
@@ -56,7 +57,7 @@ THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy", "torch"},
     {"numpy", "torch", "cloudpickle", "IPython"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch
-    {"numpy", "torch", "matplotlib", "IPython", "ipywidgets"},
+    {"numpy", "torch", "cloudpickle", "matplotlib", "IPython", "ipywidgets"},
 )
 PLACE = {module: (row, index) for row, modules in enumerate(ROWS) for index, module in enumerate(modules)}
 

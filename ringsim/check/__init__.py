@@ -1,0 +1,29 @@
+"""Checks for the exercises of the lessons: does the answer hold, and if not, why.
+
+A check runs a student's function on fresh ranks, with sizes and data drawn at random, and looks at what was recorded and returned. It never
+raises for a wrong answer and always returns within about 15 seconds::
+
+    check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
+    check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
+    check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
+
+The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``shares``, ``pairs`` and ``rounds``
+know one exercise each.
+
+Example:
+    >>> from ringsim import check
+    >>> def pair_groups(N):
+    ...     return [(0, 1), (1, 2), (2, 3), (3, 0)]
+    >>> result = check.pair_groups(pair_groups, seed=1)
+    >>> result.passed, result.world_size
+    (False, 1)
+    >>> print(result.reason)
+    A ring of 1 rank has no pairs, got 4: (0, 1), (1, 2), (2, 3), (3, 0).
+"""
+
+from ringsim.check.pairs import pair_groups
+from ringsim.check.result import CheckResult
+from ringsim.check.rounds import ring
+from ringsim.check.shares import hello
+
+__all__ = ["CheckResult", "hello", "pair_groups", "ring"]
