@@ -80,14 +80,16 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
 def main(directory: Path) -> None:
     """Records every trace."""
     trace = ringsim.trace(pipeline, world_size=RANKS, args=(MICROBATCHES, ROWS, WIDTH))
-    without_home(trace).save(directory / "pipeline.ringtrace")
+    anonymous(trace).save(directory / "pipeline.ringtrace")
     print(trace.summary())
 
 
-def without_home(trace: ringsim.Trace) -> ringsim.Trace:
-    """Returns the trace with source files named from the project's directory on: where that lies is nobody's business."""
+def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
+    """Returns the trace without the machine's name, and with source files named from the project's directory on."""
     tables = trace.events.tables
     files = tuple(Path(name).resolve().relative_to(ROOT).as_posix() for name in tables.files)
+    for rank in trace.metadata["ranks"]:
+        del rank["host"]
     return dataclasses.replace(trace, events=dataclasses.replace(trace.events, tables=tables._replace(files=files)))
 
 

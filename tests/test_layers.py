@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "recorder", "parts")),
-        *(f"ringsim.traces.{name}" for name in ("matching", "waits", "frames", "summary", "value", "files")),
+        *(f"ringsim.traces.{name}" for name in ("units", "matching", "waits", "frames", "summary", "value", "files")),
     ),
     (
         *("ringsim.comm", "ringsim.comm.collectives", "ringsim.comm.torch_hooks"),
@@ -35,12 +35,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "ringsim.launch",
-        *(f"ringsim.launch.{name}" for name in ("config", "job", "failure", "output", "progress", "rank", "forkserver", "launcher")),
-        *(f"ringsim.launch.{name}" for name in ("portable", "recording", "run", "api")),
+        *(f"ringsim.launch.{name}" for name in ("config", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")),
+        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "recording", "run", "api")),
     ),
     (
         "ringsim.plot",
-        *(f"ringsim.plot.{name}" for name in ("units", "style", "paths", "circle", "graph", "matrix", "ring")),
+        *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
     ),
     (

@@ -24,7 +24,7 @@ from ringsim.plot import display, style
 from ringsim.plot.bars import OPERATION_LOOKS, SPAN_LOOKS
 from ringsim.plot.circle import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES
 from ringsim.plot.paths import arc, arrow, beside, place, ribbon
-from ringsim.plot.units import bytes_text, time_text, time_unit
+from ringsim.traces.units import bytes_text, time_text, time_unit
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009: severity 1.
 VISION = {

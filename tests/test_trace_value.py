@@ -43,9 +43,9 @@ def test_summary() -> None:
     )  # fmt: skip
     assert trace.summary().splitlines() == [
         "Trace of 3 ranks (measured, gloo, 2026-11-20)",
-        "  messages      3 messages, 12.3 kB, 7 events in 3.00 ms",
-        "  busiest edge  0 -> 1: 2 messages, 8.19 kB",
-        "  longest wait  rank 1 waited 2.00 ms in recv (ring.py:8) for rank 0 to send",
+        "  messages      3 messages, 12 KiB, 7 events in 3 ms",
+        "  busiest edge  0 -> 1: 2 messages, 8 KiB",
+        "  longest wait  rank 1 waited 2 ms in recv (ring.py:8) for rank 0 to send",
         "  unmatched     1 operation",
         "    rank 2: isend to 1 (world, tag 0, 4096 bytes) at ring.py:11 has no recv",
         "  note: one torch thread per rank",
@@ -63,7 +63,7 @@ def test_summary_of_nothing() -> None:
     trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 4})
     assert trace.summary().splitlines() == [
         "Trace of 4 ranks",
-        "  messages      0 messages, 0 B, 0 events in 0 s",
+        "  messages      0 messages, 0 B, 0 events in 0 ns",
         "  unmatched     none",
     ]
     assert trace.makespan_s == 0
@@ -77,8 +77,8 @@ def test_the_longest_wait_may_be_the_senders() -> None:
 
 def test_description_is_one_sentence() -> None:
     assert trace_of().describe() == (
-        "Trace of 3 ranks that exchanged 3 messages in 3.00 ms, most bytes from rank 0 to rank 1; "
-        "the longest wait: rank 1 waited 2.00 ms in recv (ring.py:8) for rank 0 to send; 1 operation without a partner."
+        "Trace of 3 ranks that exchanged 3 messages in 3 ms, most bytes from rank 0 to rank 1; "
+        "the longest wait: rank 1 waited 2 ms in recv (ring.py:8) for rank 0 to send; 1 operation without a partner."
     )
 
 
@@ -86,7 +86,7 @@ def test_edges_that_carried_the_same_are_not_ranked() -> None:
     columns = {"rank": [0, 0, 1, 1], "op": [OP_CODES["send"], OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}
     trace = Trace(make_events(columns), {})
     assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in trace.summary()
-    assert trace.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 s."
+    assert trace.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
 
 
 def test_makespan_is_from_the_first_post_to_the_last_moment() -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import ringsim
 from ringsim import errors
 
 # How torch words an error of a rank whose peer is gone.
@@ -29,7 +28,7 @@ _CONSEQUENCES: Final = (
     "failed to recv",
     "Socket is closed",
 )
-_OUR_FILES: Final = str(Path(ringsim.__file__).parent)
+_OUR_FILES: Final = str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True)

@@ -3,205 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import json
 import os
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
-import time
-import uuid
-from abc import ABC, abstractmethod
-from dataclasses import asdict
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from ringsim.errors import RingError
-from ringsim.launch.config import Kind, RankConfig, start_environment
-from ringsim.launch.forkserver import FDS_PER_MESSAGE
+from ringsim.launch.config import Kind
+from ringsim.launch.forked import ForkedRanks, ForkServer
+from ringsim.launch.portable import SpawnedRanks
+from ringsim.launch.rank_set import RankSet
 
 PARKED_S: Final = 60.0  # ranks that no call has taken after this long are ended
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory (about 10 MB each): few
-_EXIT_S: Final = 5.0  # a killed process is gone long before
-
-
-class RankSet(ABC):
-    """The ranks of one run, as the launcher sees them.
-
-    Attributes:
-        directory: the run's directory, see ``RankConfig``.
-        channels: one for each rank; a closed one says that the rank has ended.
-    """
-
-    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
-        self.kind = kind
-        self.keep = keep_at is not None
-        if keep_at is None:
-            self.directory = Path(tempfile.mkdtemp(prefix="ringsim-"))
-        else:
-            keep_at.mkdir(parents=True)
-            self.directory = keep_at
-        self.channels: list[Connection] = []
-
-    @property
-    def config(self) -> RankConfig:
-        """What rank 0 is told; the others differ in their number."""
-        kind = self.kind
-        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep)
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Ends all ranks that are still there; returns at once."""
-
-    @abstractmethod
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """Returns (exit code or None, when it was known) of a rank whose channel is closed."""
-
-    @property
-    def startup_errors(self) -> str:
-        """What was printed by processes that could not even become ranks."""
-        return ""
-
-    def wait_for_end(self) -> None:
-        """Waits until every rank is gone; kills those that take their time."""
-        left = [channel for channel in self.channels if not channel.closed]
-        deadline = time.monotonic() + _EXIT_S
-        while left and time.monotonic() < deadline:
-            for channel in wait(left, timeout=0.5) or self._kill_and_return_none():
-                if _at_end(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
-                    left.remove(channel)  # type: ignore[arg-type]
-
-    def _kill_and_return_none(self) -> list[Connection]:
-        self.kill()
-        return []
-
-    def close(self) -> None:
-        """Ends what is left of the ranks, without waiting for the system to take them down, and removes the directory."""
-        self.kill()
-        for channel in self.channels:
-            channel.close()
-        deadline = time.monotonic() + _EXIT_S
-        while self.directory.exists() and time.monotonic() < deadline:
-            shutil.rmtree(self.directory, ignore_errors=True)  # the server may just be writing down how a rank ended: then once more
-
-
-def _at_end(channel: Connection) -> bool:
-    """Reads what a leaving rank may still say; True when its side is closed."""
-    try:
-        channel.recv_bytes()
-    except (EOFError, OSError):
-        return True
-    return False
-
-
-def start_command(module: str, *arguments: object) -> list[str]:
-    """Returns the command that calls a module's ``main`` in a fresh interpreter with the import path of this one."""
-    return [sys.executable, str(Path(__file__).with_name("start.py")), json.dumps([module, sys.path, arguments])]
-
-
-class ForkServer:
-    """The launcher's end of a fork server."""
-
-    def __init__(self) -> None:
-        self.environment = start_environment()
-        self._lock = threading.Lock()
-        self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="ringsim-")  # noqa: SIM115 - open as long as the server
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                start_command("ringsim.launch.forkserver", theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                start_new_session=True,  # Ctrl-C at the terminal is for the launcher
-            )
-        os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server can still fork."""
-        return self._process.poll() is None
-
-    @property
-    def startup_errors(self) -> str:
-        """What the server printed; it prints only when something is wrong."""
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
-
-    def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
-        """Sends one message; a server that is gone is not an error here, for its ranks' channels say so."""
-        with self._lock, contextlib.suppress(OSError):
-            socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
-
-    def close(self) -> None:
-        """Ends the server, and with it every rank."""
-        self._control.close()
-        try:
-            self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
-
-
-class ForkedRanks(RankSet):
-    """Ranks that a fork server forks.
-
-    Args:
-        server: who forks them.
-        kind: what they must be like.
-        park_s: they are made ahead of a call, and the server ends them if none comes within this time; None for a call that waits.
-        keep_at: directory for their files, or None for a private one.
-    """
-
-    def __init__(self, server: ForkServer, kind: Kind, *, park_s: float | None = None, keep_at: Path | None = None) -> None:
-        super().__init__(kind, keep_at)
-        self._server = server
-        self._name = uuid.uuid4().hex
-        pairs = [socket.socketpair() for _ in range(kind.world_size)]
-        self.channels = [Connection(ours.detach()) for ours, _ in pairs]
-        for first in range(0, kind.world_size, FDS_PER_MESSAGE):
-            theirs = [their for _, their in pairs[first : first + FDS_PER_MESSAGE]]
-            message = {"do": "fork", "set": self._name, "first": first, "config": asdict(self.config), "park_s": park_s}
-            server.send(message, [their.fileno() for their in theirs])
-        for _, their in pairs:
-            their.close()
-
-    def take(self) -> bool:
-        """Takes parked ranks for a call; False when they have ended meanwhile."""
-        self._server.send({"do": "take", "set": self._name})
-        return self._server.alive and self.directory.is_dir() and not self.exits
-
-    @property
-    def exits(self) -> list[Path]:
-        """The files that say how ranks ended."""
-        return list(self.directory.glob("rank-*.exit"))
-
-    def kill(self) -> None:
-        """See ``RankSet``."""
-        self._server.send({"do": "kill", "set": self._name})
-
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """See ``RankSet``: the server writes it down a moment after the channel closes."""
-        file = self.config.for_rank(rank).exit_file
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and self._server.alive:
-            words = file.read_text().split() if file.exists() else []
-            if len(words) == 2:
-                return int(words[0]), int(words[1])
-            time.sleep(0.002)
-        return None, time.monotonic_ns()
-
-    @property
-    def startup_errors(self) -> str:
-        """See ``RankSet``."""
-        return self._server.startup_errors
 
 
 class Launcher:
@@ -222,8 +38,6 @@ class Launcher:
         try:
             if has_fork_server():
                 return self._get_forked(kind, keep_at)
-            from ringsim.launch.portable import SpawnedRanks
-
             return SpawnedRanks(kind, keep_at)
         except OSError as error:
             raise RingError(f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the space on disk.") from None

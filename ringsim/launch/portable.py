@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ringsim.errors import RingError
 from ringsim.launch.config import Kind, RankConfig
-from ringsim.launch.launcher import RankSet, start_command
+from ringsim.launch.rank_set import RankSet, start_command
 
 START_S: Final = 120.0  # an interpreter with torch, on a busy machine
 
@@ -37,7 +37,7 @@ class SpawnedRanks(RankSet):
         with Listener(("127.0.0.1", 0), authkey=key) as listener, (self.directory / "start.log").open("w") as log:
             for rank in range(kind.world_size):
                 process = subprocess.Popen(
-                    start_command("ringsim.launch.portable"),
+                    start_command("rank"),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -99,7 +99,7 @@ def main() -> None:
     config = RankConfig.from_json(start["config"])
     channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
     channel.send(config.rank)
-    from ringsim.launch import rank
+    from ringsim.launch import rank  # with torch, which the launcher does not load
 
     try:
         rank.main(channel, config)

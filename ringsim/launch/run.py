@@ -19,9 +19,10 @@ from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
 from ringsim.launch.failure import Report, make_error, report_death
 from ringsim.launch.job import Job
-from ringsim.launch.launcher import RankSet, get_launcher
+from ringsim.launch.launcher import get_launcher
 from ringsim.launch.output import Outputs
 from ringsim.launch.progress import Progress
+from ringsim.launch.rank_set import RankSet
 from ringsim.traces.parts import read_parts
 from ringsim.traces.value import Trace
 

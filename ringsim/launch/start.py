@@ -1,13 +1,27 @@
 """The script that a fresh interpreter of ours runs: not ``-c``, so that no frame of it passes for the user's.
 
-The one argument is JSON: the module whose ``main`` to call, the import path of the launcher, and the arguments of ``main``.
+Its one argument is JSON: what to become, the import path of the launcher, and what to tell it.
 """
 
-import importlib
+from __future__ import annotations
+
 import json
 import sys
 
+
+def main() -> None:
+    """Becomes a fork server, or a rank of its own."""
+    what, path, arguments = json.loads(sys.argv[1])
+    sys.path[:] = path  # the caller's, as it is now: it may have grown since its start
+    if what == "fork server":
+        from ringsim.launch import forkserver
+
+        forkserver.main(*arguments)
+    else:
+        from ringsim.launch import portable
+
+        portable.main()
+
+
 if __name__ == "__main__":
-    module, path, arguments = json.loads(sys.argv[1])
-    sys.path[:] = path  # as the caller has it now: it may have grown since its start
-    importlib.import_module(module).main(*arguments)
+    main()

@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from ringsim.plot import style
-from ringsim.plot.units import bytes_text
+from ringsim.traces.units import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

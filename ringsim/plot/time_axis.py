@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ringsim.plot.bars import time_range
-from ringsim.plot.units import time_text, time_unit
 from ringsim.traces.events import Events, Ints
+from ringsim.traces.units import time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,9 @@ from ringsim.plot.boxes import draw_density, draw_long, draw_open_ends, draw_spa
 from ringsim.plot.density import merge_short
 from ringsim.plot.rows import Rows
 from ringsim.plot.time_axis import TimeAxis
-from ringsim.plot.units import time_text
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
 from ringsim.traces.summary import count
+from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ringsim.traces.events import NONE, OP_NAMES
+from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-__all__ = ["count", "describe", "duration", "size", "summarise"]
+__all__ = ["count", "describe", "summarise"]
 
 _SHOWN = 3  # lines of one sort before "and n more"
 
@@ -38,12 +39,12 @@ def summarise(trace: Trace) -> str:
     total = int(np.maximum(events.size_bytes[trace.messages.send], 0).sum())
     lines = [
         f"Trace of {count(trace.world_size, 'rank')}" + (f" ({about})" if about else ""),
-        f"  messages      {count(len(trace.messages), 'message')}, {size(total)}, {count(len(events), 'event')} in {_makespan(trace)}",
+        f"  messages      {count(len(trace.messages), 'message')}, {bytes_text(total)}, {_events_in_time(trace)}",
     ]
     edge = _busiest_edge(trace)
     if edge is not None:
         others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
-        lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {size(edge.total_bytes)}")
+        lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
         lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
     unmatched = trace.unmatched
     lines.append(f"  unmatched     {count(len(unmatched), 'operation') if unmatched else 'none'}")
@@ -64,7 +65,7 @@ def describe(trace: Trace) -> str:
     """
     number = len(trace.messages)
     exchanged = count(number, "message") if number else "no message"
-    sentence = f"Trace of {count(trace.world_size, 'rank')} that exchanged {exchanged} in {_makespan(trace)}"
+    sentence = f"Trace of {count(trace.world_size, 'rank')} that exchanged {exchanged} in {time_text(trace.makespan_s * 1e9)}"
     edge = _busiest_edge(trace)
     if edge is not None and not edge.equals:
         sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"
@@ -86,41 +87,8 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
-    """Returns a time in the unit that suits it.
-
-    Example:
-        >>> duration(0), duration(5e-07), duration(0.0123), duration(75)
-        ('0 s', '500 ns', '12.3 ms', '75.0 s')
-    """
-    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")), zero="0 s")
-
-
-def size(size_bytes: int) -> str:
-    """Returns a size in the unit that suits it; 1 kB is 1000 bytes.
-
-    Example:
-        >>> size(8), size(4096), size(5_000_000_000)
-        ('8 B', '4.10 kB', '5.00 GB')
-    """
-    return _scaled(size_bytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")), zero="0 B")
-
-
-def _scaled(value: float, units: tuple[tuple[float, str], ...], *, zero: str) -> str:
-    """Three significant digits in the largest unit that leaves at least 1; whole numbers in the smallest."""
-    if value == 0:
-        return zero
-    for scale, unit in units[:-1]:
-        # 0.9995 of a unit would print as 1000 of the one below
-        if value >= 0.9995 * scale:
-            number = value / scale
-            return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f} {unit}"
-    scale, unit = units[-1]
-    return f"{value / scale:.0f} {unit}"
-
-
-def _makespan(trace: Trace) -> str:
-    return duration(trace.makespan_s)
+def _events_in_time(trace: Trace) -> str:
+    return f"{count(len(trace.events), 'event')} in {time_text(trace.makespan_s * 1e9)}"
 
 
 class _Edge(NamedTuple):
@@ -162,7 +130,7 @@ def _longest_wait(trace: Trace) -> str | None:
     events = trace.events
     file = events.file[index]
     place = f" ({events.tables.files[file]}:{events.line[index]})" if file != NONE else ""
-    return f"rank {waiter} waited {duration(longest * 1e-9)} in {OP_NAMES[events.op[index]]}{place} for rank {late} to {verb}"
+    return f"rank {waiter} waited {time_text(longest)} in {OP_NAMES[events.op[index]]}{place} for rank {late} to {verb}"
 
 
 def _some(lines: list[str]) -> list[str]:

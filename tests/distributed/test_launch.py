@@ -23,7 +23,8 @@ import ringsim
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RunTimeout
 from ringsim.launch import launcher
 from ringsim.launch.config import Kind, start_environment
-from ringsim.launch.launcher import ForkedRanks, ForkServer, get_launcher
+from ringsim.launch.forked import ForkedRanks, ForkServer
+from ringsim.launch.launcher import get_launcher
 
 pytestmark = pytest.mark.timeout(60)
 
