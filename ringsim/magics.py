@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dis
 import shlex
+import traceback
 from types import CodeType
 from typing import Any, Final, NoReturn
 
@@ -63,11 +64,23 @@ class RingMagics(Magics):
             raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
         source = f"\n{cell}"  # the line of %%ring counts: tracebacks then number lines as the notebook does
         filename = self.shell.compile.cache(source)  # where tracebacks find them
-        used = names_used(compile(source, filename, "exec")) - _NOT_SENT - {options.out}
+        used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
         job = _pack(source, filename, {name: self.shell.user_ns[name] for name in used if name in self.shell.user_ns})
         trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
         self.shell.user_ns[options.out] = trace
         return trace
+
+
+def _compile(source: str, filename: str) -> CodeType:
+    """Compiles the cell.
+
+    Raises:
+        ArgumentError: it is not Python; as a SyntaxError it would be shown with all the lines that brought it here.
+    """
+    try:
+        return compile(source, filename, "exec")
+    except SyntaxError as error:
+        raise ArgumentError("the cell must be Python, got\n" + "".join(traceback.format_exception_only(error)).rstrip()) from None
 
 
 def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
