@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ringsim.traces.buffer as buffer_module
 from ringsim.errors import TraceFileError
-from ringsim.traces.buffer import FIRST_CHUNK, LARGEST_CHUNK, RECORD_BYTES, PartBuffer
+from ringsim.traces.buffer import CHUNK, RECORD_BYTES, PartBuffer
 from ringsim.traces.events import MARK, OK, OP_CODES, RECORD, RECORD_FORMAT
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
@@ -44,32 +44,32 @@ def test_the_format_for_struct_is_the_format_for_numpy() -> None:
 
 
 def test_it_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path) -> None:
-    buffer = PartBuffer(tmp_path, 0, max_records=10 * LARGEST_CHUNK)
+    buffer = PartBuffer(tmp_path, 0, max_records=20 * CHUNK)
     sizes = set()
-    last = FIRST_CHUNK * 4 + 17
+    last = CHUNK * 4 + 17
     for slot in range(last):
         assert write(buffer, slot)
         sizes.add(len(buffer.memory) // RECORD_BYTES)
-    assert sizes == {FIRST_CHUNK, 2 * FIRST_CHUNK, 4 * FIRST_CHUNK, 8 * FIRST_CHUNK}
-    assert write(buffer, 5 * LARGEST_CHUNK)  # several chunks at once
+    assert sizes == {n * CHUNK for n in range(1, 6)}
+    assert write(buffer, 15 * CHUNK)  # several chunks at once
     assert buffer.count == last + 1
     assert (read(tmp_path)["post_ns"][:last] == np.arange(last)).all()
     buffer.close()
 
 
 def test_it_ends_at_the_maximum(tmp_path: Path) -> None:
-    buffer = PartBuffer(tmp_path, 0, max_records=FIRST_CHUNK + 3)
-    assert [write(buffer, FIRST_CHUNK + extra) for extra in (2, 3, 4)] == [True, False, False]
-    assert len(read(tmp_path)) == FIRST_CHUNK + 3
+    buffer = PartBuffer(tmp_path, 0, max_records=CHUNK + 3)
+    assert [write(buffer, CHUNK + extra) for extra in (2, 3, 4)] == [True, False, False]
+    assert len(read(tmp_path)) == CHUNK + 3
     buffer.close()
     assert buffer.grow(0) is None
 
 
 def test_a_map_stays_writable_after_growth(tmp_path: Path) -> None:
     """A thread that got the old map a moment ago still writes to the file through it."""
-    buffer = PartBuffer(tmp_path, 0, max_records=4 * FIRST_CHUNK)
+    buffer = PartBuffer(tmp_path, 0, max_records=4 * CHUNK)
     old = buffer.memory
-    write(buffer, FIRST_CHUNK)
+    write(buffer, CHUNK)
     struct.pack_into(RECORD_FORMAT, old, 0, *range(14), OK)
     assert buffer.memory is not old
     assert buffer.count == 2
@@ -77,25 +77,25 @@ def test_a_map_stays_writable_after_growth(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_when_the_file_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = PartBuffer(tmp_path / "a", 0, max_records=4 * FIRST_CHUNK)
+    buffer = PartBuffer(tmp_path / "a", 0, max_records=4 * CHUNK)
 
     def no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", no_space)
     with pytest.raises(OSError, match="No space left"):
-        buffer.grow(FIRST_CHUNK * RECORD_BYTES)
-    assert write(buffer, FIRST_CHUNK - 1)  # what there is stays usable
+        buffer.grow(CHUNK * RECORD_BYTES)
+    assert write(buffer, CHUNK - 1)  # what there is stays usable
     buffer.close()
     with pytest.raises(TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"):
         PartBuffer(tmp_path / "b", 3, max_records=4)
 
 
-def test_systems_without_fallocate_write_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_fallocate_do_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
-    buffer = PartBuffer(tmp_path, 0, max_records=4 * FIRST_CHUNK)
-    assert write(buffer, FIRST_CHUNK + 1)
-    assert len(read(tmp_path)) == 2 * FIRST_CHUNK
+    buffer = PartBuffer(tmp_path, 0, max_records=4 * CHUNK)
+    assert write(buffer, CHUNK + 1)
+    assert len(read(tmp_path)) == 2 * CHUNK
     assert buffer.count == 1
     buffer.close()
 
@@ -141,14 +141,14 @@ from ringsim.traces.events import OP_CODES
 from ringsim.traces.recorder import Recorder
 
 recorder = Recorder(sys.argv[1], rank=0, world_size=1)
-post = recorder.make_post(OP_CODES["isend"])
+post = recorder.hot.make_post(OP_CODES["isend"])
 payload = recorder.number("payload", dtype="float32", shape=[2], size_bytes=8)
 def work():
     for tag in range(10**9):
         slot = post(0, 0, tag, payload)
         if tag % 2:
-            recorder.begin_wait(slot)
-            recorder.finish(slot)
+            recorder.hot.begin_wait(slot)
+            recorder.hot.finish(slot)
         if tag == 20_000:
             print("go on", flush=True)
 work()
@@ -177,14 +177,14 @@ def test_a_killed_process_leaves_every_record_up_to_that_moment(tmp_path: Path) 
 
 def test_threads_lose_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=1)
-    post = recorder.make_post(OP_CODES["isend"])
+    post = recorder.hot.make_post(OP_CODES["isend"])
     each, threads = 6000, 4
 
     def work(number: int) -> None:
         for tag in range(each):
             slot = post(0, number, tag, 0)
-            recorder.begin_wait(slot)
-            recorder.finish(slot)
+            recorder.hot.begin_wait(slot)
+            recorder.hot.finish(slot)
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -211,7 +211,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 
 def test_recording_stops_at_the_maximum_and_says_so_once(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=10)
-    slots = [recorder.make_post(OP_CODES["isend"])(0, 0, tag, 0) for tag in range(5)]
+    slots = [recorder.hot.make_post(OP_CODES["isend"])(0, 0, tag, 0) for tag in range(5)]
     assert None not in slots
     for _ in range(20):
         recorder.mark("late")
@@ -230,8 +230,8 @@ def test_recording_stops_on_a_full_disk_and_the_program_goes_on(tmp_path: Path, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", no_space)
-    for _ in range(FIRST_CHUNK + 100):
+    for _ in range(CHUNK + 100):
         recorder.mark("here")
     recorder.close()
-    assert recorder.count == FIRST_CHUNK
+    assert recorder.count == CHUNK
     assert "No space left on device" in read_parts(tmp_path)[1]["notes"][0]

@@ -26,7 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("ringsim.errors", "ringsim.traces", "ringsim.traces.events"),
     (
         *("ringsim.state", "ringsim.provenance"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "recorder", "parts")),
+        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts")),
         *(f"ringsim.traces.{name}" for name in ("units", "matching", "waits", "frames", "summary", "value", "files")),
     ),
     (

@@ -23,7 +23,7 @@ from ringsim.comm.torch_hooks import install, uninstall
 from ringsim.errors import ArgumentError, RingError
 from ringsim.launch.recording import Recording
 from ringsim.state import change_state, get_state
-from ringsim.traces.buffer import FIRST_CHUNK
+from ringsim.traces.buffer import CHUNK
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_NAMES, Events
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
@@ -263,14 +263,14 @@ def test_a_long_run_does_not_hoard_handles(tmp_path: Path) -> None:
     tensor = torch.zeros(1)
     first = weakref.ref(dist.all_reduce(tensor, async_op=True))
     assert first() is not None
-    for _ in range(FIRST_CHUNK - 2):
+    for _ in range(CHUNK - 2):
         dist.all_reduce(tensor, async_op=True)
     dist.barrier()
     dist.barrier()  # the part grows
     assert first() is None  # complete, and nobody waits
     uninstall(recorder)
     dist.destroy_process_group()
-    assert (read_parts(tmp_path)[0].status == IN_FLIGHT).sum() == FIRST_CHUNK - 1
+    assert (read_parts(tmp_path)[0].status == IN_FLIGHT).sum() == CHUNK - 1
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class _Hooks:
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):
             call = kind.wait
-            hook = recorder.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call))
+            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call))
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
 
     # -- what the hooks look up ---------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class _Hooks:
         if batch is not None:
             batch.append(slot)
         elif work is None:  # it blocked in C++
-            self.recorder.finish_at_once(slot)
+            self.recorder.hot.finish_at_once(slot)
         else:
             self.pending[work] = slot
 
@@ -205,7 +205,7 @@ class _Hooks:
             ops: codes by the name of the function of torch.distributed.
         """
         call = getattr(ProcessGroup, method)
-        post, fail = self.recorder.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.fail
+        post, fail = self.recorder.hot.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.hot.fail
         groups, payloads, pending, open_batches = self.groups, self.payloads, self.pending, self.open_batches
         meet_group, meet_message, keep = self.meet_group, self.meet_message, self.keep
 
@@ -247,7 +247,7 @@ class _Hooks:
         """Makes the hook for ``recv_anysource``."""
         call = ProcessGroup.recv_anysource
         recorder, pending_from_any, meet_group, meet_message = self.recorder, self.pending_from_any, self.meet_group, self.meet_message
-        groups, post = self.groups, recorder.make_post(_RECVS["irecv"], _RECVS)
+        groups, post = self.groups, recorder.hot.make_post(_RECVS["irecv"], _RECVS)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
             group, ranks = groups.get(id(self)) or meet_group(self)
@@ -257,7 +257,7 @@ class _Hooks:
             try:
                 work = call(self, tensors, tag)
             except BaseException:
-                recorder.fail(slot)
+                recorder.hot.fail(slot)
                 raise
             pending_from_any[work] = slot, ranks
             return work
@@ -268,7 +268,7 @@ class _Hooks:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
         collective = COLLECTIVES[method]
-        hooks, recorder, post = self, self.recorder, self.recorder.make_post(collective.op, _COLLECTIVE_OPS)
+        hooks, recorder, post = self, self.recorder, self.recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks = hooks.groups.get(id(self)) or hooks.meet_group(self)
@@ -279,7 +279,7 @@ class _Hooks:
             try:
                 work = call(self, *args, **kwargs)
             except BaseException:
-                recorder.fail(slot)
+                recorder.hot.fail(slot)
                 raise
             hooks.keep(work, slot)
             return work
@@ -307,7 +307,7 @@ class _Hooks:
                 work = call(self, *args, **kwargs)
             except BaseException:
                 for slot in slots:
-                    recorder.fail(slot)
+                    recorder.hot.fail(slot)
                 raise
             if work is not None:
                 pending_batches[work] = slots
@@ -325,15 +325,15 @@ class _Hooks:
             message = work._get_op_type() in _MESSAGE_TYPES  # type: ignore[attr-defined]
             return True if message and work.is_completed() and work not in self.failed else call(work, *timeout)
         for slot in slots:
-            recorder.begin_wait(slot)
+            recorder.hot.begin_wait(slot)
         try:
             result = call(work, *timeout)
         except BaseException:
             for slot in slots:
-                recorder.fail(slot)
+                recorder.hot.fail(slot)
             raise
         if from_any is not None:
-            recorder.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))
+            recorder.hot.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))
         for slot in slots:
-            recorder.finish(slot)
+            recorder.hot.finish(slot)
         return result

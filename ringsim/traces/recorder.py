@@ -1,56 +1,28 @@
-"""The recorder: writes a rank's events to its part, as they happen, for whatever carries the messages.
-
-The hot path is a handful of closures over one preallocated ``struct``: an operation costs one record written when it is posted, one
-number when the program begins to wait for it, and two when it is done. Nothing is allocated, locked or looked up twice.
-"""
+"""The recorder: writes a rank's events to its part, as they happen, for whatever carries the messages; and spans and marks."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
-import struct
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from ringsim.errors import ArgumentError
 from ringsim.state import get_state
 from ringsim.traces.buffer import RECORD_BYTES, PartBuffer
-from ringsim.traces.call_sites import SPEAKER, CallSites
-from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD
-
-_PEER, _STATUS = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
-_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
-_POSTED: Final = IN_FLIGHT << 16  # the column after op
-_UNSET: Final[Any] = object()
-_NO_OPS: Final[Mapping[str, int]] = {}
-
-# The stage and the microbatch of the innermost span, joined.
-_meaning: ContextVar[int] = ContextVar("ringsim_meaning", default=NONE)
+from ringsim.traces.call_sites import CallSites
+from ringsim.traces.events import NONE, OP_CODES
+from ringsim.traces.hot_path import make_hot_path, meaning
 
 
 class Recorder:
     """Writes the events of one rank to ``directory``, from any thread.
 
-    The functions of the hot path are attributes, so that hooks can bind them once:
-
-    * ``make_post(op, ops={}, poster=None, blocking=None)`` makes the function that begins operations of one kind,
-      ``post(group, peer, tag, payload, label=NONE) -> slot``; the slot is None once recording has stopped. The line is the user's.
-      ``op`` is the operation's code; where a frame of the library's speaking file (see ``CallSites``) on the way to the user bears a
-      name in ``ops``, the code there is the better one. ``poster`` and ``blocking``, which calls it, are the library's functions on
-      the two commonest ways.
-    * ``make_wait(call, take, otherwise)``: makes a method ``wait(self, timeout)`` around ``call`` that records entry and end.
-      ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])`` is called instead.
-    * ``begin_wait(slot)``: the program begins to wait for it.
-    * ``finish(slot)``: it is done. ``fail(slot)``: it raised. ``finish_at_once(slot)``: it blocked from its posting until now.
-    * ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
+    Operations go through ``hot``, the functions of ``ringsim.traces.hot_path``.
 
     Args:
         directory: where the part goes; see ``ringsim.traces.buffer``.
@@ -67,10 +39,10 @@ class Recorder:
         >>> recorder = Recorder(tempfile.mkdtemp(), rank=0, world_size=2)
         >>> group = recorder.number("group", name="world", ranks=[0, 1])
         >>> payload = recorder.number("payload", dtype="float32", shape=[2], size_bytes=8)
-        >>> post = recorder.make_post(OP_CODES["isend"])
+        >>> post = recorder.hot.make_post(OP_CODES["isend"])
         >>> slot = post(group, 1, 0, payload)
-        >>> recorder.begin_wait(slot)
-        >>> recorder.finish(slot)
+        >>> recorder.hot.begin_wait(slot)
+        >>> recorder.hot.finish(slot)
         >>> recorder.count
         1
         >>> recorder.close()
@@ -100,12 +72,9 @@ class Recorder:
             "start_unix_ns": start_unix_ns,
         }.items():
             self.set_meta(key, value)
-        self.make_post: Callable[..., Callable[..., int | None]]
-        self.make_post, self.make_wait, self.begin_wait, self.finish, self.finish_at_once, self.fail, self.set_peer = _make_hot_path(
-            self._buffer.memory, self._grow, self.sites
-        )
-        self._post_span: Callable[..., int | None] = self.make_post(OP_CODES["span"])
-        self._post_mark: Callable[..., int | None] = self.make_post(OP_CODES["mark"])
+        self.hot = make_hot_path(self._buffer.memory, self._grow, self.sites)
+        self._post_span: Callable[..., int | None] = self.hot.make_post(OP_CODES["span"])
+        self._post_mark: Callable[..., int | None] = self.hot.make_post(OP_CODES["mark"])
 
     @property
     def count(self) -> int:
@@ -157,13 +126,13 @@ class Recorder:
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
         """Writes a span as ended: ok, or error where an exception passed through it."""
-        (self.fail if failed else self.finish)(slot)
+        (self.hot.fail if failed else self.hot.finish)(slot)
 
     def mark(self, name: str) -> None:
         """Writes a mark: something happened now."""
         slot = self._post_mark(NONE, NONE, NONE, NONE, self._number_label(name))
         if slot is not None:
-            self.finish(slot)
+            self.hot.finish(slot)
 
     def _number_label(self, name: str) -> int:
         label = self._labels.get(name)
@@ -213,10 +182,10 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
     def __enter__(self) -> Self:
         self._recorder = recorder = get_state().recorder
         if recorder is not None:
-            self._outer = outer = _meaning.get()
+            self._outer = outer = meaning.get()
             stage = outer & 0xFFFFFFFF if self._stage is None else self._stage
             microbatch = outer >> 32 if self._microbatch is None else self._microbatch
-            _meaning.set(microbatch << 32 | stage)
+            meaning.set(microbatch << 32 | stage)
             self._slot = recorder.span_begin(self._name)
         return self
 
@@ -224,7 +193,7 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
         if self._recorder is not None:
             if self._slot is not None:
                 self._recorder.span_end(self._slot, failed=kind is not None)
-            _meaning.set(self._outer)
+            meaning.set(self._outer)
 
 
 def mark(name: str) -> None:
@@ -265,138 +234,15 @@ def _do_nothing() -> None:
     pass
 
 
-def _fit(value: Any) -> int:
-    """Returns a peer or tag as it can be written down: NONE for what no column holds (the library itself will refuse it)."""
-    return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
-
-
 def _measure_cost_ns() -> int:
     """CPU time of one recorded operation (post, wait, done) in ns, without the communication library's part: the least of some tries."""
-    make_post, _, begin_wait, finish, *_ = _make_hot_path(bytearray(RECORD_BYTES * 400), lambda _: None, CallSites(lambda _: 0))
-    post, costs = make_post(OP_CODES["isend"]), []
+    hot = make_hot_path(bytearray(RECORD_BYTES * 400), lambda _: None, CallSites(lambda _: 0))
+    post, costs = hot.make_post(OP_CODES["isend"]), []
     for _ in range(4):
         start_ns = time.thread_time_ns()
         for _ in range(100):
-            slot = post(0, 0, 0, 0)
-            begin_wait(slot)
-            finish(slot)
+            slot = post(0, 0, 0, 0) or 0
+            hot.begin_wait(slot)
+            hot.finish(slot)
         costs.append(time.thread_time_ns() - start_ns)
     return min(costs) // 100
-
-
-def _make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> tuple[Callable[..., Any], ...]:
-    """Makes the functions that write records.
-
-    A slot is a record's place counted in words of 8 bytes, so that its times are ``words[slot + 1]`` and ``words[slot + 2]``. Where
-    neighbouring columns are known together they are written as one: wait_ns and done_ns, stage and microbatch, op and status.
-
-    Args:
-        memory: where the records go, a writable buffer.
-        grow: given an offset in bytes, returns the buffer that has room for a record there, None where there is none.
-        sites: what each source file is.
-
-    Returns:
-        make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer: see ``Recorder``.
-    """
-    words = memoryview(memory).cast("B").cast("q")
-    claim = itertools.count(step=RECORD_BYTES // 8).__next__  # atomic: every thread gets slots of its own
-    pack_record = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with the joined columns
-    pack_rank = struct.Struct("<i").pack_into
-    now, thread_of, frame_at, meaning_of = time.monotonic_ns, threading.get_ident, sys._getframe, _meaning.get
-
-    def make_post(op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None) -> Callable[..., int | None]:
-        posted = op | _POSTED
-        posted_as = {name: code | _POSTED for name, code in ops.items()}
-        poster_code = poster and poster.__code__
-        blocking_code, blocking_depth, blocking_posted = None, 0, posted
-        if blocking:
-            function, blocking_depth = blocking, 4  # post, hook, poster, blocking, and then the decorators
-            while hasattr(function, "__wrapped__"):
-                function, blocking_depth = function.__wrapped__, blocking_depth + 1
-            blocking_code, blocking_posted = function.__code__, posted_as[blocking.__name__]
-
-        def post(group: int, peer: int, tag: int, payload: int, label: int = NONE) -> int | None:
-            nonlocal memory, words
-            state = posted
-            frame: Any
-            try:
-                frame = innermost = frame_at(2)
-                code = frame.f_code
-                if code is poster_code:  # the two commonest ways to come here, without a look-up
-                    frame = frame.f_back
-                    code = frame.f_code
-                    if code is blocking_code:
-                        state = blocking_posted
-                        frame = frame_at(blocking_depth)
-                        code = frame.f_code
-            except (ValueError, AttributeError):  # a thread that begins in the library: no frame is the user's
-                frame = innermost = frame_at(1)
-                code = frame.f_code
-            while True:
-                try:
-                    file = sites[code.co_filename]
-                except KeyError:
-                    file = sites.learn(code.co_filename)
-                if file >= 0:
-                    line = frame.f_lineno
-                    break
-                if file == SPEAKER:
-                    state = posted_as.get(code.co_name, state)
-                frame = frame.f_back
-                if frame is None:
-                    file, line = sites.find_stand_in(innermost)
-                    break
-                code = frame.f_code
-            slot = claim()
-            meaning = meaning_of()
-            thread = thread_of()
-            try:
-                pack_record(memory, slot * 8, now(), _NOT_YET, thread, group, payload, label, file, line, peer, tag, meaning, state)
-            except struct.error:
-                grown = grow(slot * 8)
-                if grown is None:
-                    return None
-                words = memoryview(grown).cast("B").cast("q")  # before `memory`: who finds room there finds it here
-                memory = grown
-                values = (thread, group, payload, label, file, line, _fit(peer), _fit(tag), meaning, state)
-                pack_record(memory, slot * 8, now(), _NOT_YET, *values)
-            return slot
-
-        return post
-
-    def make_wait(call: Callable[..., Any], take: Callable[..., int | None], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(self: Any, timeout: Any = _UNSET) -> Any:
-            slot = take(self, None)
-            if slot is None:
-                return otherwise(self) if timeout is _UNSET else otherwise(self, timeout)
-            words[slot + 1] = now()
-            try:
-                result = call(self) if timeout is _UNSET else call(self, timeout)
-            except BaseException:
-                fail(slot)
-                raise
-            words[slot + 2] = now()
-            memory[slot * 8 + _STATUS] = OK
-            return result
-
-        return wait
-
-    def begin_wait(slot: int) -> None:
-        words[slot + 1] = now()
-
-    def finish(slot: int) -> None:
-        words[slot + 2] = now()
-        memory[slot * 8 + _STATUS] = OK
-
-    def finish_at_once(slot: int) -> None:
-        words[slot + 1] = words[slot]
-        finish(slot)
-
-    def fail(slot: int) -> None:
-        words[slot + 2] = now()
-        memory[slot * 8 + _STATUS] = ERROR
-
-    def set_peer(slot: int, peer: int) -> None:
-        pack_rank(memory, slot * 8 + _PEER, peer)
-
-    return make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer

@@ -1,0 +1,240 @@
+"""What recording one operation costs (post, wait, done, source line), beside torch.profiler and DeepSpeed's communication logger.
+
+Run: ``python benchmarks/recording_cost.py`` (about a minute); ``--deepspeed`` installs DeepSpeed into an environment of its own first,
+``--quick`` takes a look. Cost is CPU time of the calling thread on torch's fake backend, where an operation does nothing else: the
+methods run in processes of their own, which take turns, so that a busy machine slows all alike. Then two Gloo ranks play ping-pong with
+recording on and off by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+GOAL_NS = 1500.0
+PING_BYTES = 8
+# Operations a turn. DeepSpeed's logger gets slower with every event that it has seen, so its turns are short.
+OPERATIONS = {"torch.profiler": 300, "DeepSpeed, logger on": 100, "DeepSpeed, logger off": 1000}
+DEEPSPEED = ("DeepSpeed, logger off", "DeepSpeed, logger on")
+METHODS = ("bare", "bare again", "ringsim off", "ringsim on", "ringsim on, send", "bare, send", "torch.profiler")
+
+
+@contextmanager
+def prepare(method: str) -> Iterator[Callable[[int], float]]:
+    """Sets one method up in this process; gives a function that runs n operations and returns the CPU time of one in ns."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    tensor = torch.zeros(2)
+    isend, send = dist.isend, dist.send
+
+    def run(count: int) -> float:
+        start_ns = time.thread_time_ns()
+        for _ in range(count):
+            isend(tensor, 1).wait()
+        return (time.thread_time_ns() - start_ns) / count
+
+    def run_send(count: int) -> float:
+        start_ns = time.thread_time_ns()
+        for _ in range(count):
+            send(tensor, 1)
+        return (time.thread_time_ns() - start_ns) / count
+
+    def run_profiled(count: int) -> float:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            return run(count)
+
+    with ExitStack() as stack:
+        if method.startswith("ringsim"):
+            from ringsim.comm.torch_hooks import install, uninstall
+            from ringsim.traces.recorder import Recorder
+
+            recorder = Recorder(stack.enter_context(tempfile.TemporaryDirectory()), rank=0, world_size=2)
+            install(recorder)
+            stack.callback(recorder.close)
+            if method == "ringsim off":
+                run(100)
+                uninstall(recorder)
+            else:
+                stack.callback(uninstall, recorder)
+        elif method in DEEPSPEED:
+            import deepspeed.comm
+
+            deepspeed.comm.init_distributed(dist_backend="fake", verbose=False, dist_init_required=False)
+            deepspeed.comm.configure(enabled=method.endswith("on"), prof_all=True, verbose=False)
+            isend = deepspeed.comm.isend
+        yield run_profiled if method == "torch.profiler" else run_send if method.endswith("send") else run
+
+
+def serve(method: str) -> None:
+    """Measures whenever a line comes in, and answers on what was standard output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with prepare(method) as run:
+        for line in sys.stdin:
+            print(run(int(line)), file=answers, flush=True)
+
+
+def ask(process: subprocess.Popen[str], count: int) -> float:
+    """Lets a serving process take its turn."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{count}\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def measure(interpreters: dict[str, str], rounds: int) -> dict[str, list[float]]:
+    """Returns the CPU time of one operation in ns, by method, one value a round.
+
+    Args:
+        interpreters: which Python serves each method.
+        rounds: how many turns each takes; a first one, unmeasured, warms it up.
+    """
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    times: dict[str, list[float]] = {method: [] for method in interpreters}
+    with ExitStack() as stack:
+        processes = {}
+        for method, python in interpreters.items():
+            command = [python, __file__, "--serve", method]
+            processes[method] = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            )
+        for method, process in processes.items():
+            ask(process, OPERATIONS.get(method, 2000))
+        for _ in range(rounds):
+            for method in random.sample(list(processes), len(processes)):
+                times[method].append(ask(processes[method], OPERATIONS.get(method, 2000)))
+    return times
+
+
+def difference(ours: Sequence[float], baseline: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
+    """Returns the difference of the medians and its 95 % bootstrap interval."""
+
+    def draw() -> float:
+        return statistics.median(random.choices(ours, k=len(ours))) - statistics.median(random.choices(baseline, k=len(baseline)))
+
+    differences = sorted(draw() for _ in range(draws))
+    return statistics.median(ours) - statistics.median(baseline), differences[int(0.025 * draws)], differences[int(0.975 * draws)]
+
+
+def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
+    """One of two Gloo ranks: half a round trip in us, recording off and on by turns."""
+    import torch
+    import torch.distributed as dist
+
+    from ringsim.comm.torch_hooks import install, uninstall
+    from ringsim.traces.recorder import Recorder
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
+    recorder = Recorder(directory, rank, 2)
+    tensor = torch.zeros(PING_BYTES, dtype=torch.uint8)
+    other, count = 1 - rank, 300
+    times: dict[str, list[float]] = {"off": [], "on": []}
+    for number in range(2 * rounds + 2):
+        on = (number // 2 + number) % 2 == 1  # off on on off off on ...
+        if on:
+            install(recorder)
+        start = time.perf_counter()
+        for _ in range(count):
+            for sender in (0, 1):
+                if sender == rank:
+                    dist.send(tensor, other)
+                else:
+                    dist.recv(tensor, other)
+        if number >= 2:  # the first two warm up
+            times["on" if on else "off"].append((time.perf_counter() - start) / count / 2 * 1e6)
+        if on:
+            uninstall(recorder)
+    dist.destroy_process_group()
+    if rank == 0:
+        results.put(times)
+
+
+def play_ping_pong(rounds: int) -> dict[str, list[float]]:
+    """Starts both ranks and returns the times of rank 0."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as directory:
+        ranks = [context.Process(target=ping_pong, args=(rank, directory, rounds, results)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        times: dict[str, list[float]] = results.get()
+        for process in ranks:
+            process.join()
+    return times
+
+
+def install_deepspeed(directory: str) -> str:
+    """Installs DeepSpeed beside the packages of this environment, without touching it; returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+    packages, python = next(Path(directory).glob("lib/*/site-packages")), f"{directory}/bin/python"
+    (packages / "host.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    environment = os.environ | {"DS_BUILD_OPS": "0"}
+    for arguments in (["wheel", "setuptools"], ["--no-build-isolation", "deepspeed"]):
+        subprocess.run([python, "-m", "pip", "install", "-q", *arguments], check=True, env=environment, timeout=600)
+    return python
+
+
+def main() -> None:
+    """Prints a table, and whether the goal is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
+    parser.add_argument("--deepspeed", nargs="?", const="", metavar="PYTHON", help="measure DeepSpeed, too: install it, or use this Python")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return
+    from paired import against_itself, ratio_interval, where
+
+    rounds = 8 if options.quick else 60
+    interpreters = dict.fromkeys(METHODS, sys.executable)
+    with tempfile.TemporaryDirectory() as directory:
+        if options.deepspeed is not None:
+            interpreters |= dict.fromkeys(DEEPSPEED, options.deepspeed or install_deepspeed(directory))
+        times = measure(interpreters, rounds)
+    print(where())
+    print(f"{'':24}{'CPU/operation':>16}{'beyond bare, us (95 %)':>30}{'times bare (95 %)':>26}")
+    for method, measured in times.items():
+        baseline = times["bare, send" if method.endswith("send") else DEEPSPEED[0] if method == DEEPSPEED[1] else "bare"]
+        beyond, low, high = (value / 1e3 for value in difference(measured, baseline))
+        ratio, ratio_low, ratio_high = ratio_interval(measured, baseline)
+        print(
+            f"{method:24}{statistics.median(measured) / 1e3:13.2f} us{beyond:12.2f} ({low:.2f} .. {high:.2f})"
+            f"{ratio:14.2f} ({ratio_low:.2f} .. {ratio_high:.2f})"
+        )
+    print(against_itself(times["bare"]))
+    cost = difference(times["ringsim on"], times["bare"])[0]
+    print(
+        f"recording costs {cost / 1e3:.2f} us an operation; the goal of {GOAL_NS / 1e3:.1f} us is {'met' if cost <= GOAL_NS else 'missed'}"
+    )
+    if options.deepspeed is not None:
+        first, last = times[DEEPSPEED[1]][0], times[DEEPSPEED[1]][-1]
+        print(
+            f"DeepSpeed's logger: {first / 1e3:.0f} us at first, {last / 1e3:.0f} us after {rounds * OPERATIONS[DEEPSPEED[1]]} operations"
+        )
+
+    pings = play_ping_pong(rounds)
+    ratio, low, high = ratio_interval(pings["on"], pings["off"])
+    medians = ", ".join(f"{name} {statistics.median(values):.1f} us" for name, values in pings.items())
+    print(f"Gloo ping-pong, {PING_BYTES} bytes, half a round trip: {medians}; on/off {ratio:.3f} ({low:.3f} .. {high:.3f})")
+    print(against_itself(pings["off"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The functions that write a rank's records while its operations run: the part of the recorder that has to be fast.
+
+They are closures over one preallocated ``struct`` and one memory map. An operation costs one record written when it is posted, one number
+when the program begins to wait for it, and two when it is done; nothing is allocated, locked or looked up twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
+
+from ringsim.traces.buffer import RECORD_BYTES
+from ringsim.traces.call_sites import SPEAKER, CallSites
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, RECORD
+
+_PEER, _STATUS = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
+_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
+_POSTED: Final = IN_FLIGHT << 16  # the column after op
+_UNSET: Final[Any] = object()
+_NO_OPS: Final[Mapping[str, int]] = {}
+
+# Globals rather than variables of the closures, which Python copies at every call.
+_now: Final = time.monotonic_ns
+_thread_of: Final = threading.get_ident
+_frame_at: Final = sys._getframe
+_pack_record: Final = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
+_pack_rank: Final = struct.Struct("<i").pack_into
+
+# The stage and the microbatch of the innermost span, joined.
+meaning: Final[ContextVar[int]] = ContextVar("ringsim_meaning", default=NONE)
+_meaning_of: Final = meaning.get
+
+
+class HotPath(NamedTuple):
+    """The functions, to be bound once by whoever shows operations to a recorder. A slot is the place of a record.
+
+    Attributes:
+        make_post: ``make_post(op, ops={}, poster=None, blocking=None)`` makes the function that begins operations of one kind,
+            ``post(group, peer, tag, payload, label=NONE) -> slot``. It is called by a hook that the library, or the user, called;
+            the line is the user's. The slot is None once recording has stopped. ``op`` is the operation's code; where a frame of the
+            library's speaking file (see ``CallSites``) on the way to the user bears a name in ``ops``, the code there is the better
+            one. ``poster`` and ``blocking``, which calls it, are the library's functions on the two commonest ways.
+        make_wait: ``make_wait(call, take, otherwise)`` makes a method ``wait(self, timeout)`` around ``call`` that records when it is
+            entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])`` is
+            called instead.
+        begin_wait: ``begin_wait(slot)``: the program begins to wait.
+        finish: ``finish(slot)``: the operation is done.
+        finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
+        fail: ``fail(slot)``: it raised.
+        set_peer: ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
+    """
+
+    make_post: Callable[..., Callable[..., int | None]]
+    make_wait: Callable[..., Callable[..., Any]]
+    begin_wait: Callable[[int], None]
+    finish: Callable[[int], None]
+    finish_at_once: Callable[[int], None]
+    fail: Callable[[int], None]
+    set_peer: Callable[[int, int], None]
+
+
+def _fit(value: Any) -> int:
+    """Returns a peer or tag as it can be written down: NONE for what no column holds (the library itself will refuse it)."""
+    return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
+
+
+def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> HotPath:
+    """Makes the functions that write records.
+
+    A slot is a record's place counted in words of 8 bytes, so that its times are ``words[slot + 1]`` and ``words[slot + 2]``. Where
+    neighbouring columns are known together they are written as one: wait_ns and done_ns, stage and microbatch, op and status.
+
+    Args:
+        memory: where the records go, a writable buffer.
+        grow: given an offset in bytes, returns the buffer that has room for a record there, None where there is none.
+        sites: what each source file is.
+    """
+    words = memoryview(memory).cast("B").cast("q")
+    claim = itertools.count(step=RECORD_BYTES // 8).__next__  # atomic: every thread gets slots of its own
+
+    def make_post(op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None) -> Callable[..., int | None]:
+        posted = op | _POSTED
+        posted_as = {name: code | _POSTED for name, code in ops.items()}
+        poster_code = poster and poster.__code__
+        blocking_code, blocking_depth, blocking_posted = None, 0, posted
+        if blocking:
+            function, blocking_depth = blocking, 4  # post, hook, poster, blocking, and then the decorators
+            while hasattr(function, "__wrapped__"):
+                function, blocking_depth = function.__wrapped__, blocking_depth + 1
+            blocking_code, blocking_posted = function.__code__, posted_as[blocking.__name__]
+
+        def post(group: int, peer: int, tag: int, payload: int, label: int = NONE) -> int | None:
+            nonlocal memory, words
+            state = posted
+            frame: Any
+            try:
+                frame = innermost = _frame_at(2)
+                code = frame.f_code
+                if code is poster_code:  # the two commonest ways to come here, without a look-up
+                    frame = frame.f_back
+                    code = frame.f_code
+                    if code is blocking_code:
+                        state = blocking_posted
+                        frame = _frame_at(blocking_depth)
+                        code = frame.f_code
+            except (ValueError, AttributeError):  # a thread that begins in the library: no frame is the user's
+                frame = innermost = _frame_at(1)
+                code = frame.f_code
+            while True:
+                try:
+                    file = sites[code.co_filename]
+                except KeyError:
+                    file = sites.learn(code.co_filename)
+                if file >= 0:
+                    line = frame.f_lineno
+                    break
+                if file == SPEAKER:
+                    state = posted_as.get(code.co_name, state)
+                frame = frame.f_back
+                if frame is None:
+                    file, line = sites.find_stand_in(innermost)
+                    break
+                code = frame.f_code
+            slot = claim()
+            about = _meaning_of()
+            thread = _thread_of()
+            try:
+                _pack_record(memory, slot * 8, _now(), _NOT_YET, thread, group, payload, label, file, line, peer, tag, about, state)
+            except struct.error:
+                grown = grow(slot * 8)
+                if grown is None:
+                    return None
+                words = memoryview(grown).cast("B").cast("q")  # before `memory`: who finds room there finds it here
+                memory = grown
+                values = (thread, group, payload, label, file, line, _fit(peer), _fit(tag), about, state)
+                _pack_record(memory, slot * 8, _now(), _NOT_YET, *values)
+            return slot
+
+        return post
+
+    def make_wait(call: Callable[..., Any], take: Callable[..., int | None], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(self: Any, timeout: Any = _UNSET) -> Any:
+            slot = take(self, None)
+            if slot is None:
+                return otherwise(self) if timeout is _UNSET else otherwise(self, timeout)
+            words[slot + 1] = _now()
+            try:
+                result = call(self) if timeout is _UNSET else call(self, timeout)
+            except BaseException:
+                fail(slot)
+                raise
+            words[slot + 2] = _now()
+            memory[slot * 8 + _STATUS] = OK
+            return result
+
+        return wait
+
+    def begin_wait(slot: int) -> None:
+        words[slot + 1] = _now()
+
+    def finish(slot: int) -> None:
+        words[slot + 2] = _now()
+        memory[slot * 8 + _STATUS] = OK
+
+    def finish_at_once(slot: int) -> None:
+        words[slot + 1] = words[slot]
+        finish(slot)
+
+    def fail(slot: int) -> None:
+        words[slot + 2] = _now()
+        memory[slot * 8 + _STATUS] = ERROR
+
+    def set_peer(slot: int, peer: int) -> None:
+        _pack_rank(memory, slot * 8 + _PEER, peer)
+
+    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer)
