@@ -1,19 +1,20 @@
 """Process groups of two ranks: the one module that uses torch's private API.
 
-The public ``new_group`` must be called by every rank for every group, also by those outside it: a ring of N pairs costs each rank N
-calls. A pair needs only its two members to meet. So each of them builds the group by itself, under a name that both know, over the store
-that all ranks share. Torch's own way to let the members alone build a group (``use_local_synchronization``) names it by how many groups
-the process made so far: the members of a pair must then have made equally many, which no order achieves in a ring of odd length.
+The public ``new_group`` must be called by every rank for every group, also by those outside it: a ring of N pairs costs each rank N calls.
+A pair needs only its two members to meet. So each of them builds the group by itself, under a name that both know, over the store that all
+ranks share. Torch's own way to let the members alone build a group (``use_local_synchronization``) names it by how many groups the process
+made so far: the members of a pair must then have made equally many, which no order achieves in a ring of odd length.
 
-The order of building, so that nobody waits in a circle: even places in the ring build the group to their successor first, odd places the
-one to their predecessor. Five ranks, time downwards, ``=`` a pair that meets::
+Gloo, building a group, writes its own address into a store and waits for the other's: ten questions to the shared store for two groups,
+and the order in which a rank builds them could close a circle of ranks that wait for each other. So each of a rank's two groups is built
+over a store of its own in this process, both at once, and only the addresses go through the shared one, in three questions::
 
-    place 0      1      2      3      4
-          0 ==== 1      2 ==== 3              the first choice of all four
-                 1 ==== 2             4 ==== 0    the first choice of 4, the second of 0
-                               3 ==== 4
+    group to pred --- my address --->  |            |  --- both of mine --->  shared store
+    (a thread)    <-- its address ---  |  exchange  |
+    group to succ --- my address --->  |            |  <-- one of pred's,
+    (a thread)    <-- its address ---  |            |      one of succ's ---  shared store
 
-Places 4 and 0 are both even: a ring of odd length takes one step more, and still nobody waits in a circle.
+Every rank writes before it waits, so no order of ranks can stop them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
-__all__ = ["Pair", "PairGroups", "build_order", "build_pair_groups", "default_store", "destroy_group", "pair_name", "pairs_of"]
+from ringsim.background import BackgroundCall
+
+__all__ = ["Pair", "PairGroups", "build_pair_groups", "default_store", "destroy_group", "pair_name", "pairs_of"]
 
 Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
@@ -61,27 +65,6 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
     return (ranks[place - 1], rank), (rank, ranks[(place + 1) % len(ranks)])
 
 
-def build_order(rank: int, ranks: Sequence[int]) -> list[Pair]:
-    """Says in which order a rank builds the groups over its pairs, so that no ranks wait for each other in a circle.
-
-    Args:
-        rank: a global rank of the ring.
-        ranks: the ring's global ranks in order.
-
-    Returns:
-        The rank's pairs, first to last; none in a ring of one.
-
-    Example:
-        >>> build_order(0, range(3)), build_order(1, range(3)), build_order(2, range(3))
-        ([(0, 1), (2, 0)], [(0, 1), (1, 2)], [(2, 0), (1, 2)])
-    """
-    pairs = pairs_of(rank, ranks)
-    if pairs is None:
-        return []
-    pred, succ = pairs
-    return [succ, pred] if ranks.index(rank) % 2 == 0 else [pred, succ]
-
-
 def pair_name(pair: Pair) -> str:
     """Returns the name of the group over a pair, predecessor first.
 
@@ -113,10 +96,19 @@ def build_pair_groups(
     """
     if backend != "gloo" or not _builds_privately():
         return _build_publicly(rank, rings, backend, timeout)
-    device = _gloo_device() if len(ranks) > 1 else None
-    groups = {pair: _build_gloo(rank, pair, store, timeout, device) for pair in build_order(rank, ranks)}
     pairs = pairs_of(rank, ranks)
-    return (None, None) if pairs is None else (groups[pairs[0]], groups[pairs[1]])
+    if pairs is None:
+        return None, None
+    device = _gloo_device()
+    builds = [_GlooBuild(rank, pair, device, timeout) for pair in pairs]
+    keys = [f"{build.name}/{build.here}" for build in builds]
+    peer_keys = [f"{build.name}/{build.there}" for build in builds]
+    store.set_timeout(timeout)
+    store.multi_set(keys, [build.address() for build in builds])  # type: ignore[attr-defined]  # not in torch's stubs
+    for build, address in zip(builds, store.multi_get(peer_keys), strict=True):
+        build.meet(address)
+    pred_group, succ_group = (build.group(store) for build in builds)
+    return pred_group, succ_group
 
 
 def default_store() -> Store | None:
@@ -165,30 +157,54 @@ def _gloo_device() -> object:
     return dist.ProcessGroupGloo.create_default_device()
 
 
-def _build_gloo(rank: int, pair: Pair, store: Store, timeout: timedelta, device: object) -> dist.ProcessGroup:
-    """Builds one group by itself, and enters it into torch's tables as ``new_group`` would."""
-    name = GroupName(pair_name(pair))
-    members = sorted(pair)
-    here = members.index(rank)
-    group_store = PrefixStore(f"{name}/", store)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-    options._devices = [device]
-    options._threads = 1  # they run collectives; messages between two ranks need none
-    options._timeout = timeout
-    options.global_ranks_in_group = members
-    options.group_name = name
-    backend = dist.ProcessGroupGloo(group_store, here, len(members), options)
-    group = dist.ProcessGroup(group_store, here, len(members))
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_group_name(name)
-    group._set_group_desc(name)
-    c10d._register_pg_in_world(
-        group,
-        backend_name="gloo",
-        store=group_store,
-        group_name=name,
-        backend_config="cpu:gloo",
-        rank_mapping={member: index for index, member in enumerate(members)},
-    )
-    return group
+class _GlooBuild:
+    """One group being built: Gloo runs in a thread, over a store in this process, until the other member's address is there."""
+
+    def __init__(self, rank: int, pair: Pair, device: object, timeout: timedelta) -> None:
+        self.name = GroupName(pair_name(pair))
+        self.members = sorted(pair)
+        self.here = self.members.index(rank)
+        self.there = 1 - self.here
+        self._timeout = timeout
+        self._store = HashStore()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+        options._devices = [device]
+        options._threads = 1  # they run collectives; messages between two ranks need none
+        options._timeout = timeout
+        options.global_ranks_in_group = self.members
+        options.group_name = self.name
+        self._backend = BackgroundCall(lambda: dist.ProcessGroupGloo(self._store, self.here, len(self.members), options))
+
+    def address(self) -> bytes:
+        """Waits for what Gloo tells the other member, and returns it."""
+        self._store.wait([_gloo_key(self.here)], self._timeout)
+        address: bytes = self._store.get(_gloo_key(self.here))
+        return address
+
+    def meet(self, address: bytes) -> None:
+        """Hands the other member's address to Gloo, which connects."""
+        self._store.set(_gloo_key(self.there), address)  # type: ignore[arg-type]  # torch takes bytes as well as text
+
+    def group(self, store: Store) -> dist.ProcessGroup:
+        """Waits until the two are connected; returns the group, entered into torch's tables as ``new_group`` would."""
+        backend = self._backend.result(self._timeout.total_seconds())
+        group_store = PrefixStore(f"{self.name}/", store)
+        group = dist.ProcessGroup(group_store, self.here, len(self.members))
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        group._set_group_name(self.name)
+        group._set_group_desc(self.name)
+        c10d._register_pg_in_world(
+            group,
+            backend_name="gloo",
+            store=group_store,
+            group_name=self.name,
+            backend_config="cpu:gloo",
+            rank_mapping={member: index for index, member in enumerate(self.members)},
+        )
+        return group
+
+
+def _gloo_key(place: int) -> str:
+    """Returns the key under which Gloo, in its first group over a store, keeps a member's address."""
+    return f"0/{place}"

@@ -1,7 +1,7 @@
 """How ranks find each other: the socket they meet at, the store behind it, and the default process group.
 
 Rank 0 opens the listening socket itself and hands it to torch's store, for torch's own would listen on every network of the machine. The
-others come to it by a numeric address: torch's client would otherwise ask a name server about it, and wait. Whoever listens there may be
+others come to it by a numeric address. Whoever listens there may be
 a stranger that never answers, and torch's client then ignores its time-out; so it runs in a thread that can be left behind.
 """
 
@@ -11,25 +11,24 @@ import errno
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ringsim.background import BackgroundCall
 from ringsim.errors import ArgumentError, RendezvousFailed
+from ringsim.resolver import without_name_server
 from ringsim.roll_call import Card, LeftAlready, RollCall
 
 __all__ = ["Rendezvous", "build_default_group", "host", "leave", "listen", "loopback_interface", "meet", "meet_over"]
 
-T = TypeVar("T")
 Address = tuple[socket.AddressFamily, str]  # family and numeric address
 
 _BACKLOG = 4096  # more ranks than one machine starts at once; the system caps it
@@ -178,9 +177,7 @@ def host(listener: socket.socket, timeout_s: float) -> Store:
         b'value'
     """
     address, port = listener.getsockname()[:2]
-    limit = timedelta(seconds=timeout_s)
-    store: Store = TCPStore(address, port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store
+    return BackgroundCall(partial(_connect, address, port, timeout_s, listener.detach())).result(timeout_s)
 
 
 def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta) -> Callable[[], None]:
@@ -221,7 +218,7 @@ def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
     """Takes leave of the store; rank 0 stays until the others are done with it, a few seconds at most, and then frees the port."""
     limit_s = min(timeout_s, _FAREWELL_S)
     with suppress(TimeoutError):  # a store whose process is stopped takes words and never answers
-        _bounded(lambda: rendezvous.roll.leave(limit_s), limit_s + _KNOCK_S)
+        BackgroundCall(lambda: rendezvous.roll.leave(limit_s)).result(limit_s + _KNOCK_S)
     if rendezvous.listener is not None:
         _stop_listening(rendezvous.listener)
 
@@ -248,16 +245,29 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
             except OSError as error:
                 found = str(error)
                 continue
-            connect = partial(TCPStore, address, port, None, False, timedelta(seconds=remaining), wait_for_workers=False)
             try:
-                store: Store = _bounded(connect, remaining)
-                return store
+                return BackgroundCall(partial(_connect, address, port, remaining)).result(remaining)
             except TimeoutError as error:
                 raise _unanswered(where, "a listener that does not answer as rank 0 does") from error
             except RuntimeError as error:
                 found = f"a listener that answers otherwise ({str(error).splitlines()[0]})"
         time.sleep(_RETRY_S)
     raise _unanswered(where, found)
+
+
+def _connect(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
+    """Connects to a store, or hosts it on a listening descriptor; only the calling thread is kept from asking a name server."""
+    with without_name_server():
+        store: Store = TCPStore(
+            address,
+            port,
+            None,
+            descriptor is not None,
+            timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+        )
+    return store
 
 
 def _unanswered(where: str, found: str) -> RendezvousFailed:
@@ -280,7 +290,8 @@ def _resolve(host: str, deadline: float) -> list[Address]:
             )
         return [(socket.AF_INET if numeric.version == 4 else socket.AF_INET6, host)]
     try:
-        found = _bounded(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM), max(deadline - time.monotonic(), 0.001))
+        look_up = BackgroundCall(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        found = look_up.result(max(deadline - time.monotonic(), 0.001))
     except (OSError, UnicodeError) as error:  # a time-out is an OSError too
         raise RendezvousFailed(
             f"head_ip must be an address or a name that this machine knows, got {host!r}: {error}. "
@@ -288,27 +299,6 @@ def _resolve(host: str, deadline: float) -> list[Address]:
         ) from error
     addresses = {(family, str(address[0])): None for family, _, _, _, address in found}
     return sorted(addresses, key=lambda each: each[0] != socket.AF_INET)
-
-
-def _bounded(call: Callable[[], T], limit_s: float) -> T:
-    """Runs a call that may never return in a thread of its own, and leaves it behind after ``limit_s`` seconds with a TimeoutError."""
-    results: list[T] = []
-    failures: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="ringsim-rendezvous", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if failures:
-        raise failures[0]
-    if not results:
-        raise TimeoutError(f"no answer within {limit_s:.1f} s")
-    return results[0]
 
 
 def loopback_interface() -> str | None:

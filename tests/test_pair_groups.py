@@ -1,4 +1,4 @@
-"""Which pairs a rank is in, and that building them in order never ends in a circle."""
+"""Which pairs a rank is in. That they can be built and used is shown on real ranks, in tests/distributed/test_ring.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.pair_groups import build_order, pair_name, pairs_of
+from ringsim.pair_groups import pair_name, pairs_of
 
 rings = st.lists(st.integers(0, 500), min_size=2, max_size=70, unique=True)
 
@@ -28,30 +28,3 @@ def test_a_ring_of_n_has_n_groups_by_name(ring: list[int]) -> None:
 
 def test_a_ring_of_one_has_no_pairs() -> None:
     assert pairs_of(3, [3]) is None
-    assert build_order(3, [3]) == []
-
-
-def steps_until_built(orders: dict[int, list[tuple[int, int]]]) -> int:
-    """Plays ranks that build their pairs in order, a pair when both members are at it; returns the steps, fails in a circle."""
-    steps = 0
-    while any(orders.values()):
-        meeting = {
-            orders[rank][0] for rank in orders if orders[rank] and all(orders[other][:1] == orders[rank][:1] for other in orders[rank][0])
-        }
-        assert meeting, f"nobody can go on: {orders}"
-        for pair in meeting:
-            for rank in pair:
-                orders[rank].pop(0)
-        steps += 1
-    return steps
-
-
-@pytest.mark.parametrize("count", range(2, 68))
-def test_building_in_order_takes_two_steps_or_three_and_never_stops(count: int) -> None:
-    ring = range(count)
-    assert steps_until_built({rank: build_order(rank, ring) for rank in ring}) == (2 if count % 2 == 0 else 3)
-
-
-def test_the_play_finds_a_circle() -> None:
-    with pytest.raises(AssertionError, match="nobody can go on"):
-        steps_until_built({rank: [(rank, (rank + 1) % 3), ((rank - 1) % 3, rank)] for rank in range(3)})

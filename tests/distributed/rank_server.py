@@ -62,6 +62,21 @@ class RankServer:
         return ended
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """Returns a port that is free now."""
+    from ringsim.rendezvous import listen
+
+    with listen(host, 0) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def results(ended: list[Ended]) -> list[Any]:
+    """Returns what the ranks returned; fails where one did not."""
+    assert [(each.how, each.value) for each in ended if each.how != "returned"] == []
+    return [each.value for each in ended]
+
+
 def _write(pipe: BinaryIO, value: Any) -> None:
     data = pickle.dumps(value)
     pipe.write(struct.pack("<Q", len(data)) + data)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rank_server import Ended, RankServer
+from rank_server import Ended, RankServer, free_port
 
 from ringsim import rendezvous
 from ringsim.errors import ArgumentError, RendezvousFailed
@@ -28,12 +28,6 @@ SLACK_S = 10.0  # two loaded cores: what must not happen takes 30 minutes
 def server() -> Iterator[RankServer]:
     with RankServer() as running:
         yield running
-
-
-def free_port(host: str = HERE) -> int:
-    with listen(host, 0) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def join(

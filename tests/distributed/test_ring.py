@@ -7,7 +7,6 @@ import gc
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,12 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_server import RankServer
+from rank_server import RankServer, free_port, results
 from torch.distributed import distributed_c10d as c10d
 
-import ringsim.ring
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
-from ringsim.rendezvous import listen
+from ringsim.errors import ArgumentError, RingError
 from ringsim.ring import (
     current_ring,
     destroy_distributed,
@@ -41,17 +38,6 @@ LONG_S = 40  # nothing that should work comes near it, also on two loaded cores
 def server() -> Iterator[RankServer]:
     with RankServer() as running:
         yield running
-
-
-def free_port(host: str = HERE) -> int:
-    with listen(host, 0) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def results(ended: list[Any]) -> list[Any]:
-    assert [(each.how, each.value) for each in ended if each.how != "returned"] == []
-    return [each.value for each in ended]
 
 
 def exchange(here: int, source: int, target: int, group_in: Any, group_out: Any) -> int:
@@ -338,65 +324,3 @@ def test_prints_are_suppressed_within_the_ring_only(server: RankServer) -> None:
         ("0 before\n0 within\n0 forced\n0 after\n", True),
         ("1 before\n1 forced\n1 after\n", True),
     ]
-
-
-def leave_work_undone(port: int, rank: int, what: str) -> bool:
-    initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=2)
-    ring = current_ring()
-    if rank == 0 and what == "irecv":
-        kept = dist.irecv(torch.empty(1), 1, group=ring.pred_group)
-        assert kept is not None
-    elif rank == 0 and what == "all_reduce":
-        dist.all_reduce(torch.empty(1), async_op=True)
-    elif rank == 0:
-        threading.Thread(target=receive_from_nobody, daemon=True).start()
-    destroy_distributed()
-    return dist.is_initialized()
-
-
-def receive_from_nobody() -> None:
-    ring = current_ring()
-    try:
-        dist.recv(torch.empty(1), ring.pred, group=ring.pred_group)
-    except (RuntimeError, ValueError):
-        pass
-
-
-@pytest.mark.parametrize("what", ["irecv", "all_reduce", "a thread in recv"])
-def test_destroy_ends_with_work_undone(server: RankServer, what: str) -> None:
-    port = free_port()
-    assert results(server.run(leave_work_undone, [(port, rank, what) for rank in range(2)], limit_s=30)) == [False, False]
-
-
-def be_left_alone(port: int, rank: int) -> None:
-    initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=LONG_S)
-    if rank == 1:
-        os._exit(3)
-    destroy_distributed()
-
-
-def test_destroy_ends_where_a_rank_died(server: RankServer) -> None:
-    port = free_port()
-    first, second = server.run(be_left_alone, [(port, rank) for rank in range(2)], limit_s=30)
-    assert (first.how, second.how) == ("returned", "killed")
-
-
-def fail_while_building(port: int, rank: int, how: str) -> None:
-    def fail(*_: Any) -> None:
-        if how == "dies":
-            os._exit(3)
-        raise RuntimeError("no route to anybody\nsecond line")
-
-    if rank == 1:
-        ringsim.ring.build_pair_groups = fail  # type: ignore[assignment]
-    initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=2)
-
-
-@pytest.mark.parametrize("how", ["raises", "dies"])
-def test_a_rank_that_fails_while_groups_are_built_fails_everyone(server: RankServer, how: str) -> None:
-    port = free_port()
-    ended = server.run(fail_while_building, [(port, rank, how) for rank in range(3)], limit_s=45)
-    for rank in (0, 1, 2) if how == "raises" else (0, 2):
-        assert ended[rank].error == RendezvousFailed.__name__
-        if how == "raises":
-            assert "rank 1 must reach its peers, got no route to anybody" in ended[rank].value

@@ -1,0 +1,170 @@
+"""What building the ring costs: each rank its own two pair groups, beside every rank calling ``new_group`` for all N pairs.
+
+Run: ``python benchmarks/ring_build.py`` (``--ranks 64``, ``--repeats 30``). Ranks are forked once and joined in one Gloo group on loopback;
+then every repeat builds the ring in each way, in random order, and destroys it. A build lasts from the moment the first rank begins, after
+a barrier, to the moment the last rank is done. The public way is measured twice, so that the run shows its own noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from paired import NOISE_LIMIT, ratio_interval, where
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringsim import ring
+from ringsim.pair_groups import PairGroups, build_pair_groups, default_store, destroy_group, pairs_of
+from ringsim.rendezvous import listen
+
+GOAL = 0.4
+TIMEOUT = timedelta(seconds=120)
+OURS, ALL_PAIRS, AGAIN = "own two groups (ringsim)", "all N pairs on every rank", "all N pairs, again"
+Build = Callable[[int, int, Store], PairGroups]
+
+
+def own_groups(rank: int, count: int, store: Store) -> PairGroups:
+    """Builds this rank's groups as ``initialize_distributed`` does."""
+    return build_pair_groups(rank, range(count), [range(count)], store, "gloo", TIMEOUT)
+
+
+def all_pairs(rank: int, count: int, _: Store) -> PairGroups:
+    """Calls ``new_group`` for every pair, as FlexLLMGen does, and keeps this rank's two."""
+    pred, succ = pairs_of(rank, range(count)) or ((0, 0), (0, 0))
+    groups = {}
+    for first in range(count):
+        pair = (first, (first + 1) % count)
+        groups[pair] = dist.new_group(list(pair), timeout=TIMEOUT)
+    return groups[pred], groups[succ]
+
+
+BUILDS: dict[str, Build] = {OURS: own_groups, ALL_PAIRS: all_pairs, AGAIN: all_pairs}
+
+
+def held() -> tuple[int, int]:
+    """Returns how many file descriptors and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def first_message_s(rank: int, count: int, groups: PairGroups) -> float:
+    """Sends one number round and returns how long that took on this rank."""
+    start = time.perf_counter()
+    came = torch.empty(1)
+    sent = dist.isend(torch.ones(1), (rank + 1) % count, group=groups[1])
+    dist.recv(came, (rank - 1) % count, group=groups[0])
+    sent.wait()
+    return time.perf_counter() - start
+
+
+def measure(rank: int, count: int, repeats: int, store: Store) -> list[dict[str, float | str]]:
+    """Builds the ring in every way, ``repeats`` times; returns what this rank saw of each build."""
+    order = random.Random(0)  # the same on every rank
+    seen: list[dict[str, float | str]] = []
+    for repeat in range(-2, repeats):  # the first two warm up
+        for name in order.sample(list(BUILDS), len(BUILDS)):
+            before = held()
+            dist.barrier()
+            begin = time.monotonic()
+            groups = BUILDS[name](rank, count, PrefixStore(f"{repeat}/{name}", store))
+            end = time.monotonic()
+            dist.barrier()
+            after = held()
+            message_s = first_message_s(rank, count, groups)
+            dist.barrier()
+            for group in groups:
+                destroy_group(group)
+            del groups, group
+            if repeat >= 0:
+                fds, threads = (now - then for now, then in zip(after, before, strict=True))
+                seen.append({"name": name, "begin": begin, "end": end, "fds": fds, "threads": threads, "message_s": message_s})
+    return seen
+
+
+def run_rank(rank: int, count: int, repeats: int, listener: socket.socket, port: int, path: Path) -> None:
+    """Joins the group of all ranks, measures, and writes down what this rank saw."""
+    torch.set_num_threads(1)
+    limit_s = TIMEOUT.total_seconds()
+    alone = [rank]  # a ring of one has no groups: those are built below
+    own_listener = listener if rank == 0 else None
+    ring.initialize("127.0.0.1", port, count, rank, rank, "cpu", timeout_s=limit_s, ring_ranks=alone, listen_socket=own_listener)
+    store = default_store()
+    if store is None:
+        raise RuntimeError("this torch hides the store of its default group")
+    path.write_text(json.dumps(measure(rank, count, repeats, store)))
+    ring.destroy_distributed()
+
+
+def measure_ranks(count: int, repeats: int, directory: Path) -> dict[str, dict[str, list[float]]]:
+    """Forks the ranks and returns, for each way to build: the slowest rank's times, and what all ranks held."""
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    paths = [directory / f"{rank}.json" for rank in range(count)]
+    children = []
+    for rank in range(count):
+        pid = os.fork()  # this process has imported torch and computed nothing
+        if pid == 0:
+            try:
+                run_rank(rank, count, repeats, listener, port, paths[rank])
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    listener.close()
+    statuses = [os.waitpid(pid, 0)[1] for pid in children]
+    if any(statuses):
+        raise RuntimeError("a rank failed")
+    seen = [json.loads(path.read_text()) for path in paths]
+    builds: dict[str, dict[str, list[float]]] = {name: {"ms": [], "fds": [], "threads": [], "message_ms": []} for name in BUILDS}
+    for of_all_ranks in zip(*seen, strict=True):
+        build = builds[of_all_ranks[0]["name"]]
+        build["ms"].append(1e3 * (max(each["end"] for each in of_all_ranks) - min(each["begin"] for each in of_all_ranks)))
+        build["fds"] += [each["fds"] for each in of_all_ranks]
+        build["threads"] += [each["threads"] for each in of_all_ranks]
+        build["message_ms"].append(1e3 * max(each["message_s"] for each in of_all_ranks))
+    return builds
+
+
+def report(count: int, builds: dict[str, dict[str, list[float]]]) -> None:
+    """Prints the table of one size."""
+    print(f"\n{count} ranks, slowest rank, {len(builds[OURS]['ms'])} repeats")
+    for name, build in builds.items():
+        ratio, low, high = ratio_interval(build["ms"], builds[ALL_PAIRS]["ms"])
+        print(
+            f"  {name:27} median {statistics.median(build['ms']):7.1f} ms  min {min(build['ms']):7.1f}"
+            f"  x{ratio:.2f} ({low:.2f} .. {high:.2f})"
+            f"  per rank: {statistics.median(build['fds']):+.0f} descriptors, {statistics.median(build['threads']):+.0f} threads"
+            f"  first message {statistics.median(build['message_ms']):.1f} ms"
+        )
+    itself = statistics.median(builds[AGAIN]["ms"]) / statistics.median(builds[ALL_PAIRS]["ms"])
+    noise = "fine" if abs(itself - 1) <= NOISE_LIMIT else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
+    print(f"  baseline against itself: {itself:.3f} ({noise})")
+
+
+def main() -> None:
+    """Measures and prints one table for each size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--repeats", type=int, default=30)
+    arguments = parser.parse_args()
+    print(where())
+    for count in arguments.ranks:
+        with tempfile.TemporaryDirectory() as directory:
+            report(count, measure_ranks(count, arguments.repeats, Path(directory)))
+    print(f"\nThe goal is x{GOAL} at 64 ranks.\n{where()}")
+
+
+if __name__ == "__main__":
+    main()
