@@ -100,4 +100,5 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
     if size == 1:
         return None
     groups = [[f"ring:{pred}>{succ}", [pred, succ]] for pred, succ in drawn]
-    return Trace(make_events({"rank": [], "op": []}), {"world_size": size, "ring_groups": groups})
+    source = "the groups of the answer; nothing was run"
+    return Trace(make_events({"rank": [], "op": []}), {"source": source, "world_size": size, "ring_groups": groups})

@@ -14,8 +14,8 @@ __all__ = ["hello"]
 
 SPAN_NAME: Final = "share"
 _WHOLE_HINT: Final = (
-    "ringsim.current_ring() knows the rank and the world_size of the process that runs. Rank r takes numbers[r], "
-    "numbers[r + world_size], numbers[r + 2 * world_size], ...: numbers[ring.rank :: ring.world_size]."
+    "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank says where a share begins, the "
+    "world_size how far it is from one of its numbers to the next."
 )
 
 
