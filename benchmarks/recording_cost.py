@@ -104,7 +104,7 @@ def measure(interpreters: dict[str, str], rounds: int) -> dict[str, list[float]]
         interpreters: which Python serves each method.
         rounds: how many turns each takes; a first one, unmeasured, warms it up.
     """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
     times: dict[str, list[float]] = {method: [] for method in interpreters}
     with ExitStack() as stack:
         processes = {}
@@ -132,7 +132,7 @@ def difference(ours: Sequence[float], baseline: Sequence[float], draws: int = 20
 
 
 def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
-    """One of two Gloo ranks: half a round trip in us, recording off and on by turns."""
+    """One of two Gloo ranks: half a round trip and the CPU time of one operation, both in us, recorded and not by turns."""
     import torch
     import torch.distributed as dist
 
@@ -144,36 +144,42 @@ def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
     recorder = Recorder(directory, rank, 2)
     tensor = torch.zeros(PING_BYTES, dtype=torch.uint8)
     other, count = 1 - rank, 300
-    times: dict[str, list[float]] = {"off": [], "on": []}
-    for number in range(2 * rounds + 2):
-        on = (number // 2 + number) % 2 == 1  # off on on off off on ...
-        if on:
-            install(recorder)
-        start = time.perf_counter()
-        for _ in range(count):
-            for sender in (0, 1):
-                if sender == rank:
-                    dist.send(tensor, other)
-                else:
-                    dist.recv(tensor, other)
-        if number >= 2:  # the first two warm up
-            times["on" if on else "off"].append((time.perf_counter() - start) / count / 2 * 1e6)
-        if on:
-            uninstall(recorder)
+    times: dict[str, list[tuple[float, float]]] = {"off": [], "ringsim on": [], "torch.profiler": []}
+    order = random.Random(0)  # the same on both ranks
+    for number in range(rounds + 1):
+        for mode in order.sample(list(times), len(times)):
+            with ExitStack() as stack:
+                if mode == "ringsim on":
+                    install(recorder)
+                    stack.callback(uninstall, recorder)
+                elif mode == "torch.profiler":
+                    stack.enter_context(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+                start, start_cpu = time.perf_counter(), time.thread_time()
+                for _ in range(count):
+                    for sender in (0, 1):
+                        if sender == rank:
+                            dist.send(tensor, other)
+                        else:
+                            dist.recv(tensor, other)
+                wall, cpu = time.perf_counter() - start, time.thread_time() - start_cpu
+            if number:  # the first one warms up
+                times[mode].append((wall / count / 2 * 1e6, cpu / count / 2 * 1e6))
     dist.destroy_process_group()
+    recorder.close()
     if rank == 0:
         results.put(times)
 
 
-def play_ping_pong(rounds: int) -> dict[str, list[float]]:
+def play_ping_pong(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Starts both ranks and returns the times of rank 0."""
     context = multiprocessing.get_context("spawn")
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler announces every start and stop
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as directory:
         ranks = [context.Process(target=ping_pong, args=(rank, directory, rounds, results)) for rank in range(2)]
         for process in ranks:
             process.start()
-        times: dict[str, list[float]] = results.get()
+        times: dict[str, list[tuple[float, float]]] = results.get()
         for process in ranks:
             process.join()
     return times
@@ -230,10 +236,13 @@ def main() -> None:
         )
 
     pings = play_ping_pong(rounds)
-    ratio, low, high = ratio_interval(pings["on"], pings["off"])
-    medians = ", ".join(f"{name} {statistics.median(values):.1f} us" for name, values in pings.items())
-    print(f"Gloo ping-pong, {PING_BYTES} bytes, half a round trip: {medians}; on/off {ratio:.3f} ({low:.3f} .. {high:.3f})")
-    print(against_itself(pings["off"]))
+    print(f"Gloo ping-pong, {PING_BYTES} bytes, by turns:")
+    for mode, pairs in pings.items():
+        for what, index in (("half a round trip", 0), ("CPU of an operation", 1)):
+            values, baseline = [pair[index] for pair in pairs], [pair[index] for pair in pings["off"]]
+            ratio, low, high = ratio_interval(values, baseline)
+            print(f"  {mode:16}{what:22}{statistics.median(values):7.1f} us, {ratio:.3f} ({low:.3f} .. {high:.3f}) times off")
+    print(against_itself([wall for wall, _ in pings["off"]]))
 
 
 if __name__ == "__main__":
