@@ -145,7 +145,7 @@ def _stuck(trace: Trace) -> Wrong:
             to = "to" if events.kind[index] == SEND else "from"
             waits.append(f"rank {rank} in {OP_NAMES[events.op[index]]} {to} rank {events.peer[index]} (line {events.line[index]})")
     if not waits:
-        hint = "Look for a loop that never ends, and for an input() or a sleep()."
+        hint = "Look for a loop that never ends, and for an input() or a sleep(). If there is none, the machine was busy: try again."
         return Wrong(f"A run of {count(trace.world_size, 'rank')} did not end in time.", hint, world_size=trace.world_size, trace=trace)
     hint = (
         "A send ends only when the other side receives: if every rank sends first, and waits for it, nobody ever receives. "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from verdicts import never_ends, verdict
@@ -17,6 +19,7 @@ from ringsim.check import examination
 from ringsim.errors import Interrupted
 
 pytestmark = pytest.mark.timeout(60)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]
 

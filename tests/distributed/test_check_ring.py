@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import IPython.display
 import pytest
 import torch
@@ -15,6 +17,7 @@ import ringsim
 from ringsim import check
 
 pytestmark = pytest.mark.timeout(60)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]
 
