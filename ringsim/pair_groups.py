@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -35,6 +36,8 @@ __all__ = ["Pair", "PairGroups", "build_pair_groups", "default_store", "destroy_
 
 Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+
+_KNOWN_TORCH = "2.13."  # where Gloo keeps addresses in a store is nobody's promise: another version goes the public way until it is tried
 
 
 def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
@@ -123,11 +126,10 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _builds_privately() -> bool:
-    """Tells whether this torch has everything that building a group by its members takes."""
+    """Tells whether this torch is known to have everything that building a group by its members takes."""
     gloo = getattr(dist, "ProcessGroupGloo", None)
-    return all(hasattr(gloo, name) for name in ("_Options", "create_device", "create_default_device")) and hasattr(
-        c10d, "_register_pg_in_world"
-    )
+    needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
+    return torch.__version__.startswith(_KNOWN_TORCH) and all(hasattr(owner, name) for owner, name in needed)
 
 
 def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, timeout: timedelta) -> PairGroups:
@@ -150,7 +152,12 @@ def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, tim
 
 
 def _gloo_device() -> object:
-    """Makes what Gloo's connections of one rank go through: one listening socket and one thread, shared by both of its pair groups."""
+    """Returns what Gloo's connections go through, a listening socket and a thread: the default group's, where that is Gloo's."""
+    with suppress(RuntimeError):  # the default group knows no CPU: NCCL
+        default = c10d._get_default_group()._get_backend(torch.device("cpu"))
+        if isinstance(default, dist.ProcessGroupGloo):
+            device: object = default.options._devices[0]  # type: ignore[attr-defined]  # not in torch's stubs
+            return device
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)

@@ -1,8 +1,8 @@
 """How ranks find each other: the socket they meet at, the store behind it, and the default process group.
 
 Rank 0 opens the listening socket itself and hands it to torch's store, for torch's own would listen on every network of the machine. The
-others come to it by a numeric address. Whoever listens there may be
-a stranger that never answers, and torch's client then ignores its time-out; so it runs in a thread that can be left behind.
+others come to it by a numeric address. Whoever listens there may be a stranger that never answers, and torch's client then ignores its
+time-out; so it runs in a thread that can be left behind.
 """
 
 from __future__ import annotations

@@ -50,9 +50,14 @@ def exchange(here: int, source: int, target: int, group_in: Any, group_out: Any)
     return int(came[0])
 
 
+def refuse_private_api() -> None:
+    """Makes this process's torch one that lacks what building a pair by its members takes."""
+    del dist.ProcessGroupGloo._Options
+
+
 def look_at_ring(port: int, count: int, rank: int, ring_ranks: list[int] | None, private: bool) -> dict[str, Any]:
     if not private:
-        del dist.ProcessGroupGloo._Options  # as in a torch without it
+        refuse_private_api()
     initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S, ring_ranks=ring_ranks)
     ring = current_ring()
     groups = [get_pipeline_parallel_pred_group(), get_pipeline_parallel_succ_group()]
@@ -137,9 +142,24 @@ def test_ring_where_torch_lacks_the_private_api(server: RankServer, count: int) 
         check_ring(facts[rank], rank, count, list(range(count)), private=False)
 
 
+def look_at_ring_of_another_torch(port: int, count: int, rank: int) -> list[str]:
+    torch.__version__ = "2.99.0"
+    initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S)
+    ring = current_ring()
+    came = exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group)
+    return [ring.pred_group.group_name, ring.pred_group.group_desc, str(came)]
+
+
+def test_another_version_of_torch_goes_the_public_way(server: RankServer) -> None:
+    port = free_port()
+    facts = results(server.run(look_at_ring_of_another_torch, [(port, 3, rank) for rank in range(3)]))
+    assert [(description, came) for _, description, came in facts] == [("ring:2>0", "2"), ("ring:0>1", "0"), ("ring:1>2", "1")]
+    assert all(name != description for name, description, _ in facts), "the name is torch's own number"
+
+
 def wait_for_nobody(port: int, rank: int, timeout_s: float, private: bool) -> tuple[str, float]:
     if not private:
-        del dist.ProcessGroupGloo._Options
+        refuse_private_api()
     initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=timeout_s)
     begin = time.monotonic()
     try:
