@@ -209,6 +209,29 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
         assert len(set(mine["thread"])) == 1
 
 
+def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    slot = recorder.span_begin("parent")
+    assert slot is not None
+    child = os.fork()
+    if child == 0:
+        try:
+            recorder.span_end(slot, failed=True)
+            for number in range(CHUNK + 10):
+                recorder.mark(f"child {number}")
+            recorder.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    recorder.mark("parent again")
+    recorder.span_end(slot)
+    recorder.close()
+    events, pieces = read_parts(tmp_path)
+    assert [events.tables.labels[label] for label in events.label] == ["parent", "parent again"]
+    assert list(events.status) == [OK, OK]
+    assert pieces["complete"]
+
+
 def test_recording_stops_at_the_maximum_and_says_so_once(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=10)
     slots = [recorder.hot.make_post(OP_CODES["isend"])(0, 0, tag, 0) for tag in range(5)]

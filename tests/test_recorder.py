@@ -137,6 +137,18 @@ def test_the_line_is_the_users_through_decorators_and_modes(record: Callable[[],
     assert (row(events)["op"], row(events)["line"]) == ("send", line)
 
 
+def test_lines_stay_right_when_functions_come_and_go(record: Callable[[], Events]) -> None:
+    """As cells of a notebook do that are run again: new code at addresses that old code had."""
+    for blank in range(300):
+        code = compile("\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec")
+        for _ in range(2):
+            exec(code, {"dist": dist, "tensor": torch.zeros(1)})
+        del code
+    events = record()
+    assert list(events.line) == [blank + line for blank in range(300) for line in (1, 2, 1, 2)]
+    assert events.tables.files == ("a cell",)
+
+
 def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events]) -> None:
     group, tensor = dist.group.WORLD, torch.zeros(1)
     done = [threading.Event() for _ in range(3)]
@@ -226,9 +238,10 @@ def test_an_unregistered_group_says_so(record: Callable[[], Events]) -> None:
     default = dist.group.WORLD
     assert default is not None
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, default._get_backend(torch.device("cpu")))
+    group._set_group_name("mine")
     group.send([torch.zeros(1)], 1, 0).wait()
     events = record()
-    assert events.tables.groups[0].name.startswith("unregistered group")
+    assert events.tables.groups[0].name == "mine (unregistered: group ranks)"
     assert events.tables.groups[0].ranks == (0, 1)
     assert list(events.peer) == [1]
 

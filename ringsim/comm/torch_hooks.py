@@ -129,7 +129,7 @@ class _Hooks:
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):
             call = kind.wait
-            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call))
+            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.failed.add)
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
 
     # -- what the hooks look up ---------------------------------------------------------------------------------------------------
@@ -137,11 +137,14 @@ class _Hooks:
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
         try:
-            ranks = dist.get_process_group_ranks(group)
             name = "world" if group is distributed_c10d.GroupMember.WORLD else str(group.group_name)
-        except (KeyError, RuntimeError):  # made behind torch's back: nobody knows which global ranks are in it
+        except RuntimeError:
+            name = ""
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # made behind torch's back: nobody knows which global ranks are in it
             ranks = list(range(group.size()))
-            name = f"unregistered group {id(group):#x} (group ranks)"
+            name = f"{name or 'unnamed'} (unregistered: group ranks)"
         entry = self.recorder.number("group", name=name, ranks=ranks), dict(enumerate(ranks))
         key, groups = id(group), self.groups
         self.groups[key] = entry
@@ -179,7 +182,11 @@ class _Hooks:
     def forget_completed(self) -> None:
         """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them."""
         for work in list(self.pending):
-            if work.is_completed():
+            try:
+                completed = work.is_completed()
+            except RuntimeError:  # it failed, which is for the program to find out
+                continue
+            if completed:
                 self.pending.pop(work, None)
 
     def keep(self, work: Work | None, slot: int) -> None:
@@ -259,7 +266,8 @@ class _Hooks:
             except BaseException:
                 recorder.hot.fail(slot)
                 raise
-            pending_from_any[work] = slot, ranks
+            if work is not None:
+                pending_from_any[work] = slot, ranks
             return work
 
         return recv_anysource
@@ -331,6 +339,7 @@ class _Hooks:
         except BaseException:
             for slot in slots:
                 recorder.hot.fail(slot)
+            self.failed.add(work)
             raise
         if from_any is not None:
             recorder.hot.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))

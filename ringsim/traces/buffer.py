@@ -141,3 +141,8 @@ class PartBuffer:
                 self._closed = True
                 os.close(self._events)
                 os.close(self._names)
+
+    def abandon(self) -> None:
+        """Writes nothing more, in a process that was forked from the one that does."""
+        self._lock = Lock()  # another thread may have held the old one when the process was forked
+        self._closed = True

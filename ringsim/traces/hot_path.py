@@ -46,14 +46,15 @@ class HotPath(NamedTuple):
             the line is the user's. The slot is None once recording has stopped. ``op`` is the operation's code; where a frame of the
             library's speaking file (see ``CallSites``) on the way to the user bears a name in ``ops``, the code there is the better
             one. ``poster`` and ``blocking``, which calls it, are the library's functions on the two commonest ways.
-        make_wait: ``make_wait(call, take, otherwise)`` makes a method ``wait(self, timeout)`` around ``call`` that records when it is
-            entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])`` is
-            called instead.
+        make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
+            it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
+            is called instead. ``failed(self)`` is called when ``call`` raises.
         begin_wait: ``begin_wait(slot)``: the program begins to wait.
         finish: ``finish(slot)``: the operation is done.
         finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
         fail: ``fail(slot)``: it raised.
         set_peer: ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
+        detach: ``detach()``: what is written from now on goes nowhere, not even to the records that there are.
     """
 
     make_post: Callable[..., Callable[..., int | None]]
@@ -63,6 +64,7 @@ class HotPath(NamedTuple):
     finish_at_once: Callable[[int], None]
     fail: Callable[[int], None]
     set_peer: Callable[[int, int], None]
+    detach: Callable[[], None]
 
 
 def _fit(value: Any) -> int:
@@ -82,6 +84,7 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
         sites: what each source file is.
     """
     words = memoryview(memory).cast("B").cast("q")
+    place_of = sites.places.get
     claim = itertools.count(step=RECORD_BYTES // 8).__next__  # atomic: every thread gets slots of its own
 
     def make_post(op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None) -> Callable[..., int | None]:
@@ -112,21 +115,23 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
             except (ValueError, AttributeError):  # a thread that begins in the library: no frame is the user's
                 frame = innermost = _frame_at(1)
                 code = frame.f_code
-            while True:
+            place = place_of(id(code) + frame.f_lasti)
+            while place is None:
                 try:
                     file = sites[code.co_filename]
                 except KeyError:
                     file = sites.learn(code.co_filename)
                 if file >= 0:
-                    line = frame.f_lineno
+                    place = place_of(id(code) + frame.f_lasti) or sites.learn_place(frame)
                     break
                 if file == SPEAKER:
                     state = posted_as.get(code.co_name, state)
                 frame = frame.f_back
                 if frame is None:
-                    file, line = sites.find_stand_in(innermost)
+                    place = sites.find_stand_in(innermost)
                     break
                 code = frame.f_code
+            file, line = place
             slot = claim()
             about = _meaning_of()
             thread = _thread_of()
@@ -144,7 +149,9 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
 
         return post
 
-    def make_wait(call: Callable[..., Any], take: Callable[..., int | None], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def make_wait(
+        call: Callable[..., Any], take: Callable[..., int | None], otherwise: Callable[..., Any], failed: Callable[[Any], None]
+    ) -> Callable[..., Any]:
         def wait(self: Any, timeout: Any = _UNSET) -> Any:
             slot = take(self, None)
             if slot is None:
@@ -154,6 +161,7 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
                 result = call(self) if timeout is _UNSET else call(self, timeout)
             except BaseException:
                 fail(slot)
+                failed(self)
                 raise
             words[slot + 2] = _now()
             memory[slot * 8 + _STATUS] = OK
@@ -179,4 +187,9 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
     def set_peer(slot: int, peer: int) -> None:
         _pack_rank(memory, slot * 8 + _PEER, peer)
 
-    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer)
+    def detach() -> None:
+        nonlocal memory, words
+        memory = bytearray(memory)
+        words = memoryview(memory).cast("q")
+
+    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer, detach)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from operator import index
 from pathlib import Path
@@ -73,6 +75,8 @@ class Recorder:
         }.items():
             self.set_meta(key, value)
         self.hot = make_hot_path(self._buffer.memory, self._grow, self.sites)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=functools.partial(_detach, weakref.ref(self)))
         self._post_span: Callable[..., int | None] = self.hot.make_post(OP_CODES["span"])
         self._post_mark: Callable[..., int | None] = self.hot.make_post(OP_CODES["mark"])
 
@@ -228,6 +232,15 @@ def _check_index(what: str, value: int) -> int:
     if not 0 <= number < 1 << 31:
         raise ArgumentError(f"{what} must be an integer from 0 to 2**31 - 1, got {value!r}. Count from 0, or leave it out.")
     return number
+
+
+def _detach(reference: weakref.ref[Recorder]) -> None:
+    """Lets go of the part, in a process that was forked from the rank: the two would write to the same places."""
+    recorder = reference()
+    if recorder is not None:
+        recorder._stopped = recorder._closed = True
+        recorder._buffer.abandon()
+        recorder.hot.detach()
 
 
 def _do_nothing() -> None:
