@@ -31,7 +31,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("ringsim.comm", "ringsim.comm.collectives", "ringsim.comm.torch_hooks"),
-        *("ringsim.printing", "ringsim.roll_call", "ringsim.rendezvous", "ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
+        *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
+        *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
     ),
     (
         "ringsim.launch",
