@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """Runs a call in a daemon thread, which can be left behind: torch has calls that no limit reaches.
+    """Runs a call in a thread that can be left behind, also when the process ends: torch has calls that no limit reaches.
 
     Args:
         call: what to run.
@@ -26,8 +26,10 @@ class BackgroundCall(Generic[T]):
         self._call = call
         self._values: list[T] = []
         self._errors: list[Exception] = []
-        self._thread = threading.Thread(target=self._run, name="ringsim-background", daemon=True)
-        self._thread.start()
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+        # threading.Thread would wait here until the new thread runs: with many ranks on few cores, that is a turn of all of them.
+        _thread.start_new_thread(self._run, ())
 
     def result(self, limit_s: float) -> T:
         """Waits for the call and returns what it returned.
@@ -42,7 +44,8 @@ class BackgroundCall(Generic[T]):
             TimeoutError: it has not returned by then.
             Exception: whatever the call raised.
         """
-        self._thread.join(limit_s)
+        if self._running.acquire(timeout=max(limit_s, 0.0)):
+            self._running.release()
         if self._errors:
             raise self._errors[0]
         if not self._values:
@@ -54,3 +57,5 @@ class BackgroundCall(Generic[T]):
             self._values.append(self._call())
         except Exception as error:
             self._errors.append(error)
+        finally:
+            self._running.release()
