@@ -12,7 +12,7 @@ from ringsim.errors import ArgumentError
 
 __all__ = ["RingArguments", "check_ring_arguments"]
 
-_LONGEST_TIMEOUT_S = 1e9  # about thirty years; torch keeps milliseconds in 64 bits and the system keeps less
+_LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
 
 
 @dataclass(frozen=True)
