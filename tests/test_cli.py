@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ringsim
-from ringsim.cli import VERBS, main, make_parser
+from ringsim.cli import main, make_parser
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.value import Trace
 
@@ -20,7 +20,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", [module.__name__.rsplit(".", 1)[1] for module in VERBS])
+@pytest.mark.parametrize("verb", ["demo", "trace", "show", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])

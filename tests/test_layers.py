@@ -36,7 +36,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "ringsim.launch",
-        *(f"ringsim.launch.{name}" for name in ("config", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")),
+        *(
+            f"ringsim.launch.{name}"
+            for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
+        ),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "recording", "run", "api")),
     ),
     (
@@ -47,7 +50,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "shares", "pairs", "rounds")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "trace")),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )

@@ -10,8 +10,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +71,15 @@ def report_exception(rank: int, error: BaseException) -> Report:
         at_ns=time.monotonic_ns(),
         of_ringsim=isinstance(error, errors.RingError),
     )
+
+
+def rename_files(report: Report, names: Mapping[str, str]) -> Report:
+    """Returns the report with files called by other names, as a notebook calls its cells."""
+    where, traced = report.where, report.traceback
+    for filename, name in names.items():
+        where = where.replace(f"{filename}, line", f"{name}, line")
+        traced = traced.replace(f'File "{filename}", line', f"{name}, line")
+    return replace(report, where=where, traceback=traced)
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:

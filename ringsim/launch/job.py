@@ -16,6 +16,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ringsim.errors import ArgumentError
+from ringsim.launch.notebook import name_cells
 
 LARGE_CAPTURE_BYTES: Final = 10_000_000
 _CELL_LINES_BYTES: Final = 1_000_000  # of source text without a file that travels with a call
@@ -138,7 +139,13 @@ def _find_unpicklable(
             if isinstance(value, types.FunctionType) and depth > 0 and (inner := _find_unpicklable(value, (), {}, depth - 1)):
                 return inner
             code = getattr(inspect.unwrap(worker), "__code__", None)
-            return what, value, f" ({code.co_filename}, line {line}, in {code.co_name})" if code and line else ""
+            if code is None or line is None:
+                return what, value, ""
+            return (
+                what,
+                value,
+                f" ({name_cells([code.co_filename]).get(code.co_filename, code.co_filename)}, line {line}, in {code.co_name})",
+            )
     return None
 
 

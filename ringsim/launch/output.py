@@ -70,6 +70,7 @@ class RankOutput:
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             sys.stdout.write(f"[rank {self._rank}] {line}\n")
+        sys.stdout.flush()  # a pipe, too, gets it as it comes
 
 
 class Outputs:

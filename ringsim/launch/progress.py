@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Final
 
+from ringsim.launch.notebook import in_notebook
+
 QUIET_S: Final = 2.0  # shorter runs need no progress line
 _EVERY_S: Final = 0.5
 
@@ -45,7 +47,7 @@ class Progress:
         self._shown = None
 
     def _show(self, text: str) -> None:
-        if _in_notebook():
+        if in_notebook():
             bundle = {"text/plain": text}
             if self._shown is None:
                 from IPython.display import display
@@ -57,10 +59,3 @@ class Progress:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
             self._shown = True
-
-
-def _in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this process."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")

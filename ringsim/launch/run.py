@@ -9,7 +9,7 @@ import os
 import pickle
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,10 @@ from typing import Any, Final
 from ringsim import provenance
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
-from ringsim.launch.failure import Report, make_error, report_death
+from ringsim.launch.failure import Report, make_error, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
+from ringsim.launch.notebook import name_cells
 from ringsim.launch.output import Outputs
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
@@ -161,7 +162,7 @@ class _Run:
         elif what == "result":
             self._results[rank] = value
         elif what == "failed":
-            self._reports[rank] = value
+            self._reports[rank] = rename_files(value, name_cells(self._job.lines))
         return True
 
     def _startup_error(self) -> RingError | None:
@@ -186,6 +187,8 @@ class _Run:
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._outputs.follow(last=True)
         events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
+        cells = name_cells(events.tables.files)
+        events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", []), *self._notes()]
         return Trace(events, metadata, results=results, output=self._outputs.texts)
