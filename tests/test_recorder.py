@@ -20,9 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringsim
 from ringsim.comm.torch_hooks import install, uninstall
-from ringsim.errors import ArgumentError, RingError
-from ringsim.launch.recording import Recording
-from ringsim.state import change_state, get_state
+from ringsim.errors import RingError
+from ringsim.state import get_state
 from ringsim.traces.buffer import CHUNK
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_NAMES, Events
 from ringsim.traces.parts import read_parts
@@ -377,32 +376,3 @@ def test_spans_of_one_thread_do_not_reach_another(record: Callable[[], Events]) 
         thread.start()
         thread.join()
     assert list(record().stage) == [1, NONE]
-
-
-def test_spans_and_marks_do_nothing_where_nothing_is_recorded() -> None:
-    change_state(recorder=None)
-    with ringsim.span("work", stage=0) as entered:
-        ringsim.mark("here")
-    assert isinstance(entered, ringsim.span)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": 3}, r"name of a span must be a string, got 3"),
-        ({"name": "x", "stage": -1}, r"stage must be an integer from 0 .* got -1"),
-        ({"name": "x", "microbatch": "0"}, r"microbatch must be an integer from 0 .* got '0'"),
-    ],
-)
-def test_wrong_arguments_of_a_span_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ringsim.span(**arguments)
-
-
-def test_recording_needs_a_process_group(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RingError, match=r"must be in a process group .* Call ringsim.initialize_distributed\(\)"),
-        Recording(tmp_path / "x"),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
