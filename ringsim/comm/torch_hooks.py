@@ -90,6 +90,16 @@ def uninstall(recorder: Recorder) -> None:
         change_state(recorder=None)
 
 
+def _name_of(group: ProcessGroup) -> str:
+    """Returns what a group is called on all of its ranks; where torch numbered a pair group, its name stands in the description."""
+    if group is distributed_c10d.GroupMember.WORLD:
+        return "world"
+    try:
+        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+    except RuntimeError:  # made behind torch's back
+        return ""
+
+
 def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
     """Yields ``Work`` and those of its subclasses that have a ``wait`` of their own."""
     if "wait" in vars(kind):
@@ -136,10 +146,7 @@ class _Hooks:
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
-        try:
-            name = "world" if group is distributed_c10d.GroupMember.WORLD else str(group.group_name)
-        except RuntimeError:
-            name = ""
+        name = _name_of(group)
         try:
             ranks = dist.get_process_group_ranks(group)
         except (KeyError, ValueError):  # made behind torch's back: nobody knows which global ranks are in it

@@ -2,7 +2,8 @@
 
 ::
 
-    join the group and the ring   (ahead of time, when the rank is parked)
+    join the group and the ring,
+    open the record               (both ahead of time, when the rank is parked)
     take a job                    environment, directory, sys.path, affinity as the caller has them; unpickle the function
     say "loaded", wait for "go"   so that all ranks start together
     run, recorded
@@ -25,7 +26,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
@@ -60,15 +61,20 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     status = 1
     try:
         port, _store = _join(config)
+        recorder = _start_recording(config)
         channel.send(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, config, port)
+        recorder.set_meta("num_threads", torch.get_num_threads())
         function = _load(job)
-        with _recording(config):
-            channel.send(("loaded", torch.get_num_threads()))
-            inbox.get()  # "go"
+        channel.send(("loaded", torch.get_num_threads()))
+        inbox.get()  # "go"
+        try:
             result = function()
+        finally:
+            torch_hooks.uninstall(recorder)
+            recorder.close()
         channel.send(("result", _pack_result(result, config)))
         status = 0
     except BaseException as error:  # whatever it was: the launcher must hear of it
@@ -176,8 +182,10 @@ def _read_port(config: RankConfig) -> int:
 def _enter(job: Job, config: RankConfig, port: int) -> None:
     """Makes this process look like the caller's: environment, directory, import path, arguments, processors, seeds."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
-    os.environ.clear()
-    os.environ.update({**kept, **job.environ, **_launcher_variables(config, port)})
+    wanted = {**kept, **job.environ, **_launcher_variables(config, port)}
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
     os.chdir(job.cwd)
     sys.path[:] = job.path if job.script is None else [os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
@@ -226,19 +234,11 @@ def _load(job: Job) -> Callable[[], Any]:
     return run_script
 
 
-@contextlib.contextmanager
-def _recording(config: RankConfig) -> Iterator[None]:
-    """Records every message in the block."""
+def _start_recording(config: RankConfig) -> Recorder:
+    """Records every message from now on."""
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
-    recorder.set_meta("num_threads", torch.get_num_threads())
     torch_hooks.install(recorder)
-    change_state(recorder=recorder)
-    try:
-        yield
-    finally:
-        change_state(recorder=None)
-        torch_hooks.uninstall(recorder)
-        recorder.close()
+    return recorder
 
 
 def _pack_result(result: Any, config: RankConfig) -> bytes:

@@ -72,6 +72,7 @@ class Recorder:
             "host": socket.gethostname(),
             "start_ns": start_ns,
             "start_unix_ns": start_unix_ns,
+            "cost_ns_per_op": _measure_cost_ns(),
         }.items():
             self.set_meta(key, value)
         self.hot = make_hot_path(self._buffer.memory, self._grow, self.sites)
@@ -145,12 +146,11 @@ class Recorder:
         return label
 
     def close(self) -> None:
-        """Ends the part: writes down when, and what recording an operation costs here. Closing twice is harmless."""
+        """Ends the part, and writes down when. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         if not self._stopped:
-            self.set_meta("cost_ns_per_op", _measure_cost_ns())
             self.set_meta("end_ns", time.monotonic_ns())
         self._buffer.close()
 
