@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ringsim.traces.buffer as buffer_module
 from ringsim.errors import TraceFileError
-from ringsim.traces.buffer import CHUNK, RECORD_BYTES, PartBuffer
+from ringsim.traces.buffer import CHUNK, FIRST_CHUNK, RECORD_BYTES, PartBuffer
 from ringsim.traces.events import MARK, OK, OP_CODES, RECORD, RECORD_FORMAT
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
@@ -50,7 +50,7 @@ def test_it_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path) -> N
     for slot in range(last):
         assert write(buffer, slot)
         sizes.add(len(buffer.memory) // RECORD_BYTES)
-    assert sizes == {n * CHUNK for n in range(1, 6)}
+    assert sizes == {FIRST_CHUNK + n * CHUNK for n in range(5)}
     assert write(buffer, 15 * CHUNK)  # several chunks at once
     assert buffer.count == last + 1
     assert (read(tmp_path)["post_ns"][:last] == np.arange(last)).all()
@@ -85,7 +85,7 @@ def test_a_full_disk_is_an_error_when_the_file_grows(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", no_space)
     with pytest.raises(OSError, match="No space left"):
         buffer.grow(CHUNK * RECORD_BYTES)
-    assert write(buffer, CHUNK - 1)  # what there is stays usable
+    assert write(buffer, FIRST_CHUNK - 1)  # what there is stays usable
     buffer.close()
     with pytest.raises(TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"):
         PartBuffer(tmp_path / "b", 3, max_records=4)
@@ -95,7 +95,7 @@ def test_systems_without_fallocate_do_without(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delattr(os, "posix_fallocate")
     buffer = PartBuffer(tmp_path, 0, max_records=4 * CHUNK)
     assert write(buffer, CHUNK + 1)
-    assert len(read(tmp_path)) == 2 * CHUNK
+    assert len(read(tmp_path)) == FIRST_CHUNK + CHUNK
     assert buffer.count == 1
     buffer.close()
 
@@ -256,5 +256,5 @@ def test_recording_stops_on_a_full_disk_and_the_program_goes_on(tmp_path: Path, 
     for _ in range(CHUNK + 100):
         recorder.mark("here")
     recorder.close()
-    assert recorder.count == CHUNK
+    assert recorder.count == FIRST_CHUNK
     assert "No space left on device" in read_parts(tmp_path)[1]["notes"][0]

@@ -24,6 +24,7 @@ import random
 import runpy
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +89,10 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
 def warm_up() -> None:
     """Does once, before ranks are forked, what each of them would have to do: the parts of numpy and torch that load on first use."""
     _seed(0)
+    with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
+        recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))
+        torch_hooks.uninstall(recorder)
+        recorder.close()
 
 
 def _name_process(name: str) -> None:

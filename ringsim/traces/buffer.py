@@ -23,6 +23,7 @@ from ringsim.errors import TraceFileError
 from ringsim.traces.events import RECORD
 
 RECORD_BYTES: Final = RECORD.itemsize
+FIRST_CHUNK: Final = 512  # records that there is room for at the start: every rank of a large run pays for them
 CHUNK: Final = 4096  # records by which the array grows: 72 pages, a tenth of a millisecond
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 
@@ -59,10 +60,10 @@ class PartBuffer:
             events_path.parent.mkdir(parents=True, exist_ok=True)
             self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            self.memory = self._extend(min(CHUNK, max_records))
+            self.memory = self._extend(min(FIRST_CHUNK, max_records))
         except OSError as error:
             raise TraceFileError(
-                f"the directory of a run must be writable and have {CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
+                f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
                 "Choose another path or free some space."
             ) from error
 
