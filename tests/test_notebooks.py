@@ -157,5 +157,6 @@ def test_lesson_01_shows_what_it_claims() -> None:
     ]
     assert texts["traffic-run"].count(" world ") == 4
     assert {"ring:0>1", "ring:1>0"} <= set(texts["claims-two"].split())
-    assert "[rank 0] plain, from rank 0\n[rank 2] forced, from rank 2\n" in texts["claims-output-run"]
+    shown = [line for line in texts["claims-output-run"].splitlines() if line.startswith("[rank ")]
+    assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]  # ranks speak in any order
     assert "Timed out waiting 1000ms for send" in texts["rendezvous-run"]

@@ -29,8 +29,8 @@ def summarise(trace: Trace) -> str:
         ...                       "done_ns": [2000, 3000]}, tables)
         >>> print(summarise(Trace(events, {"world_size": 2, "source": "measured", "backend": "gloo"})))
         Trace of 2 ranks (measured, gloo)
-          messages      1 message, 4.10 kB, 2 events in 3.00 us
-          busiest edge  0 -> 1: 1 message, 4.10 kB
+          messages      1 message, 4 KiB, 2 events in 3 µs
+          busiest edge  0 -> 1: 1 message, 4 KiB
           longest wait  rank 1 waited 500 ns in recv for rank 0 to send
           unmatched     none
     """
@@ -61,7 +61,7 @@ def describe(trace: Trace) -> str:
         >>> from ringsim.traces.events import make_events
         >>> from ringsim.traces.value import Trace
         >>> describe(Trace(make_events({"rank": [], "op": []}), {"world_size": 4}))
-        'Trace of 4 ranks that exchanged no message in 0 s.'
+        'Trace of 4 ranks that exchanged no message in 0 ns.'
     """
     number = len(trace.messages)
     exchanged = count(number, "message") if number else "no message"
