@@ -27,6 +27,7 @@ NOT_RECORDED: Final = (
     "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
     "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
 )
+NOT_MEASURED_ON_GPU: Final = "On NCCL, wait() returns once the work is queued: the recorded end is not when the GPU was done."
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
     "isend": OP_CODES["isend"],
@@ -152,6 +153,8 @@ class _Hooks:
         except (KeyError, ValueError):  # made behind torch's back: nobody knows which global ranks are in it
             ranks = list(range(group.size()))
             name = f"{name or 'unnamed'} (unregistered: group ranks)"
+        if "nccl" in group.name().lower():
+            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_MEASURED_ON_GPU))
         entry = self.recorder.number("group", name=name, ranks=ranks), dict(enumerate(ranks))
         key, groups = id(group), self.groups
         self.groups[key] = entry

@@ -1,0 +1,46 @@
+"""Ranks on GPUs: one rank a GPU, on NCCL. These tests need a machine that has some."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringsim
+from ringsim.errors import ArgumentError
+
+GPUS = torch.cuda.device_count() if dist.is_nccl_available() else 0
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("nothing_left_behind"),
+    pytest.mark.skipif(GPUS == 0, reason="needs a GPU and a CUDA build of torch: this machine has none"),
+]
+
+
+def pass_once() -> float:
+    """Every rank passes its number to its successor, on its GPU."""
+    ring = ringsim.current_ring()
+    token = torch.full((1024,), float(ring.rank), device="cuda")
+    arriving = torch.empty_like(token)
+    if ring.world_size > 1:
+        send = dist.P2POp(dist.isend, token, ring.succ, ring.succ_group)
+        recv = dist.P2POp(dist.irecv, arriving, ring.pred, ring.pred_group)
+        for operation in (send, recv) if ring.rank % 2 == 0 else (recv, send):
+            for work in dist.batch_isend_irecv([operation]):
+                work.wait()
+    dist.all_reduce(token)
+    torch.cuda.synchronize()
+    return float(arriving[0]) if ring.world_size > 1 else float(token[0])
+
+
+def test_every_rank_has_a_gpu_of_its_own() -> None:
+    trace = ringsim.trace(pass_once, world_size=GPUS, comm_device="gpu")
+    assert trace.results == [float((rank - 1) % GPUS) for rank in range(GPUS)]
+    assert trace.metadata["backend"] == "nccl"
+    assert any("not when the GPU was done" in sentence for sentence in trace.metadata["not_recorded"])
+    assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=rf"below the number of GPUs of this machine, {GPUS}, got {GPUS}"):
+        ringsim.trace(pass_once, world_size=GPUS + 1, comm_device="gpu")
