@@ -119,7 +119,7 @@ def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]
             path = _chord(graph, src, dst, gap)
             _draw_arrow(ax, path, width, style.MUTED, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
             if data["size_bytes"] >= least_named:
-                text = f"{key}\n{_amount(data)}"
+                text = f"{key}\n{_amount(data).replace('message', 'msg')}"  # the middle of a small ring has little room
                 at = _middle(path)
                 # Beside the arrow: towards the centre, or, near it, on the side to which the arrow bows.
                 away = -at if np.hypot(*at) > 0.3 else np.array([path[0][1] - path[-1][1], path[-1][0] - path[0][0]])

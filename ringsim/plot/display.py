@@ -20,7 +20,7 @@ SHARE: Final = 0.68  # of the pictures' own sizes: the words stay as large, and 
 
 
 def png(trace: Trace) -> bytes:
-    """Draws both pictures side by side, for a notebook.
+    """Draws both pictures side by side, for a notebook; the ring alone where nothing happened.
 
     Args:
         trace: any trace.
@@ -38,6 +38,11 @@ def png(trace: Trace) -> bytes:
     timeline_inches = (WIDTH_INCHES * SHARE, max(timeline_height(trace), 2.6))
     with style.drawing():
         figure = Figure()
+        if not len(trace.events):
+            ring = figure.add_axes((0, 0, 1, 1))
+            style.fit(figure, [(ring, *ring_inches, style.Margins(0, 0, 0, 0))])
+            style.fit(figure, [(ring, *ring_inches, draw_ring(trace, ring))])
+            return style.figure_png(figure, description=trace.describe())
         ring, timeline = figure.add_axes((0, 0, 1, 1)), figure.add_axes((0, 0, 1, 1), label="timeline")
         # Sizes first: what is written into a picture depends on the room there is.
         nothing = style.Margins(0, 0, 0, 0)
