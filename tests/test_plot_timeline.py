@@ -17,6 +17,7 @@ from ringsim.plot import bars as kinds
 from ringsim.plot.arrows import MOST_ARROWS, choose_messages
 from ringsim.plot.bars import OPERATION_LOOKS, make_bars, time_range
 from ringsim.plot.density import merge_short
+from ringsim.plot.display import png
 from ringsim.plot.timeline import plot_timeline
 from ringsim.traces.events import MARK, OP_CODES, make_events
 from ringsim.traces.value import Trace
@@ -335,3 +336,12 @@ def test_the_shares_in_the_words_are_those_of_the_trace() -> None:
     # 2 ranks x 8 ms; blocked 2 ms on rank 0 and 7 ms on rank 1, of which 3 ms were a late sender's
     assert ax.get_title(loc="left") == "2 ranks, 8 ms: 56 % of it blocked in communication"
     assert "transfers 38 %, late senders 19 %; rank 1 waited longest, 3 ms" in words(ax)
+
+
+def test_a_notebook_shows_no_empty_timeline() -> None:
+    def width(trace: Trace) -> int:
+        return int.from_bytes(png(trace)[16:20], "big")  # of the PNG's header
+
+    nothing = Trace(make_events({"rank": [], "op": []}), {"world_size": 3})
+    mark = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5], "done_ns": [5]}), {"world_size": 3})
+    assert width(nothing) < width(mark) / 1.5

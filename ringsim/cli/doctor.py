@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ringsim import provenance
 from ringsim.cli.verb import Verbs, add_verb
+from ringsim.traces.units import bytes_text
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -32,7 +33,8 @@ def run(_options: argparse.Namespace) -> int:
 def examine() -> Iterator[tuple[bool, str, str]]:
     """Yields (works, what, detail) for everything that ringsim stands on."""
     machine = provenance.machine()
-    yield True, "machine", ", ".join(f"{key} {value}" for key, value in machine.items())
+    memory = bytes_text(machine["memory_bytes"]) if machine["memory_bytes"] else "memory unknown"
+    yield True, "machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['platform']}"
     yield True, "Python", f"{sys.version.split()[0]} ({sys.executable})"
     yield from _torch()
     yield _loopback()

@@ -45,7 +45,7 @@ def write_pictures(trace: Trace, directory: Path) -> list[Path]:
 
     files = []
     for name, plot in (("ring", trace.plot_ring), ("timeline", trace.plot_timeline)):
-        figure = cast("Figure", plot().get_figure(root=True))
+        figure = cast("Figure", plot().figure)
         file = directory / f"{name}.png"
         try:
             directory.mkdir(parents=True, exist_ok=True)
