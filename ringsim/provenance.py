@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from collections.abc import Mapping
@@ -37,10 +38,8 @@ def versions() -> dict[str, str]:
     """
     found = {"ringsim": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy"):
-        try:
-            found[name] = packages.version(name)
-        except packages.PackageNotFoundError:
-            continue
+        if (version := _installed(name)) is not None:
+            found[name] = version
     return found
 
 
@@ -78,6 +77,16 @@ def footer(metadata: Mapping[str, Any]) -> str:
     return f"{source} on {details}" if known.get("cpu") else f"{source}: {details}"
 
 
+@functools.cache  # every run asks, and the answer takes a millisecond
+def _installed(name: str) -> str | None:
+    """Returns the version of a package, None where it is not installed."""
+    try:
+        return packages.version(name)
+    except packages.PackageNotFoundError:
+        return None
+
+
+@functools.cache
 def _cpu() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
