@@ -9,6 +9,7 @@ from pathlib import Path
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_pictures
 from ringsim.errors import RingError
+from ringsim.traces.summary import count
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -22,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     from ringsim import demo
 
-    print(f"starting {options.ranks} ranks (Gloo processes joined in a ring) ...", flush=True)
+    print(f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring) ...", flush=True)
     trace = ringsim.trace(demo.worker, world_size=options.ranks)
     expected = demo.expected(options.ranks)
     if not math.isclose(trace.results[0], expected, rel_tol=1e-3, abs_tol=1e-3):
