@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.errors import TraceFileError
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OPS, RECORD, Events, Group, Ints, Payload, Tables, make_events
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OPS, RECORD, Events, Group, Ints, Payload, Tables, make_events
 from ringsim.traces.tables import read_group, read_payload, read_word
 
 __all__ = ["read_parts", "read_run"]
@@ -146,15 +146,22 @@ def _read_records(path: Path) -> tuple[Ints, bool]:
     """Returns the valid records of a file, and whether its last one is cut.
 
     A slot that was claimed but never written, because the rank was killed in between, is passed over: other threads may have written
-    the slots after it.
+    the slots after it. The rank may be writing at this moment, and the status of a record is written last: so what a first look finds
+    valid is whole at a second one, which is the one that counts.
     """
     try:
+        status = _whole_records(path.read_bytes())["status"]
         data = path.read_bytes()
     except FileNotFoundError:
-        data = b""
-    whole = len(data) // RECORD.itemsize * RECORD.itemsize
-    records = np.frombuffer(data[:whole] if whole < len(data) else data, dtype=RECORD)
-    return records[records["status"] != 0], any(data[whole:])
+        return np.empty(0, dtype=RECORD), False
+    records = _whole_records(data)[: len(status)].copy()
+    records["status"] = status
+    records["done_ns"][status == IN_FLIGHT] = NONE  # an end that came between the two looks
+    return records[status != 0], any(data[len(data) // RECORD.itemsize * RECORD.itemsize :])
+
+
+def _whole_records(data: bytes) -> Ints:
+    return np.frombuffer(data, dtype=RECORD, count=len(data) // RECORD.itemsize)
 
 
 def _sane(records: Ints, world_size: int) -> Ints:
