@@ -1,4 +1,4 @@
-"""The one piece of state of a rank: its ring, the recorder that watches it, and where its hidden prints go.
+"""The one piece of state of a rank: its ring, the recorder that watches it, where its hidden prints go, and what carries its messages.
 
 ``RankState`` is a frozen value and is replaced whole. There is one for the process; a simulated rank has one of its own, in its context.
 Nothing else in ringsim is a module global that changes.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringsim.comm.backend import Backend
+    from ringsim.comm.log import LogOptions
     from ringsim.ring import Ring
     from ringsim.traces.recorder import Recorder
 
@@ -25,12 +27,16 @@ class RankState:
         recorder: who writes this rank's events, None while nothing is recorded.
         hidden_output: takes the text that print suppression hides, None to drop it.
         undo_print: gives ``builtins.print`` back, None while it is not replaced.
+        backend: what carries the messages of ``ringsim.comm``, None for torch.
+        log: what ``ringsim.comm`` logs, None for nothing.
     """
 
     ring: Ring | None = None
     recorder: Recorder | None = None
     hidden_output: Callable[[str], None] | None = None
     undo_print: Callable[[], None] | None = None
+    backend: Backend | None = None
+    log: LogOptions | None = None
 
 
 _process = [RankState()]  # the only cell that changes

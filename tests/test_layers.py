@@ -23,14 +23,17 @@ MODULES = {
 # Row by row from below, and within a row in the order in which modules may import each other. `ringsim` itself, the table of contents,
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("ringsim.errors", "ringsim.traces", "ringsim.traces.events"),
+    ("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
     (
-        *("ringsim.state", "ringsim.provenance"),
+        *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts")),
         *(f"ringsim.traces.{name}" for name in ("units", "matching", "waits", "frames", "summary", "value", "files")),
     ),
     (
-        *("ringsim.comm", "ringsim.comm.collectives", "ringsim.comm.torch_hooks"),
+        *(f"ringsim.comm.{name}" for name in ("collectives", "torch_hooks", "backend", "handle", "member", "reductions")),
+        *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
+        *(f"ringsim.comm.{name}" for name in ("functions", "p2p_op", "registry")),
+        "ringsim.comm",
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
         *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
     ),
@@ -57,7 +60,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 FRONT_DOORS = 5  # the row of the modules that users enter by: these may take names from the contents
 THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
-    {"numpy", "pandas", "pyarrow"},
+    {"numpy", "pandas", "pyarrow", "mpi4py"},
     {"numpy", "torch"},
     {"numpy", "torch", "cloudpickle", "IPython"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch

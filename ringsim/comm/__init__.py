@@ -1,1 +1,56 @@
-"""Where a rank's communication goes: the hooks that let ringsim see what ``torch.distributed`` does."""
+"""``torch.distributed``, timed, on any backend: ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``.
+
+Everything that ``torch.distributed`` offers is here under its own name. What communicates goes through the current backend, ``cdb``, which
+``set_backend`` changes; with torch as the backend, and no log, that is torch's own function with 0.1 us before it. All else is torch's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as _torch
+
+from ringsim.comm.functions import FUNCTIONS as _FUNCTIONS
+from ringsim.comm.functions import MANAGING as _MANAGING
+from ringsim.comm.p2p_op import P2POp as P2POp  # type: ignore[assignment]  # it takes torch's place
+from ringsim.comm.registry import get_backend_object as _get_backend_object
+from ringsim.comm.registry import set_backend as set_backend
+from ringsim.errors import RingError as _RingError
+from ringsim.state import get_state as _get_state
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import *  # noqa: F403 - for type checkers, which see nothing of what is made below
+
+    from ringsim.comm.backend import Backend as _Backend
+
+    cdb: _Backend
+
+_TORCH_ONLY: Final = ("DeviceMesh", "_coalescing_manager", "_all_gather_base", "_reduce_scatter_base")  # on other backends these raise
+
+globals().update(_FUNCTIONS)
+globals().update(_MANAGING)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the current backend for ``cdb``; else what ``torch.distributed`` has under that name."""
+    if name == "cdb":
+        return _get_backend_object()
+    if name.startswith("__"):  # Python asking about this module
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    backend = _get_state().backend
+    if backend is not None and name in _TORCH_ONLY:
+        raise _RingError(
+            f"ringsim.comm.{name} must be used with torch as the backend, got the backend {backend.name!r}. "
+            "Call set_backend('torch'), or do without it."
+        )
+    try:
+        return getattr(_torch, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and torch.distributed has none either") from None
+
+
+def __dir__() -> list[str]:
+    """Returns the public names of torch.distributed, and ringsim's own."""
+    return sorted(
+        {*(name for name in globals() if not name.startswith("_")), *(name for name in dir(_torch) if not name.startswith("_")), "cdb"}
+    )

@@ -1,0 +1,308 @@
+"""Collectives on tensors, built from other collectives where the backend has one that does, else from ``isend`` and ``irecv``.
+
+Every member calls, in the same order, as with the native operation. All messages of an operation are posted before it waits for any, so
+no order of ranks can block; with ``async_op`` the handle does the rest in ``wait``. Outside the group they do nothing and return None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from ringsim.comm.backend import Backend
+from ringsim.comm.handle import Handle
+from ringsim.comm.member import Member
+from ringsim.comm.reductions import reduce_parts
+from ringsim.errors import ArgumentError
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "scatter",
+]
+
+_SUM: Any = ReduceOp.SUM
+Tensors = Sequence[torch.Tensor]
+
+
+def broadcast(
+    backend: Backend,
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Handle | None:
+    """``broadcast``: the source sends to each."""
+    member = Member(backend, group, "broadcast")
+    if member.rank < 0:
+        return None
+    root = member.root(src, group_src, "src")
+    if member.rank == root:
+        return member.end([member.send(tensor, rank) for rank in member.others], _nothing, [tensor], async_op)
+    work, place = member.recv_into(tensor, root)
+    return member.end([work], place, [tensor], async_op)
+
+
+def all_reduce(backend: Backend, tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Handle | None:
+    """``all_reduce``: everyone shows its tensor to everyone, and adds up."""
+    member = Member(backend, group, "all_reduce")
+    if member.rank < 0:
+        return None
+    works, parts = member.share(tensor)
+    return member.end(works, lambda: tensor.copy_(reduce_parts(parts, op)), [tensor], async_op)
+
+
+def all_reduce_coalesced(backend: Backend, tensors: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Handle | None:
+    """``all_reduce_coalesced``: one after the other."""
+    member = Member(backend, group, "all_reduce_coalesced")
+    if member.rank < 0:
+        return None
+    native = member.native("all_reduce")
+    if native:
+        return member.end([native[1](tensor, op, group, True) for tensor in tensors], _nothing, tensors, async_op)
+    return member.end([all_reduce(backend, tensor, op, group, True) for tensor in tensors], _nothing, tensors, async_op)
+
+
+def reduce(
+    backend: Backend,
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Handle | None:
+    """``reduce``: everyone sends to the destination, which adds up. Elsewhere ``tensor`` stays as it is."""
+    member = Member(backend, group, "reduce")
+    if member.rank < 0:
+        return None
+    root = member.root(dst, group_dst, "dst")
+    if member.rank != root:
+        return member.end([member.send(tensor, root)], _nothing, [tensor], async_op)
+    own = tensor.detach().contiguous()
+    parts = [own if rank == root else torch.empty_like(own) for rank in range(member.size)]
+    works = [member.recv(parts[rank], rank) for rank in member.others]
+    return member.end(works, lambda: tensor.copy_(reduce_parts(parts, op)), [tensor], async_op)
+
+
+def all_gather(backend: Backend, tensor_list: Tensors, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Handle | None:
+    """``all_gather``: everyone sends to everyone; through one large tensor where the backend has that."""
+    member = Member(backend, group, "all_gather")
+    if member.rank < 0:
+        return None
+    outputs = member.check_list(tensor_list, "tensor_list")
+    native = member.native("all_gather_single", "all_gather_into_tensor")
+    if native and len({output.shape for output in outputs}) == 1:
+        flat = torch.empty(member.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        work = native[1](flat, tensor.detach().reshape(-1), group, True)
+        return member.end([work], lambda: _spread(flat, outputs), outputs, async_op)
+    works, finish = member.exchange([tensor] * member.size, outputs)
+    return member.end(works, finish, outputs, async_op)
+
+
+def all_gather_single(
+    backend: Backend, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> Handle | None:
+    """``all_gather_single`` and ``all_gather_into_tensor``: ``all_gather`` into parts of the output."""
+    member = Member(backend, group, "all_gather_single")
+    if member.rank < 0:
+        return None
+    _check_shards(member, output_tensor, input_tensor, "output_tensor", "input_tensor")
+    works, parts = member.share(input_tensor)
+    return member.end(works, lambda: _join(parts, output_tensor), [output_tensor], async_op)
+
+
+def all_gather_coalesced(
+    backend: Backend, output_tensor_lists: Sequence[Tensors], input_tensor_list: Tensors, group: Any = None, async_op: bool = False
+) -> Handle | None:
+    """``all_gather_coalesced``: one after the other."""
+    member = Member(backend, group, "all_gather_coalesced")
+    if member.rank < 0:
+        return None
+    if len(output_tensor_lists) != len(input_tensor_list):
+        raise ArgumentError(
+            f"output_tensor_lists must have one list for each of {len(input_tensor_list)} inputs, got {len(output_tensor_lists)} "
+            "(all_gather_coalesced). Fill it up."
+        )
+    works, results = [], []
+    for outputs, tensor in zip(output_tensor_lists, input_tensor_list, strict=True):
+        native = member.native("all_gather")
+        works.append(native[1](outputs, tensor, group, True) if native else all_gather(backend, outputs, tensor, group, True))
+        results += list(outputs)
+    return member.end(works, _nothing, results, async_op)
+
+
+def gather(
+    backend: Backend,
+    tensor: torch.Tensor,
+    gather_list: Tensors | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Handle | None:
+    """``gather``: everyone sends to the destination."""
+    member = Member(backend, group, "gather")
+    if member.rank < 0:
+        return None
+    root = member.root(dst, group_dst, "dst", default=0)
+    if member.rank != root:
+        return member.end([member.send(tensor, root)], _nothing, [], async_op)
+    outputs = member.check_list(gather_list, "gather_list")
+    received = [member.recv_into(outputs[rank], rank) for rank in member.others]
+    own = tensor.detach().clone()
+
+    def finish() -> None:
+        for _, place in received:
+            place()
+        outputs[root].copy_(own)
+
+    return member.end([work for work, _ in received], finish, outputs, async_op)
+
+
+def scatter(
+    backend: Backend,
+    tensor: torch.Tensor,
+    scatter_list: Tensors | None = None,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Handle | None:
+    """``scatter``: the source sends to each."""
+    member = Member(backend, group, "scatter")
+    if member.rank < 0:
+        return None
+    root = member.root(src, group_src, "src", default=0)
+    if member.rank != root:
+        work, place = member.recv_into(tensor, root)
+        return member.end([work], place, [tensor], async_op)
+    inputs = member.check_list(scatter_list, "scatter_list")
+    works = [member.send(inputs[rank], rank) for rank in member.others]
+    return member.end(works, lambda: tensor.copy_(inputs[root]), [tensor], async_op)
+
+
+def reduce_scatter(
+    backend: Backend, output: torch.Tensor, input_list: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False
+) -> Handle | None:
+    """``reduce_scatter``: everyone sends to each its part, which adds up."""
+    member = Member(backend, group, "reduce_scatter")
+    if member.rank < 0:
+        return None
+    return _reduce_parts_of_all(member, output, member.check_list(input_list, "input_list"), op, async_op)
+
+
+def reduce_scatter_single(
+    backend: Backend,
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 - torch's name
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Handle | None:
+    """``reduce_scatter_single`` and ``reduce_scatter_tensor``: from ``reduce_scatter``, else as that is."""
+    member = Member(backend, group, "reduce_scatter_single")
+    if member.rank < 0:
+        return None
+    _check_shards(member, input, output, "input", "output")
+    parts = [part.view_as(output) for part in input.detach().reshape(-1).chunk(member.size)] if output.numel() else [output] * member.size
+    native = member.native("reduce_scatter")
+    if native:
+        buffer = torch.empty_like(output, memory_format=torch.contiguous_format)
+        return member.end([native[1](buffer, parts, op, group, True)], lambda: output.copy_(buffer), [output], async_op)
+    return _reduce_parts_of_all(member, output, parts, op, async_op)
+
+
+def _reduce_parts_of_all(member: Member, output: torch.Tensor, inputs: Tensors, op: Any, async_op: bool) -> Handle | None:
+    """By messages: the members that have nothing for me send zeros, too."""
+    incoming = [torch.empty_like(inputs[member.rank], memory_format=torch.contiguous_format) for _ in range(member.size)]
+    works, place = member.exchange(inputs, incoming)
+
+    def finish() -> None:
+        place()
+        output.copy_(reduce_parts(incoming, op))
+
+    return member.end(works, finish, [output], async_op)
+
+
+def all_to_all(
+    backend: Backend, output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None, async_op: bool = False
+) -> Handle | None:
+    """``all_to_all``: a message for every pair of ranks."""
+    member = Member(backend, group, "all_to_all")
+    if member.rank < 0:
+        return None
+    outputs = member.check_list(output_tensor_list, "output_tensor_list")
+    works, finish = member.exchange(member.check_list(input_tensor_list, "input_tensor_list"), outputs)
+    return member.end(works, finish, outputs, async_op)
+
+
+def all_to_all_single(
+    backend: Backend,
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 - torch's name
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Handle | None:
+    """``all_to_all_single``: ``all_to_all`` of parts along the first dimension."""
+    member = Member(backend, group, "all_to_all_single")
+    if member.rank < 0:
+        return None
+    works, finish = member.exchange(
+        _split(member, input, input_split_sizes, "input_split_sizes"), _split(member, output, output_split_sizes, "output_split_sizes")
+    )
+    return member.end(works, finish, [output], async_op)
+
+
+def _split(member: Member, tensor: torch.Tensor, sizes: Sequence[int] | None, name: str) -> Tensors:
+    """Cuts a tensor along its first dimension, one piece for each rank."""
+    rows = len(tensor)
+    if not sizes:
+        if rows % member.size:
+            raise ArgumentError(
+                f"{name} must be given where {member.size} ranks do not divide {rows} rows, got None. Say who gets how many."
+            )
+        sizes = [rows // member.size] * member.size
+    if len(sizes) != member.size or sum(sizes) != rows:
+        raise ArgumentError(f"{name} must be {member.size} numbers that add up to {rows}, got {list(sizes)}. Count the rows.")
+    return torch.split(tensor, list(sizes))
+
+
+def _check_shards(member: Member, whole: torch.Tensor, shard: torch.Tensor, whole_name: str, shard_name: str) -> None:
+    if whole.numel() != member.size * shard.numel() or whole.dtype != shard.dtype:
+        raise ArgumentError(
+            f"{whole_name} must be {member.size} times as large as {shard_name} and of its dtype, got {tuple(whole.shape)} {whole.dtype} "
+            f"and {tuple(shard.shape)} {shard.dtype} ({member.op}). Make it so."
+        )
+
+
+def _join(parts: Tensors, output: torch.Tensor) -> None:
+    """Puts the parts of all ranks one after the other into ``output``, whatever its shape."""
+    output.copy_(torch.cat([part.reshape(-1) for part in parts]).view(output.shape))
+
+
+def _spread(flat: torch.Tensor, outputs: Tensors) -> None:
+    """Puts the equal pieces of ``flat`` into ``outputs``, in order."""
+    for place, output in enumerate(outputs):
+        count = output.numel()
+        output.copy_(flat[place * count : (place + 1) * count].view(output.shape))
+
+
+def _nothing() -> None:
+    """Everything is in its place already."""

@@ -1,0 +1,84 @@
+"""What is done where a backend, or the installed torch, lacks an operation: it is built from those that exist.
+
+| operation | built from, the first that exists |
+|---|---|
+| send, recv, batch_isend_irecv | isend, irecv |
+| barrier | all_reduce; messages |
+| broadcast, gather, scatter, reduce, all_to_all, all_to_all_single, object forms, monitored_barrier | messages |
+| all_reduce, all_gather_single, all_gather_into_tensor | all_gather; messages |
+| all_gather | all_gather_single, all_gather_into_tensor; messages |
+| reduce_scatter_single, reduce_scatter_tensor | reduce_scatter; messages |
+| reduce_scatter | messages |
+| all_reduce_coalesced, all_gather_coalesced | all_reduce, all_gather, one after the other; else as these are |
+| new_subgroups, new_subgroups_by_enumeration | new_group |
+
+The result is the native one bit for bit, but for sums and products of floats, which are taken in the order of the ranks (``reductions``).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+from ringsim.comm import built_collectives, built_messages, built_objects
+from ringsim.comm.backend import Backend
+from ringsim.errors import RingError
+
+__all__ = ["FALLBACKS", "find"]
+
+FALLBACKS: Final[dict[str, Callable[..., Any]]] = {
+    **{name: getattr(module, name) for module in (built_collectives, built_objects) for name in module.__all__},
+    **{name: getattr(built_messages, name) for name in built_messages.__all__ if name != "wait_for_source"},
+    "all_gather_into_tensor": built_collectives.all_gather_single,
+    "reduce_scatter_tensor": built_collectives.reduce_scatter_single,
+}
+_TWINS: Final = {  # two spellings of one operation
+    "all_gather_into_tensor": "all_gather_single",
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
+
+
+def find(backend: Backend, op: str) -> Callable[..., Any]:
+    """Returns what does an operation on a backend: its own method, or one that is built; the latter warns once.
+
+    Args:
+        backend: the backend.
+        op: as torch.distributed spells it.
+
+    Returns:
+        A function that takes torch's arguments.
+
+    Raises:
+        RingError: neither exists.
+
+    Example:
+        >>> from ringsim.comm.torch_backend import TORCH
+        >>> find(TORCH, "isend").__name__
+        'isend'
+    """
+    if backend.supports(op):
+        method: Callable[..., Any] = getattr(backend, op)
+        return method
+    twin = _TWINS.get(op)
+    if twin is not None and backend.supports(twin):
+        return find(backend, twin)
+    if op not in FALLBACKS:
+        raise RingError(
+            f"ringsim.comm.{op} must be something that the backend {backend.name!r} can do, got a backend without it. "
+            "Use set_backend('torch') for what only torch has."
+        )
+    _warn_once(op, backend.name)
+    return functools.partial(FALLBACKS[op], backend)
+
+
+@functools.cache
+def _warn_once(op: str, backend_name: str) -> None:
+    warnings.warn(
+        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other operations, which is slower",
+        RuntimeWarning,
+        stacklevel=5,
+    )
