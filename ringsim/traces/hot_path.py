@@ -46,9 +46,10 @@ class HotPath(NamedTuple):
     Attributes:
         make_post: ``make_post(op, ops={}, poster=None, blocking=None)`` makes the function that begins operations of one kind,
             ``post(group, peer, tag, payload, label=None) -> slot``. It is called by a hook that the library, or the user, called;
-            the line is the user's, and the label the one in force where none is given. The slot is None once recording has stopped. ``op`` is the operation's code; where a frame of the
-            library's speaking file (see ``CallSites``) on the way to the user bears a name in ``ops``, the code there is the better
-            one. ``poster`` and ``blocking``, which calls it, are the library's functions on the two commonest ways.
+            the line is the user's, and the label the one in force where none is given. The slot is None once recording has stopped.
+            ``op`` is the operation's code; where a frame of the library's speaking file (see ``CallSites``) on the way to the user bears
+            a name in ``ops``, the code there is the better one. ``poster`` and ``blocking``, which calls it, are the library's functions
+            on the two commonest ways.
         make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
             it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
             is called instead. ``failed(self)`` is called when ``call`` raises.

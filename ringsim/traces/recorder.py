@@ -59,7 +59,9 @@ class Recorder:
         self.users = 0  # how many hold the hooks of the communication library in place
         self.undo_hooks: Callable[[], None] = _do_nothing
         self.on_growth: Callable[[], None] = _do_nothing  # called now and then, when the part grows
-        self.complete_with: Callable[[Any, int], bool] = _do_not_know  # makes a handle complete one more record, if it is known
+        self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: (
+            False
+        )  # makes a handle complete one more record, if it is known
         self._buffer = PartBuffer(directory, rank, max_records=max_records)
         self._max_records = max_records
         self._stopped = False
@@ -132,6 +134,10 @@ class Recorder:
         """Writes a span as begun, with the stage and microbatch in force. Returns its slot, None once recording has stopped."""
         return self._post_span(NONE, NONE, NONE, NONE, self.number_label(name))
 
+    def call_begin(self, label: int, group: int, payload: int) -> int | None:
+        """Writes a span that has a group and a size: a call of a user's own collective. Returns its slot, as ``span_begin`` does."""
+        return self._post_span(group, NONE, NONE, payload, label)
+
     def span_end(self, slot: int, *, failed: bool = False) -> None:
         """Writes a span as ended: ok, or error where an exception passed through it."""
         (self.hot.fail if failed else self.hot.finish)(slot)
@@ -152,8 +158,9 @@ class Recorder:
     def records_between(self, first: int, last: int) -> Ints:
         """Returns what was written between two slots that ``hot.skip`` gave: an array of ``RECORD``, a copy."""
         words = RECORD_BYTES // 8
-        records = np.frombuffer(self._buffer.memory, dtype=RECORD)[first // words + 1 : last // words]
-        return records[records["status"] != 0]
+        records: Ints = np.frombuffer(self._buffer.memory, dtype=RECORD)[first // words + 1 : last // words]
+        valid: Ints = records[records["status"] != 0]
+        return valid
 
     def entry(self, table: str, number: int) -> dict[str, Any]:
         """Returns what ``number`` was told when it gave this number."""
@@ -259,10 +266,6 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
 
 def _do_nothing() -> None:
     pass
-
-
-def _do_not_know(handle: Any, slot: int) -> bool:
-    return False
 
 
 def _measure_cost_ns() -> int:
