@@ -72,9 +72,15 @@ def all_reduce_coalesced(backend: Backend, tensors: Tensors, op: Any = _SUM, gro
     if member.rank < 0:
         return None
     native = member.native("all_reduce")
-    if native:
-        return member.end([native[1](tensor, op, group, True) for tensor in tensors], _nothing, tensors, async_op)
-    return member.end([all_reduce(backend, tensor, op, group, True) for tensor in tensors], _nothing, tensors, async_op)
+    if native is None:
+        return member.end([all_reduce(backend, tensor, op, group, True) for tensor in tensors], _nothing, tensors, async_op)
+    buffers = [tensor.contiguous() for tensor in tensors]  # Gloo adds up strided tensors wrongly (torch 2.13)
+
+    def finish() -> None:
+        for tensor, buffer in zip(tensors, buffers, strict=True):
+            tensor.copy_(buffer)
+
+    return member.end([native[1](buffer, op, group, True) for buffer in buffers], finish, tensors, async_op)
 
 
 def reduce(
@@ -129,20 +135,16 @@ def all_gather_single(
 def all_gather_coalesced(
     backend: Backend, output_tensor_lists: Sequence[Tensors], input_tensor_list: Tensors, group: Any = None, async_op: bool = False
 ) -> Handle | None:
-    """``all_gather_coalesced``: one after the other."""
+    """``all_gather_coalesced``: one after the other. ``output_tensor_lists[rank][i]`` takes input i of a rank, as in torch."""
     member = Member(backend, group, "all_gather_coalesced")
     if member.rank < 0:
         return None
-    if len(output_tensor_lists) != len(input_tensor_list):
-        raise ArgumentError(
-            f"output_tensor_lists must have one list for each of {len(input_tensor_list)} inputs, got {len(output_tensor_lists)} "
-            "(all_gather_coalesced). Fill it up."
-        )
+    native = member.native("all_gather")
     works, results = [], []
-    for outputs, tensor in zip(output_tensor_lists, input_tensor_list, strict=True):
-        native = member.native("all_gather")
+    for place, tensor in enumerate(input_tensor_list):
+        outputs = [outputs[place] for outputs in member.check_list(output_tensor_lists, "output_tensor_lists")]
         works.append(native[1](outputs, tensor, group, True) if native else all_gather(backend, outputs, tensor, group, True))
-        results += list(outputs)
+        results += outputs
     return member.end(works, _nothing, results, async_op)
 
 

@@ -49,7 +49,7 @@ def wait_for_source(backend: Backend, work: Any, src: int | None, group: Any, gr
     if src is not None:
         return src
     if group_src is None:
-        group_src = work.source_rank() if hasattr(work, "source_rank") else work._source_rank()
+        group_src = work._source_rank() if hasattr(work, "_source_rank") else work.source_rank()
     return backend.get_process_group_ranks(group)[group_src]
 
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ringsim.comm.fallbacks import FALLBACKS, find
+from ringsim.comm.log import call
 from ringsim.comm.torch_backend import TORCH
 from ringsim.state import RankState, get_state
 
@@ -120,8 +121,6 @@ def _make_elsewhere(op: str, defaults: tuple[Any, ...]) -> Callable[..., Any]:
             function = functools.partial(function, **named)
         if state.log is None or not extras:
             return function(*args[:count])
-        from ringsim.comm.log import call
-
         return call(op, function, args[:count], *extras)
 
     return elsewhere

@@ -61,6 +61,14 @@ class Handle:
         self.wait()
         return self._results
 
+    def done(self) -> bool:
+        """``is_completed``, as futures spell it: torch's coalesced forms return a future."""
+        return self.is_completed()
+
+    def value(self) -> list[torch.Tensor]:
+        """``result``, as futures spell it."""
+        return self.result()
+
     def get_future(self) -> Any:
         """Returns a ``torch.futures.Future`` of the result; a thread waits for it."""
         future: Any = torch.futures.Future()

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ringsim.comm.functions import FUNCTIONS
+from ringsim.comm.torch_backend import TorchBackend
 from ringsim.errors import ArgumentError
 from ringsim.state import get_state
 
@@ -34,7 +35,7 @@ class P2POp(dist.P2POp):
         """Takes torch's arguments; peers are found by the current backend."""
         op = _ORIGINALS.get(op, op)
         backend = get_state().backend
-        if backend is None:
+        if backend is None or isinstance(backend, TorchBackend):
             super().__init__(op, *args, **kwargs)
             return
         given = _SIGNATURE.bind(op, *args, **kwargs)
