@@ -35,7 +35,7 @@ _VARIABLES: Final = {
     "head_ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-_ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}  # torchrun itself, not a hand, has set the five
+_ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}  # torchrun started this process, whatever started torchrun
 _MPI: Final = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 _SHOWN: Final = 80  # letters of a value in a message
 
@@ -173,9 +173,9 @@ def _check(**arguments: Any) -> dict[str, Any]:
 def _choose(environ: Mapping[str, str]) -> Facts:
     """Returns what the innermost launcher says, completed by torchrun's variables, which people set by hand too."""
     torchrun = read_torchrun(environ)
-    complete = _known(torchrun).keys() == _VARIABLES.keys()
-    if complete and _ELASTIC & environ.keys():
+    if _ELASTIC & environ.keys():
         return torchrun
+    complete = _known(torchrun).keys() == _VARIABLES.keys()
     said = [facts for launcher in LAUNCHERS if (facts := launcher(environ)) is not None]
     if not said:
         return torchrun

@@ -145,7 +145,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
 
 def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
     """Hydra, the launcher of MPICH, Intel MPI and MVAPICH, tells each rank its place on its machine too."""
-    return _read_pmi(environ, "mpich") if "PMI_RANK" in environ and {"MPI_LOCALRANKID", "HYDI_CONTROL_FD"} & environ.keys() else None
+    return _read_pmi(environ, "mpich") if {"MPI_LOCALRANKID", "HYDI_CONTROL_FD"} & environ.keys() else None
 
 
 def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
@@ -160,7 +160,7 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     local_size = read.whole("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", low=1)
     alone = world_size is not None and (world_size == local_size or world_size == 1)
     advice = "Say it at the start: mpiexec -genv MASTER_ADDR HOST ..., where HOST is the machine that rank 0 runs on."
-    port = _port_of_name(read.text("PMIX_NAMESPACE"))
+    port = _port_of_name(read.text("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"))
     return Facts(rule, rank, world_size, 0 if world_size == 1 else local_rank, HERE if alone else None, port, read.seen, advice)
 
 

@@ -26,15 +26,19 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts")),
+        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
         *(f"ringsim.traces.{name}" for name in ("units", "matching", "waits", "frames", "summary", "value", "files")),
     ),
     (
+        *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
         *(f"ringsim.comm.{name}" for name in ("collectives", "torch_hooks", "backend", "handle", "member", "reductions")),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
-        *(f"ringsim.comm.{name}" for name in ("functions", "p2p_op", "registry")),
-        "ringsim.comm",
-        *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
+        *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
+        *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "backend")),
+        *(f"ringsim.comm.{name}" for name in ("log_table", "log_rows", "log_records", "log_gather", "log_settings")),
+        *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),
+        *(f"ringsim.comm.deepspeed_{name}" for name in ("ops", "queries", "start")),
+        *("ringsim.comm", "ringsim.comm.deepspeed"),
         *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
     ),
     (
@@ -61,7 +65,7 @@ FRONT_DOORS = 5  # the row of the modules that users enter by: these may take na
 THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
     {"numpy", "pandas", "pyarrow", "mpi4py"},
-    {"numpy", "torch"},
+    {"numpy", "torch", "mpi4py"},
     {"numpy", "torch", "cloudpickle", "IPython"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch
     {"numpy", "torch", "cloudpickle", "matplotlib", "IPython", "ipywidgets"},
