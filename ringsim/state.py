@@ -29,6 +29,7 @@ class RankState:
         undo_print: gives ``builtins.print`` back, None while it is not replaced.
         backend: what carries the messages of ``ringsim.comm``, None for torch.
         log: what ``ringsim.comm`` logs, None for nothing.
+        stopped_log: the log while it is stopped: its settings and what it has; None before it was first configured.
     """
 
     ring: Ring | None = None
@@ -37,6 +38,7 @@ class RankState:
     undo_print: Callable[[], None] | None = None
     backend: Backend | None = None
     log: LogOptions | None = None
+    stopped_log: LogOptions | None = None
 
 
 _process = [RankState()]  # the only cell that changes

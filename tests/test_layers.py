@@ -27,7 +27,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
-        *(f"ringsim.traces.{name}" for name in ("units", "matching", "waits", "frames", "summary", "value", "files")),
+        *(
+            f"ringsim.traces.{name}"
+            for name in ("units", "matching", "waits", "log_table", "log_rows", "frames", "summary", "value", "files")
+        ),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -35,7 +38,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
         *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
         *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "backend")),
-        *(f"ringsim.comm.{name}" for name in ("log_table", "log_rows", "log_records", "log_gather", "log_settings")),
+        *(f"ringsim.comm.{name}" for name in ("log_records", "log_gather", "log_settings")),
         *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),
         *(f"ringsim.comm.deepspeed_{name}" for name in ("ops", "queries", "start")),
         *("ringsim.comm", "ringsim.comm.deepspeed"),

@@ -10,8 +10,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as _torch
 
+from ringsim.comm.deepspeed_ops import allgather_fn as allgather_fn
+from ringsim.comm.deepspeed_ops import inference_all_reduce as inference_all_reduce
+from ringsim.comm.deepspeed_ops import reduce_scatter_fn as reduce_scatter_fn
+from ringsim.comm.deepspeed_queries import enable_symm_mem_for_group as enable_symm_mem_for_group
+from ringsim.comm.deepspeed_queries import get_all_ranks_from_group as get_all_ranks_from_group
+from ringsim.comm.deepspeed_queries import get_local_rank as get_local_rank
+from ringsim.comm.deepspeed_queries import get_world_group as get_world_group
+from ringsim.comm.deepspeed_queries import has_all_gather_into_tensor as has_all_gather_into_tensor
+from ringsim.comm.deepspeed_queries import has_all_reduce_coalesced as has_all_reduce_coalesced
+from ringsim.comm.deepspeed_queries import has_coalescing_manager as has_coalescing_manager
+from ringsim.comm.deepspeed_queries import has_reduce_scatter_tensor as has_reduce_scatter_tensor
+from ringsim.comm.deepspeed_queries import initialize_mesh_device as initialize_mesh_device
+from ringsim.comm.deepspeed_start import in_aml as in_aml
+from ringsim.comm.deepspeed_start import in_aws_sm as in_aws_sm
+from ringsim.comm.deepspeed_start import in_dlts as in_dlts
+from ringsim.comm.deepspeed_start import init_distributed as init_distributed
+from ringsim.comm.deepspeed_start import mpi_discovery as mpi_discovery
+from ringsim.comm.deepspeed_start import patch_aml_env_for_torch_nccl_backend as patch_aml_env_for_torch_nccl_backend
+from ringsim.comm.deepspeed_start import patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend
 from ringsim.comm.functions import FUNCTIONS as _FUNCTIONS
 from ringsim.comm.functions import MANAGING as _MANAGING
+from ringsim.comm.log import configure as configure
+from ringsim.comm.log import reset_log as reset_log
+from ringsim.comm.log_report import get_comm_operation_count as get_comm_operation_count
+from ringsim.comm.log_report import get_logged_comm_ops as get_logged_comm_ops
+from ringsim.comm.log_report import has_comm_data as has_comm_data
+from ringsim.comm.log_report import log_summary as log_summary
+from ringsim.comm.log_timed import timed_op as timed_op
 from ringsim.comm.p2p_op import P2POp as P2POp  # type: ignore[assignment]  # it takes torch's place
 from ringsim.comm.registry import get_backend_object as _get_backend_object
 from ringsim.comm.registry import set_backend as set_backend

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 
 from ringsim.comm import torch_hooks
-from ringsim.comm.log_rows import is_operation
 from ringsim.state import get_state
 from ringsim.traces.events import NONE, RECV, SEND, SPAN, Events, Group, Ints
 from ringsim.traces.joining import join_events
+from ringsim.traces.log_rows import is_operation
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ringsim.comm.log_table import LogRow
 from ringsim.costs import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.log_table import LogRow
 from ringsim.traces.matching import match
 from ringsim.traces.waits import split_waits
 

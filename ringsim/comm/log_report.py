@@ -10,10 +10,10 @@ import numpy as np
 
 from ringsim.comm.log_gather import gather, gather_by_objects, make_own_table
 from ringsim.comm.log_records import Segment, join_segments, read_segment
-from ringsim.comm.log_rows import make_rows
-from ringsim.comm.log_table import LogTable
 from ringsim.comm.torch_backend import TORCH
 from ringsim.state import get_state
+from ringsim.traces.log_rows import make_rows
+from ringsim.traces.log_table import LogTable
 
 __all__ = ["get_comm_operation_count", "get_logged_comm_ops", "has_comm_data", "log_summary"]
 
