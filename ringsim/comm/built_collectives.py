@@ -28,6 +28,7 @@ __all__ = [
     "all_to_all_single",
     "broadcast",
     "gather",
+    "gather_single",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
@@ -174,6 +175,38 @@ def gather(
         outputs[root].copy_(own)
 
     return member.end([work for work, _ in received], finish, outputs, async_op)
+
+
+def gather_single(
+    backend: Backend,
+    tensor: torch.Tensor,
+    gather_tensor: torch.Tensor | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Handle | None:
+    """``gather_single`` and ``gather_into_tensor`` (torch 2.15): as ``gather``, into parts of one tensor."""
+    member = Member(backend, group, "gather_single")
+    if member.rank < 0:
+        return None
+    root = member.root(dst, group_dst, "dst", default=0)
+    own = tensor.detach().contiguous()
+    parts = [torch.empty_like(own) for _ in member.ranks]
+    if member.rank == root:
+        if gather_tensor is None:
+            raise ArgumentError("gather_tensor must be given on the destination rank, got None (gather_single). Make one for all parts.")
+        _check_shards(member, gather_tensor, tensor, "gather_tensor", "tensor")
+    finish = _nothing if member.rank != root or gather_tensor is None else lambda: _join(parts, gather_tensor)
+    native = member.native("gather")
+    if native:
+        works = [native[1](own, parts if member.rank == root else None, None, group, True, root)]
+    elif member.rank == root:
+        parts[root] = own.clone()
+        works = [member.recv(parts[rank], rank) for rank in member.others]
+    else:
+        works = [member.send(own, root)]
+    return member.end(works, finish, [] if gather_tensor is None else [gather_tensor], async_op)
 
 
 def scatter(

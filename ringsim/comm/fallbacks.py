@@ -8,6 +8,7 @@
 | all_reduce, all_gather_single, all_gather_into_tensor | all_gather; messages |
 | all_gather | all_gather_single, all_gather_into_tensor; messages |
 | reduce_scatter_single, reduce_scatter_tensor | reduce_scatter; messages |
+| gather_single, gather_into_tensor | gather; messages |
 | reduce_scatter | messages |
 | all_reduce_coalesced, all_gather_coalesced | all_reduce, all_gather, one after the other; else as these are |
 | new_subgroups, new_subgroups_by_enumeration | new_group |
@@ -33,13 +34,14 @@ FALLBACKS: Final[dict[str, Callable[..., Any]]] = {
     **{name: getattr(built_messages, name) for name in built_messages.__all__ if name != "wait_for_source"},
     "all_gather_into_tensor": built_collectives.all_gather_single,
     "reduce_scatter_tensor": built_collectives.reduce_scatter_single,
+    "gather_into_tensor": built_collectives.gather_single,
 }
-_TWINS: Final = {  # two spellings of one operation
-    "all_gather_into_tensor": "all_gather_single",
-    "all_gather_single": "all_gather_into_tensor",
-    "reduce_scatter_tensor": "reduce_scatter_single",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-}
+_SPELLINGS: Final = (  # of one operation
+    ("all_gather_into_tensor", "all_gather_single"),
+    ("reduce_scatter_tensor", "reduce_scatter_single"),
+    ("gather_into_tensor", "gather_single"),
+)
+_TWINS: Final = {name: twin for pair in _SPELLINGS for name, twin in (pair, pair[::-1])}
 
 
 def find(backend: Backend, op: str) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
     *("init_process_group", "destroy_process_group", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks"),
-    *("get_group_rank", "get_global_rank", "get_backend", "get_backend_config", "get_pg_count"),
+    *("get_group_rank", "get_global_rank", "get_backend", "get_backend_config", "get_backend_impl", "get_pg_count", "set_timeout"),
     *("new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "shrink_group", "init_device_mesh", "breakpoint"),
 )
 

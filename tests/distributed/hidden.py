@@ -143,6 +143,19 @@ def _gather(scene: Scene) -> list[torch.Tensor]:
     return out or []
 
 
+def _gather_single(scene: Scene, name: str = "gather_single") -> list[torch.Tensor]:
+    x, out = scene.make(2, 3), scene.blank(scene.size, 2, 3) if scene.is_root else None
+    if hasattr(scene.dist, name):
+        scene.end(getattr(scene.dist, name)(x, out, group_dst=scene.size - 1, group=scene.group, async_op=scene.async_op))
+    else:  # torch before 2.15
+        scene.end(scene.dist.gather(x, list(out) if out is not None else None, scene.root, scene.group, scene.async_op))
+    return [] if out is None else [out]
+
+
+def _gather_into_tensor(scene: Scene) -> list[torch.Tensor]:
+    return _gather_single(scene, "gather_into_tensor")
+
+
 def _scatter(scene: Scene) -> list[torch.Tensor]:
     out = scene.blank(2, 3)
     parts = [scene.make(2, 3) for _ in scene.members] if scene.is_root else None
@@ -199,6 +212,8 @@ CASES: dict[str, tuple[str, Callable[[Scene], list[torch.Tensor]]]] = {
         ("all_gather_into_tensor", _all_gather_into_tensor),
         ("all_gather_coalesced", _all_gather_coalesced),
         ("gather", _gather),
+        ("gather_single", _gather_single),
+        ("gather_into_tensor", _gather_into_tensor),
         ("scatter", _scatter),
         ("reduce_scatter", _reduce_scatter),
         ("reduce_scatter_single", _reduce_scatter_single),

@@ -21,7 +21,11 @@ from ringsim.errors import ArgumentError
 pytestmark = pytest.mark.timeout(100)
 SIZES = (1, 2, 3, 4)
 DTYPES = (torch.float32, torch.uint8)  # sums of a few small whole numbers are exact in both
-TWINS = {"all_gather_single", "all_gather_into_tensor"}, {"reduce_scatter_single", "reduce_scatter_tensor"}
+TWINS = (
+    {"all_gather_single", "all_gather_into_tensor"},
+    {"reduce_scatter_single", "reduce_scatter_tensor"},
+    {"gather_single", "gather_into_tensor"},
+)
 
 
 def hide(op: str) -> Hiding:
@@ -78,6 +82,10 @@ def talk_objects(backend: Any) -> list[Any]:
         comm.send_object_list([1, "two"], 1)
     elif rank == 1:
         source = comm.recv_object_list(passed, 0)
+    if backend != "torch":
+        plain: list[Any] = [None] * size
+        FALLBACKS["all_gather_object"](comm.cdb, plain, {"rank": rank}, None, True)
+        assert plain == [{"rank": other} for other in range(size)]
     comm.barrier()
     comm.monitored_barrier(timeout=timedelta(seconds=20))
     return [everyone, gathered, scattered, shown, passed, source]
