@@ -23,7 +23,8 @@ DEFAULT_PORT: Final = 29500  # torch's own
 _AZURE_PORT: Final = 6105  # DeepSpeed's for several machines on Azure ML, and for one
 _AZURE_PORT_OF_ONE: Final = 54965
 _FIRST_PORT, _PORTS = 20000, 10000  # ports made from a job's number: below those that Linux hands out by itself (32768 and up)
-_MOST: Final = 2**31  # of ranks, jobs and steps
+_MOST: Final = 2**32  # of ranks, jobs and steps
+_NO_TASKS: Final = 4294967290  # from here on a step is a batch script, or the shell of salloc, in which nobody has called srun
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     """``srun`` numbers its tasks and lists the machines of its step; a batch script has no step, and is one process."""
     read = _Reader(environ)
     step = read.whole("SLURM_STEP_ID", "SLURM_STEPID")
-    if step is None or "SLURM_PROCID" not in environ:
+    if step is None or step >= _NO_TASKS or "SLURM_PROCID" not in environ:
         return None
     rank, local_rank = read.whole("SLURM_PROCID"), read.whole("SLURM_LOCALID")
     world_size = read.whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", low=1)

@@ -141,6 +141,19 @@ def test_an_old_name_of_a_variable_is_enough() -> None:
     assert (discover(environ=old).port, discover(environ=old).head_ip, discover(environ=old).world_size) == (new.port, new.head_ip, 8)
 
 
+def test_what_only_looks_like_azure_ml_or_sagemaker_is_open_mpi_or_nothing() -> None:
+    assert discover(environ=environ("azureml_one_node", 0, DLTS_JOB_ID="7")).rule == "openmpi"
+    for name, mark in (("azureml_one_node", "AZUREML_EXPERIMENT_ID"), ("sagemaker_one_node", "SM_TRAINING_ENV")):
+        with pytest.raises(RingError, match="no launcher started this process"):
+            discover(environ={mark: environ(name)[mark]})
+
+
+@pytest.mark.parametrize("settings", ["{}", "[]", "not JSON", '{"master_hostname": 7}'])
+def test_settings_of_sagemaker_that_name_no_machine(settings: str) -> None:
+    with pytest.raises(RingError, match=r"head_ip must be said by the launcher, got SM_TRAINING_ENV=\{\.\.\.\}, OMPI_COMM_WORLD_RANK=0"):
+        discover(environ=environ("sagemaker_two_nodes", 0, SM_TRAINING_ENV=settings))
+
+
 # --- nothing, or not enough ---
 
 
@@ -158,11 +171,12 @@ def test_a_world_of_one_must_be_asked_for() -> None:
     assert discover(world_size=1, port=5, local_rank=3, environ={}) == Discovery(0, 1, 3, "127.0.0.1", 5, "arguments")
 
 
-def test_a_slurm_job_without_srun_is_told_so() -> None:
-    """A batch script is one process with SLURM_PROCID=0 in a job of many tasks."""
-    steps = dict.fromkeys(name for name in environ("slurm_two_nodes") if "STEP" in name)
+@pytest.mark.parametrize("step", [None, "4294967290", "4294967291"])
+def test_a_slurm_job_without_srun_is_told_so(step: str | None) -> None:
+    """A batch script, and the shell of salloc, is one process with SLURM_PROCID=0 in a job of many tasks."""
+    steps = dict.fromkeys((name for name in environ("slurm_two_nodes") if "STEP" in name), None)
     with pytest.raises(RingError, match="This is a Slurm job outside of srun: start this script by srun"):
-        discover(environ=environ("slurm_two_nodes", 0, **steps))
+        discover(environ=environ("slurm_two_nodes", 0, **{**steps, "SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": "1"}))
 
 
 @pytest.mark.parametrize(
