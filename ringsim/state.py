@@ -50,6 +50,11 @@ def get_state() -> RankState:
     return _simulated.get() or _process[0]
 
 
+def get_cells() -> tuple[Callable[[], RankState | None], list[RankState]]:
+    """Returns ``simulated`` and ``process``, for who cannot afford a call: the state is ``simulated() or process[0]``, to be read only."""
+    return _simulated.get, _process
+
+
 def change_state(**changes: Any) -> RankState:
     """Replaces the calling rank's state by one with ``changes`` (fields of ``RankState``) and returns it."""
     state = replace(get_state(), **changes)

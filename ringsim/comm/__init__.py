@@ -38,14 +38,14 @@ from ringsim.comm.log_report import get_logged_comm_ops as get_logged_comm_ops
 from ringsim.comm.log_report import has_comm_data as has_comm_data
 from ringsim.comm.log_report import log_summary as log_summary
 from ringsim.comm.log_timed import timed_op as timed_op
-from ringsim.comm.p2p_op import P2POp as P2POp  # type: ignore[assignment]  # it takes torch's place
+from ringsim.comm.p2p_op import P2POp as P2POp
 from ringsim.comm.registry import get_backend_object as _get_backend_object
 from ringsim.comm.registry import set_backend as set_backend
 from ringsim.errors import RingError as _RingError
 from ringsim.state import get_state as _get_state
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import *  # noqa: F403 - for type checkers, which see nothing of what is made below
+    from torch.distributed.distributed_c10d import *  # type: ignore[assignment]  # noqa: F403 - for type checkers: our P2POp, and the rest
 
     from ringsim.comm.backend import Backend as _Backend
 

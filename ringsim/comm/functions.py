@@ -3,7 +3,7 @@
 Each is compiled from a few lines of text, so that a call passes no ``*args, **kwargs`` on. With torch as the backend and no log, ::
 
     def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, prof=False, log_name=None, debug=None):
-        state = get_state()
+        state = simulated() or process[0]
         if state.backend is None and state.log is None:
             return native(tensor, src, group, async_op, group_src)
         return elsewhere(state, (tensor, src, group, async_op, group_src), prof, log_name, debug)
@@ -27,10 +27,11 @@ import torch.distributed as dist
 from ringsim.comm.fallbacks import FALLBACKS, find
 from ringsim.comm.log import call
 from ringsim.comm.torch_backend import TORCH
-from ringsim.state import RankState, get_state
+from ringsim.state import RankState, get_cells
 
 __all__ = ["FUNCTIONS", "MANAGING", "make_function"]
 
+_SIMULATED, _PROCESS = get_cells()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
@@ -64,7 +65,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     parameters = list(signature.parameters.values())
     passed = [f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name for each in parameters if each.kind < each.KEYWORD_ONLY]
     named = [f"**{each.name}" if each.kind is each.VAR_KEYWORD else f"{each.name}={each.name}" for each in parameters if each.kind >= 3]
-    scope: dict[str, Any] = {"get_state": get_state, "native": native}
+    scope: dict[str, Any] = {"simulated": _SIMULATED, "process": _PROCESS, "native": native}
     added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in extras.items()]
     everything = parameters + added
     defaults = {f"default_{each.name}": each.default for each in everything if each.default is not each.empty}
@@ -74,7 +75,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     quiet = "state.backend is None and state.log is None" if extras else "state.backend is None"
     text = [
         f"def {name}{plain}:",
-        "    state = get_state()",
+        "    state = simulated() or process[0]",
         f"    if {quiet}:" if native else "",
         f"        return native({(values + keywords).removesuffix(', ')})" if native else "",
         f"    return elsewhere(state, ({values}), dict({keywords}){''.join(f', {extra}' for extra in extras)})",
