@@ -34,11 +34,13 @@ class Records:
         recorder: who records.
         first: how many records it had when the log began, or was reset.
         directory: of a recorder of the log's own, None for one that was at work already.
+        pid: the process that records; one that is forked from it leaves the directory alone.
     """
 
     recorder: Recorder
     first: int
     directory: str | None
+    pid: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,7 @@ def begin_records() -> Records:
         weakref.finalize(recorder, _remove, directory, os.getpid())
     if directory is not None or recorder.users:  # another backend's recorder needs no hooks in torch
         torch_hooks.install(recorder)
-    return Records(recorder, recorder.count, directory)
+    return Records(recorder, recorder.count, directory, os.getpid())
 
 
 def end_records(records: Records) -> None:
@@ -76,11 +78,11 @@ def end_records(records: Records) -> None:
         torch_hooks.uninstall(records.recorder)
     if records.directory is not None:
         records.recorder.close()
-        _remove(records.directory, os.getpid())
+        _remove(records.directory, records.pid)
 
 
 def _remove(directory: str, pid: int) -> None:
-    if pid == os.getpid():  # not in a process that was forked from the one that records
+    if pid == os.getpid():
         shutil.rmtree(directory, ignore_errors=True)
 
 
