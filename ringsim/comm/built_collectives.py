@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 from ringsim.comm.backend import Backend
 from ringsim.comm.handle import Handle
 from ringsim.comm.member import Member
-from ringsim.comm.reductions import reduce_parts
+from ringsim.comm.reductions import check_reduction, reduce_parts
 from ringsim.errors import ArgumentError
 
 __all__ = [
@@ -51,6 +51,7 @@ def broadcast(
     member = Member(backend, group, "broadcast")
     if member.rank < 0:
         return None
+    member.check_tensor(tensor, "tensor")
     root = member.root(src, group_src, "src")
     if member.rank == root:
         return member.end([member.send(tensor, rank) for rank in member.others], _nothing, [tensor], async_op)
@@ -63,6 +64,8 @@ def all_reduce(backend: Backend, tensor: torch.Tensor, op: Any = _SUM, group: An
     member = Member(backend, group, "all_reduce")
     if member.rank < 0:
         return None
+    member.check_tensor(tensor, "tensor")
+    check_reduction(op)
     works, parts = member.share(tensor)
     return member.end(works, lambda: tensor.copy_(reduce_parts(parts, op)), [tensor], async_op)
 
@@ -97,6 +100,8 @@ def reduce(
     member = Member(backend, group, "reduce")
     if member.rank < 0:
         return None
+    member.check_tensor(tensor, "tensor")
+    check_reduction(op)
     root = member.root(dst, group_dst, "dst")
     if member.rank != root:
         return member.end([member.send(tensor, root)], _nothing, [tensor], async_op)
@@ -111,7 +116,9 @@ def all_gather(backend: Backend, tensor_list: Tensors, tensor: torch.Tensor, gro
     member = Member(backend, group, "all_gather")
     if member.rank < 0:
         return None
-    outputs = member.check_list(tensor_list, "tensor_list")
+    member.check_tensor(tensor, "tensor")
+    outputs = member.check_tensors(tensor_list, "tensor_list", tensor.dtype)
+    member.check_tensor(outputs[member.rank], "tensor_list", tensor)
     native = member.native("all_gather_single", "all_gather_into_tensor")
     if native and len({output.shape for output in outputs}) == 1:
         flat = torch.empty(member.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
@@ -162,10 +169,12 @@ def gather(
     member = Member(backend, group, "gather")
     if member.rank < 0:
         return None
+    member.check_tensor(tensor, "tensor")
     root = member.root(dst, group_dst, "dst", default=0)
     if member.rank != root:
         return member.end([member.send(tensor, root)], _nothing, [], async_op)
-    outputs = member.check_list(gather_list, "gather_list")
+    outputs = member.check_tensors(gather_list, "gather_list", tensor.dtype)
+    member.check_tensor(outputs[root], "gather_list", tensor)
     received = [member.recv_into(outputs[rank], rank) for rank in member.others]
     own = tensor.detach().clone()
 
@@ -222,11 +231,13 @@ def scatter(
     member = Member(backend, group, "scatter")
     if member.rank < 0:
         return None
+    member.check_tensor(tensor, "tensor")
     root = member.root(src, group_src, "src", default=0)
     if member.rank != root:
         work, place = member.recv_into(tensor, root)
         return member.end([work], place, [tensor], async_op)
-    inputs = member.check_list(scatter_list, "scatter_list")
+    inputs = member.check_tensors(scatter_list, "scatter_list", tensor.dtype)
+    member.check_tensor(inputs[root], "scatter_list", tensor)
     works = [member.send(inputs[rank], rank) for rank in member.others]
     return member.end(works, lambda: tensor.copy_(inputs[root]), [tensor], async_op)
 
@@ -238,7 +249,10 @@ def reduce_scatter(
     member = Member(backend, group, "reduce_scatter")
     if member.rank < 0:
         return None
-    return _reduce_parts_of_all(member, output, member.check_list(input_list, "input_list"), op, async_op)
+    member.check_tensor(output, "output")
+    inputs = member.check_tensors(input_list, "input_list", output.dtype)
+    member.check_tensor(inputs[member.rank], "input_list", output)
+    return _reduce_parts_of_all(member, output, inputs, op, async_op)
 
 
 def reduce_scatter_single(
@@ -264,6 +278,7 @@ def reduce_scatter_single(
 
 def _reduce_parts_of_all(member: Member, output: torch.Tensor, inputs: Tensors, op: Any, async_op: bool) -> Handle | None:
     """By messages: the members that have nothing for me send zeros, too."""
+    check_reduction(op)
     incoming = [torch.empty_like(inputs[member.rank], memory_format=torch.contiguous_format) for _ in range(member.size)]
     works, place = member.exchange(inputs, incoming)
 
@@ -281,8 +296,10 @@ def all_to_all(
     member = Member(backend, group, "all_to_all")
     if member.rank < 0:
         return None
-    outputs = member.check_list(output_tensor_list, "output_tensor_list")
-    works, finish = member.exchange(member.check_list(input_tensor_list, "input_tensor_list"), outputs)
+    outputs = member.check_tensors(output_tensor_list, "output_tensor_list")
+    inputs = member.check_tensors(input_tensor_list, "input_tensor_list", outputs[0].dtype)
+    member.check_tensor(inputs[member.rank], "input_tensor_list", outputs[member.rank])
+    works, finish = member.exchange(inputs, outputs)
     return member.end(works, finish, outputs, async_op)
 
 
@@ -299,14 +316,16 @@ def all_to_all_single(
     member = Member(backend, group, "all_to_all_single")
     if member.rank < 0:
         return None
-    works, finish = member.exchange(
-        _split(member, input, input_split_sizes, "input_split_sizes"), _split(member, output, output_split_sizes, "output_split_sizes")
-    )
+    inputs = member.check_tensors(_split(member, input, input_split_sizes, "input_split_sizes"), "input")
+    outputs = member.check_tensors(_split(member, output, output_split_sizes, "output_split_sizes"), "output", input.dtype)
+    member.check_tensor(inputs[member.rank], "input", outputs[member.rank])
+    works, finish = member.exchange(inputs, outputs)
     return member.end(works, finish, [output], async_op)
 
 
 def _split(member: Member, tensor: torch.Tensor, sizes: Sequence[int] | None, name: str) -> Tensors:
     """Cuts a tensor along its first dimension, one piece for each rank."""
+    member.check_tensor(tensor, name.partition("_")[0])
     rows = len(tensor)
     if not sizes:
         if rows % member.size:
@@ -320,6 +339,8 @@ def _split(member: Member, tensor: torch.Tensor, sizes: Sequence[int] | None, na
 
 
 def _check_shards(member: Member, whole: torch.Tensor, shard: torch.Tensor, whole_name: str, shard_name: str) -> None:
+    member.check_tensor(whole, whole_name)
+    member.check_tensor(shard, shard_name)
     if whole.numel() != member.size * shard.numel() or whole.dtype != shard.dtype:
         raise ArgumentError(
             f"{whole_name} must be {member.size} times as large as {shard_name} and of its dtype, got {tuple(whole.shape)} {whole.dtype} "

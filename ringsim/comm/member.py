@@ -74,6 +74,27 @@ class Member:
             raise ArgumentError(f"{name} must have one entry for each of {self.size} ranks, got {len(found)} ({self.op}). Fill it up.")
         return found
 
+    def check_tensor(self, tensor: Any, name: str, like: torch.Tensor | None = None) -> None:
+        """Raises unless ``tensor`` is one, with the dtype and as many elements as ``like``."""
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{name} must be a tensor, got {tensor!r} ({self.op}). Pass a tensor.")
+        if like is not None and (tensor.dtype, tensor.numel()) != (like.dtype, like.numel()):
+            raise ArgumentError(
+                f"{name} must have the dtype and size of what it goes with, {tuple(like.shape)} {like.dtype}, got {tuple(tensor.shape)} "
+                f"{tensor.dtype} ({self.op}). Make them alike."
+            )
+
+    def check_tensors(self, tensors: Sequence[Any] | None, name: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        """Returns ``tensors`` as a list, which must have a tensor for each rank, all of one dtype."""
+        found = self.check_list(tensors, name)
+        for tensor in found:
+            self.check_tensor(tensor, name)
+            if tensor.dtype != (dtype or found[0].dtype):
+                raise ArgumentError(
+                    f"{name} must have one dtype, {dtype or found[0].dtype}, got {tensor.dtype} ({self.op}). Make them alike."
+                )
+        return found
+
     def send(self, tensor: torch.Tensor, rank: int) -> Any:
         """Begins to send to another member; returns the handle."""
         return self.backend.isend(tensor.detach().contiguous(), self.ranks[rank], self.group, FALLBACK_TAG)

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["reduce_parts"]
+__all__ = ["check_reduction", "reduce_parts"]
 
 _STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...]] = (
     (ReduceOp.SUM, torch.add),
@@ -22,6 +22,19 @@ _STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tens
     (ReduceOp.BOR, torch.bitwise_or),
     (ReduceOp.BXOR, torch.bitwise_xor),
 )
+
+
+def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns the function of two tensors that an operation repeats.
+
+    Raises:
+        ArgumentError: the operation is none of torch's eight plain ones.
+    """
+    for known, step in _STEPS:
+        if op == known:
+            return step
+    names = ", ".join(str(known).rpartition(".")[2] for known, _ in _STEPS)
+    raise ArgumentError(f"op must be one of {names} where ringsim.comm adds up itself, got {op}. Use one of these, or another backend.")
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
@@ -43,10 +56,7 @@ def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
         >>> reduce_parts([torch.tensor([1, 5]), torch.tensor([3, 4])], ReduceOp.MAX).tolist()
         [3, 5]
     """
-    step = next((step for known, step in _STEPS if op == known), None)
-    if step is None:
-        known = ", ".join(str(known).rpartition(".")[2] for known, _ in _STEPS)
-        raise ArgumentError(f"op must be one of {known} where ringsim.comm adds up itself, got {op}. Use one of these, or another backend.")
+    step = check_reduction(op)
     result = parts[0].clone()
     for part in parts[1:]:
         result = step(result, part)

@@ -42,9 +42,6 @@ _OF_MESSAGES = ("strided_tensors_are", "a_receiver", "a_sender", "a_wait_ends")
 LEAST = {  # what Gloo's messages cannot do, and what is built from them does not say
     **{name: reason for name, reason in GLOO.items() if name.startswith(_OF_MESSAGES)},
     "is_completed_turns_true_without_a_wait": "Gloo tells of messages only in wait()",
-    "a_collective_takes_tensors": "a list that ends in something else is found out when messages are under way",
-    "all_gather_needs_one_dtype": "bytes of another dtype are not told apart",
-    "all_to_all_needs_one_tensor_for_each": "the same",
 }
 
 
