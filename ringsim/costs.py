@@ -35,7 +35,16 @@ _TWO_SHARES: Final = ("all_reduce", "all_reduce_coalesced", "inference_all_reduc
 _ONE_SHARE: Final = (
     *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "all_gather_single", "all_gather_object", "allgather_fn"),
     *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_fn"),
-    *("all_to_all", "all_to_all_single", "gather", "gather_object", "scatter", "scatter_object_list"),
+    *(
+        "all_to_all",
+        "all_to_all_single",
+        "gather",
+        "gather_single",
+        "gather_into_tensor",
+        "gather_object",
+        "scatter",
+        "scatter_object_list",
+    ),
 )
 # How many times (n - 1) / n an operation counts; 0 stands for a factor of 1, whatever n is.
 _SHARES: Final = {**dict.fromkeys(_ONE, 0), **dict.fromkeys(_TWO_SHARES, 2), **dict.fromkeys(_ONE_SHARE, 1)}
