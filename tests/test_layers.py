@@ -37,7 +37,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.comm.{name}" for name in ("collectives", "torch_hooks", "backend", "handle", "member", "reductions")),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
         *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
-        *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "backend")),
+        *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "process", "backend")),
         *(f"ringsim.comm.{name}" for name in ("log_records", "log_gather", "log_settings")),
         *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),
         *(f"ringsim.comm.deepspeed_{name}" for name in ("ops", "queries", "start")),
@@ -50,7 +50,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.launch.{name}"
             for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
         ),
-        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "recording", "run", "api")),
+        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
     ),
     (
         "ringsim.plot",
@@ -58,7 +58,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
     ),
     (
-        *(f"ringsim.check.{name}" for name in ("result", "examination", "shares", "pairs", "rounds")),
+        *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
+        *("ringsim.check.timed", "ringsim.check.chunks"),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
         *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script")),
         *("ringsim.cli", "ringsim.__main__"),

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import sys
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Final
 
 from torch.distributed import GroupMember
@@ -23,6 +22,7 @@ from ringsim.comm.mpi_group import MpiGroup, to_index
 from ringsim.comm.mpi_handle import MpiHandle, to_seconds
 from ringsim.comm.mpi_objects import MpiObjects
 from ringsim.comm.mpi_operations import Job
+from ringsim.comm.mpi_process import enter_job, import_mpi
 from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.errors import ArgumentError, RingError, RunTimeout
 
@@ -70,7 +70,7 @@ class MpiBackend(MpiObjects, Backend):
 
         Raises:
             ArgumentError: ``world_size`` or ``rank`` differ from mpirun's, or ``backend`` is another.
-            RingError: the ranks are joined already, or mpi4py is missing.
+            RingError: the ranks are joined already, or mpi4py or its MPI is missing.
             RunTimeout: not all ranks have come.
         """
         if self._job is not None:
@@ -79,17 +79,30 @@ class MpiBackend(MpiObjects, Backend):
             )
         if backend not in (None, "mpi"):
             raise ArgumentError(f'backend must be "mpi" or None with the mpi backend, got {backend!r}. For torch\'s: set_backend("torch").')
-        mpi = _import_mpi()
+        mpi = import_mpi()
         everybody = mpi.COMM_WORLD
         for what, wanted, is_value in (("world_size", world_size, everybody.Get_size()), ("rank", rank, everybody.Get_rank())):
             if wanted not in (-1, is_value):
                 raise ArgumentError(f"{what} must be {is_value} as MPI has it, or left out, got {wanted}. Start the ranks with mpirun.")
         timeout_s = to_seconds(timeout) or _DEFAULT_TIMEOUT_S
-        MpiHandle(everybody.Ibarrier(), f"init_process_group (rank {everybody.Get_rank()} of {everybody.Get_size()})", timeout_s).wait()
+        MpiHandle(
+            mpi, everybody.Ibarrier(), f"init_process_group (rank {everybody.Get_rank()} of {everybody.Get_size()})", timeout_s
+        ).wait()
         world = MpiGroup(everybody.Dup(), tuple(range(everybody.Get_size())), "world", 0, timeout_s, "default_pg")
-        library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
-        undo = _end_all_ranks_on_failure(everybody)
-        self._job = Job(mpi, world, everybody.Dup(), {world}, itertools.count(1), MpiTapes(library), deque(), undo)
+        control, token = everybody.Dup(), bytearray(uuid.uuid4().bytes)
+        MpiHandle(mpi, control.Ibcast(token, 0), "init_process_group", timeout_s, keep=token).wait()
+        self._job = Job(
+            mpi=mpi,
+            world=world,
+            control=control,
+            token=token.hex(),
+            groups={world},
+            numbers=itertools.count(1),
+            blocks=itertools.count(1),
+            tapes=MpiTapes(mpi.Get_library_version().splitlines()[0].strip("\0 ")),
+            under_way=deque(),
+            undo=enter_job(everybody),
+        )
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Ends a group, or with None all of them; every member calls it when its messages are done.
@@ -117,6 +130,11 @@ class MpiBackend(MpiObjects, Backend):
         for each in job.groups:
             each.comm.Free()
         job.control.Free()
+
+    def name_block(self) -> str:
+        """Returns a name that is the same on all ranks and another at each call, for files that they share; does not block."""
+        job = self._working()
+        return f"{job.token}-{next(job.blocks)}"
 
     def is_initialized(self) -> bool:
         """Returns whether the ranks are joined."""
@@ -220,8 +238,10 @@ class MpiBackend(MpiObjects, Backend):
                 self._count_all(found, limit_s, wait_all_ranks)
             else:
                 what, head = f"monitored_barrier (rank {found.rank()} of {found.size()})", found.ranks[0]
-                MpiHandle(job.control.Isend(_EMPTY, head, found.number), what, limit_s).wait()
-                answer = MpiHandle(job.control.Irecv(bytearray(0), head, found.number), what, limit_s, size_bytes=0, ranks=job.world.ranks)
+                MpiHandle(job.mpi, job.control.Isend(_EMPTY, head, found.number), what, limit_s).wait()
+                answer = MpiHandle(
+                    job.mpi, job.control.Irecv(bytearray(0), head, found.number), what, limit_s, size_bytes=0, ranks=job.world.ranks
+                )
                 _wait_or_abandon(answer)
         except BaseException:
             if begun is not None:
@@ -236,7 +256,7 @@ class MpiBackend(MpiObjects, Backend):
         for rank in group.ranks[1:]:
             left_s = max(deadline - time.monotonic(), 0.001)
             request = job.control.Irecv(bytearray(0), rank, group.number)
-            word = MpiHandle(request, f"monitored_barrier for rank {rank}", left_s, size_bytes=0, ranks=job.world.ranks)
+            word = MpiHandle(job.mpi, request, f"monitored_barrier for rank {rank}", left_s, size_bytes=0, ranks=job.world.ranks)
             try:
                 _wait_or_abandon(word)
             except RunTimeout:
@@ -249,7 +269,7 @@ class MpiBackend(MpiObjects, Backend):
                 f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} ({self._here()}). See where they are."
             )
         for rank in group.ranks[1:]:
-            MpiHandle(job.control.Isend(_EMPTY, rank, group.number), "monitored_barrier", limit_s).wait()
+            MpiHandle(job.mpi, job.control.Isend(_EMPTY, rank, group.number), "monitored_barrier", limit_s).wait()
 
     def _agree(self, what: str, values: tuple[int, ...]) -> int:
         """Checks that all ranks of the world ask for the same, and returns how often they have agreed before.
@@ -261,7 +281,9 @@ class MpiBackend(MpiObjects, Backend):
         job = self._working()
         mine = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
         everything = bytearray(8 * job.world.size())
-        MpiHandle(job.control.Iallgather(mine, everything), f"{what} ({self._here()})", job.world.timeout_s, keep=(mine, everything)).wait()
+        MpiHandle(
+            job.mpi, job.control.Iallgather(mine, everything), f"{what} ({self._here()})", job.world.timeout_s, keep=(mine, everything)
+        ).wait()
         others = [rank for rank in job.world.ranks if everything[8 * rank : 8 * rank + 8] != mine]
         number = next(job.numbers)
         if others:
@@ -278,37 +300,3 @@ def _wait_or_abandon(handle: MpiHandle) -> None:
     except RunTimeout:
         handle.abandon()
         raise
-
-
-def _import_mpi() -> Any:
-    """Returns ``mpi4py.MPI``, which initializes MPI.
-
-    Raises:
-        RingError: it is missing, or finds no MPI.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise RingError(
-            f"mpi4py and an MPI library must be installed for the mpi backend, got {type(error).__name__}: {error}. "
-            "Install both from PyPI: pip install 'ringsim[mpi]'."
-        ) from error
-    return MPI
-
-
-def _end_all_ranks_on_failure(everybody: Any) -> Callable[[], None]:
-    """Lets an exception that ends this process end all ranks; returns what takes that back."""
-    before = sys.excepthook
-
-    def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        everybody.Abort(1)
-
-    def undo() -> None:
-        if sys.excepthook is end_all:
-            sys.excepthook = before
-
-    sys.excepthook = end_all
-    return undo

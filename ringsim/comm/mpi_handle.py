@@ -24,6 +24,7 @@ class MpiHandle:
     """An operation that MPI has begun. It moves on while some thread of this process is inside MPI: in a wait, or in another call.
 
     Args:
+        mpi: the module ``mpi4py.MPI``.
         request: mpi4py's request.
         what: the operation and its peer, for errors.
         timeout_s: the limit of ``wait()``, in seconds, where it is given none.
@@ -39,6 +40,7 @@ class MpiHandle:
         "_finish",
         "_keep",
         "_lock",
+        "_mpi",
         "_ranks",
         "_recorder",
         "_request",
@@ -52,6 +54,7 @@ class MpiHandle:
 
     def __init__(
         self,
+        mpi: Any,
         request: Any,
         what: str,
         timeout_s: float,
@@ -62,6 +65,7 @@ class MpiHandle:
         ranks: tuple[int, ...] = (),
         results: Sequence[torch.Tensor] = (),
     ) -> None:
+        self._mpi = mpi
         self._request = request
         self._what = what
         self._timeout_s = timeout_s
@@ -184,19 +188,18 @@ class MpiHandle:
         with self._lock:
             if self._request is None:  # another thread was first
                 return True
-            from mpi4py import MPI
-
-            status = MPI.Status() if self._size_bytes is not None else None
+            mpi = self._mpi
+            status = mpi.Status() if self._size_bytes is not None else None
             try:
                 if not self._request.Test(status):
                     return False
-            except MPI.Exception as error:
+            except mpi.Exception as error:
                 self._request = None
                 self._error = self._explain(error)
                 raise self._error from error
             self._request = None
             if status is not None:
-                self._receive(status.Get_source(), status.Get_count(MPI.BYTE))
+                self._receive(status.Get_source(), status.Get_count(mpi.BYTE))
             if self._finish is not None:
                 self._finish()
             self._finish = self._keep = None
@@ -212,9 +215,7 @@ class MpiHandle:
             raise self._error
 
     def _explain(self, error: Any) -> RingError:
-        from mpi4py import MPI
-
-        if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             return MessageMismatch(
                 f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} bytes for a longer one. "
                 "Compare dtype and shape on both sides."

@@ -116,7 +116,7 @@ class MpiObjects(MpiMessages, MpiCollectives):
 
     def scatter_object_list(
         self,
-        scatter_object_output_list: list[Any],
+        scatter_object_output_list: Any,
         scatter_object_input_list: list[Any] | None = None,
         src: int | None = None,
         group: Any = None,

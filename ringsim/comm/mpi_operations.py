@@ -27,8 +27,10 @@ class Job(NamedTuple):
         mpi: the module ``mpi4py.MPI``.
         world: all ranks.
         control: a communicator of all ranks for ringsim's own messages.
+        token: the same on all ranks, and no other job's.
         groups: the groups that exist, ``world`` among them.
         numbers: of the groups to come.
+        blocks: of the recorded blocks to come.
         tapes: writes operations down.
         under_way: operations that may not be done yet, in the order of posting: what MPI reads or writes must not go away.
         undo: takes back what else was changed in the process.
@@ -37,8 +39,10 @@ class Job(NamedTuple):
     mpi: Any
     world: MpiGroup
     control: Any
+    token: str
     groups: set[MpiGroup]
     numbers: Iterator[int]
+    blocks: Iterator[int]
     tapes: MpiTapes
     under_way: deque[MpiHandle]
     undo: Callable[[], None]
@@ -148,6 +152,7 @@ class MpiOperations:
                 raise RingError(f"{op} must be carried by MPI, got its error {error} ({self._here()}).") from error
             raise
         handle = MpiHandle(
+            job.mpi,
             started.request,
             f'{what or op} (rank {group.rank()} of {group.size()} of group "{group.group_name}")',
             group.timeout_s,
