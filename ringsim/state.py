@@ -41,18 +41,23 @@ class RankState:
     stopped_log: LogOptions | None = None
 
 
-_process = [RankState()]  # the only cell that changes
+# The only cell that changes: the state of the process, last; first a None while simulated ranks have states of their own.
+_process: list[Any] = [RankState()]
 _simulated: ContextVar[RankState | None] = ContextVar("ringsim_rank_state", default=None)
 
 
 def get_state() -> RankState:
     """Returns the state of the calling rank."""
-    return _simulated.get() or _process[0]
+    state: RankState = _simulated.get() or _process[-1]
+    return state
 
 
-def get_cells() -> tuple[Callable[[], RankState | None], list[RankState]]:
-    """Returns ``simulated`` and ``process``, for who cannot afford a call: the state is ``simulated() or process[0]``, to be read only."""
-    return _simulated.get, _process
+def get_cell() -> list[Any]:
+    """Returns ``cell``, for who cannot afford a call: the state is ``cell[0] or get_state()``. To be read only.
+
+    ``torch.compile`` can follow that, as it could not follow a context variable.
+    """
+    return _process
 
 
 def change_state(**changes: Any) -> RankState:
@@ -61,5 +66,5 @@ def change_state(**changes: Any) -> RankState:
     if _simulated.get() is not None:
         _simulated.set(state)
     else:
-        _process[0] = state
+        _process[-1] = state
     return state

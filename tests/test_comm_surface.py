@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 import tomllib
@@ -24,7 +25,7 @@ from ringsim.comm.backend import Backend
 from ringsim.comm.fallbacks import FALLBACKS
 from ringsim.comm.torch_backend import TORCH, TorchBackend
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import get_state
+from ringsim.state import RankState, _simulated, get_cell, get_state
 
 HERE = Path(__file__).parent / "signatures"
 SNAPSHOTS = [json.loads(path.read_text()) for path in sorted(HERE.glob("torch-*.json"))]
@@ -103,6 +104,18 @@ def test_names_that_nobody_has_are_attribute_errors() -> None:
     assert not hasattr(comm, "__path_to_nowhere__")
 
 
+def test_star_brings_what_torchs_star_brings() -> None:
+    code = (
+        "import torch.distributed, warnings; warnings.simplefilter('ignore'); a, b = {}, {}\n"
+        "exec('from torch.distributed import *', a); exec('from ringsim.comm import *', b); print(set(a) - set(b), sorted(set(b) - set(a)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    missing, _, more = shown.partition(" ")
+    assert missing == "set()"
+    assert {"cdb", "set_backend", "log_summary"} <= set(re.findall(r"\w+", more))
+    assert not {"functions", "backend", "Any", "annotations"} & set(re.findall(r"\w+", more))
+
+
 def test_private_names_pass_on() -> None:
     assert comm._coalescing_manager is native._coalescing_manager
     from ringsim.comm import distributed_c10d
@@ -179,6 +192,20 @@ def test_call_goes_to_the_backend_without_the_defaults_at_its_end() -> None:
     assert comm.broadcast("x", async_op=True, debug="me") == "sent"
     assert backend.asked == [("x", 0), ("x", None, None, False, 1), ("x", None, None, True)]
     assert comm.set_backend("torch") is TORCH is comm.cdb
+
+
+def test_simulated_rank_has_a_backend_of_its_own() -> None:
+    cell = get_cell()
+    backend, token = Noting(), _simulated.set(RankState())
+    cell.insert(0, None)  # as long as there are simulated ranks
+    try:
+        comm.set_backend(backend)
+        assert comm.broadcast("x", 0) == "sent"
+        assert cell[-1].backend is None
+    finally:
+        del cell[0]
+        _simulated.reset(token)
+    assert comm.cdb is TORCH
 
 
 def test_traceback_shows_the_generated_line() -> None:

@@ -77,6 +77,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Returns the public names of torch.distributed, and ringsim's own."""
-    return sorted(
-        {*(name for name in globals() if not name.startswith("_")), *(name for name in dir(_torch) if not name.startswith("_")), "cdb"}
-    )
+    own = {name for name, value in globals().items() if str(getattr(value, "__module__", "")).startswith("ringsim.")}
+    return sorted(name for name in {*own, *dir(_torch), "cdb"} if not name.startswith("_"))
+
+
+__all__ = __dir__()  # what `from ringsim.comm import *` brings

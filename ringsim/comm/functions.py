@@ -3,8 +3,8 @@
 Each is compiled from a few lines of text, so that a call passes no ``*args, **kwargs`` on. With torch as the backend and no log, ::
 
     def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, prof=False, log_name=None, debug=None):
-        state = simulated() or process[0]
-        if state.backend is None and state.log is None:
+        state = cell[0] or get_state()
+        if state.backend is None and (state.log is None or state.log.plain and not prof and (log_name is None or log_name == "broadcast")):
             return native(tensor, src, group, async_op, group_src)
         return elsewhere(state, (tensor, src, group, async_op, group_src), prof, log_name, debug)
 
@@ -27,11 +27,12 @@ import torch.distributed as dist
 from ringsim.comm.fallbacks import FALLBACKS, find
 from ringsim.comm.log import call
 from ringsim.comm.torch_backend import TORCH
-from ringsim.state import RankState, get_cells
+from ringsim.state import RankState, get_cell, get_state
+from ringsim.traces.events import OP_CODES
 
 __all__ = ["FUNCTIONS", "MANAGING", "make_function"]
 
-_SIMULATED, _PROCESS = get_cells()
+_CELL: Final = get_cell()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
@@ -65,17 +66,19 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     parameters = list(signature.parameters.values())
     passed = [f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name for each in parameters if each.kind < each.KEYWORD_ONLY]
     named = [f"**{each.name}" if each.kind is each.VAR_KEYWORD else f"{each.name}={each.name}" for each in parameters if each.kind >= 3]
-    scope: dict[str, Any] = {"simulated": _SIMULATED, "process": _PROCESS, "native": native}
+    scope: dict[str, Any] = {"cell": _CELL, "get_state": get_state, "native": native}
     added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in extras.items()]
     everything = parameters + added
     defaults = {f"default_{each.name}": each.default for each in everything if each.default is not each.empty}
     scope.update(defaults)
     plain = inspect.Signature([each.replace(annotation=each.empty, default=_Name(each)) for each in everything])
     values, keywords = "".join(f"{each}, " for each in passed), ", ".join(named)
-    quiet = "state.backend is None and state.log is None" if extras else "state.backend is None"
+    # A log that has nothing to do for this call is passed by, too.
+    passive = f"state.log.{'plain' if name in OP_CODES else 'idle'} and not prof and (log_name is None or log_name == {name!r})"
+    quiet = f"state.backend is None and (state.log is None or {passive})" if extras else "state.backend is None"
     text = [
         f"def {name}{plain}:",
-        "    state = simulated() or process[0]",
+        "    state = cell[0] or get_state()",
         f"    if {quiet}:" if native else "",
         f"        return native({(values + keywords).removesuffix(', ')})" if native else "",
         f"    return elsewhere(state, ({values}), dict({keywords}){''.join(f', {extra}' for extra in extras)})",

@@ -91,6 +91,25 @@ def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:
         dist.P2POp(dist.all_reduce, torch.ones(1), 0)
 
 
+def compile_both() -> list[Any]:
+    """Compiles the same function with torch's names and with ringsim's, in one graph each."""
+    results = []
+    for library in (native, dist):
+
+        def step(x: torch.Tensor, library: Any = library) -> torch.Tensor:
+            x = x * 2
+            library.all_reduce(x)
+            return x + 1
+
+        torch._dynamo.reset()
+        results.append(torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
+    return results
+
+
+def test_compiler_follows_as_it_follows_torch() -> None:
+    assert ringsim.trace(compile_both, world_size=2).results == [[[5.0, 5.0]] * 2] * 2
+
+
 def cost_ns(function: Any, *args: Any, **kwargs: Any) -> float:
     rounds = range(5000)
     start = time.thread_time_ns()
