@@ -17,6 +17,7 @@ import ringsim
 from ringsim import comm
 from ringsim.comm.fallbacks import FALLBACKS
 from ringsim.errors import ArgumentError
+from ringsim.traces.events import OP_NAMES
 
 pytestmark = pytest.mark.timeout(100)
 SIZES = (1, 2, 3, 4)
@@ -137,6 +138,22 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
     assert "'hiding' has no all_reduce" in message
     assert file == __file__
     assert "# warned of here" in Path(file).read_text().splitlines()[line - 1]
+
+
+def add_up() -> None:
+    comm.set_backend(Hiding())
+    comm.all_reduce(torch.ones(3))  # added up here
+
+
+def test_messages_of_a_built_operation_stand_at_the_users_line() -> None:
+    trace = ringsim.trace(add_up, world_size=3)
+    events = trace.events
+    (line,) = {int(line) for line in events.line}
+    assert "# added up here" in Path(__file__).read_text().splitlines()[line - 1]
+    assert {events.tables.files[file] for file in events.file} == {__file__}
+    assert {OP_NAMES[op] for op in events.op} == {"isend", "irecv"}
+    assert len(trace.messages) == 3 * 2
+    assert trace.unmatched == []
 
 
 def fail_and_go_on() -> list[str]:
