@@ -99,6 +99,13 @@ def test_rows_are_by_name_operation_group_size_and_size() -> None:
     ]
 
 
+def test_a_label_that_is_the_name_of_the_operation_says_nothing_more() -> None:
+    tables = TABLES._replace(labels=("all_reduce",))
+    events = make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, tables)
+    (row,) = rows_of(events)
+    assert (row.name, row.count) == ("all_reduce", 1)
+
+
 def test_first_messages_are_kept_apart() -> None:
     events = reductions((0, 1, 2, 3), 0, [700_000, 10, 10])
     (row,) = rows_of(events, [True, False, False] * 4)

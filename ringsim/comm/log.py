@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import Token
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
@@ -64,6 +64,9 @@ class LogOptions:
         records: where the operations are recorded now, None while the log is stopped.
         periods: when all operations were selected, of what is recorded there: from and to (CLOCK_MONOTONIC, ns).
         kept: what was recorded before, elsewhere.
+        plain: whether nothing needs to be done for an operation that is called without ``prof`` and ``log_name``, and whose record
+            tells its name: all are selected, and none is written about; or none is selected.
+        idle: whether none is selected.
     """
 
     prof_all: bool = True
@@ -73,6 +76,12 @@ class LogOptions:
     records: Records | None = None
     periods: tuple[tuple[int, int], ...] = ()
     kept: tuple[Segment, ...] = ()
+    plain: bool = field(init=False)
+    idle: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "idle", not self.prof_all and not self.prof_ops)
+        object.__setattr__(self, "plain", self.idle or (self.prof_all and not (self.verbose or self.debug)))
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
         """Returns whether an operation is to be logged: all are, its name is listed, or this call asks for it."""
@@ -106,7 +115,7 @@ def call(
     name = log_name or op
     if not log.selects(op, name, prof):
         return function(*args)
-    if log.prof_all and name == op and not (log.verbose or log.debug) and op in OP_CODES:
+    if log.plain and not prof and name == op and op in OP_CODES:
         return function(*args)  # its record says it all
     recorder = log.records.recorder
     before = recorder.hot.skip() if log.verbose else 0

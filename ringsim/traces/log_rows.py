@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +51,7 @@ def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bo
     """
     if len(events) == 0:
         return ()
+    events = replace(events, label=_labels_that_say_more(events))
     sizes = np.maximum(events.size_bytes, 0)
     group_sizes = np.array([*(len(group.ranks) for group in events.tables.groups), 1])[events.group]
     straggler = straggler_ns(events, by_tag=by_tag) if one_clock else np.full(len(events), math.nan)
@@ -63,6 +65,13 @@ def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bo
         name = op_name if label == NONE else events.tables.labels[label]
         rows.append(_make_row(name, op_name, group_size, size_bytes, events.select(members), first[members], straggler[members]))
     return tuple(sorted(rows, key=lambda row: (row.name, row.op, row.group_size, row.size_bytes)))
+
+
+def _labels_that_say_more(events: Events) -> Ints:
+    """Returns the labels, without those that repeat the name of the operation."""
+    pairs, pair_of = np.unique(np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True)
+    labels = [NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label for label, op in pairs.T.tolist()]
+    return np.array(labels, dtype=events.label.dtype)[pair_of]
 
 
 def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Events, first: Ints, straggler: Ints) -> LogRow:
