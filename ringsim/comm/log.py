@@ -19,7 +19,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -43,6 +44,7 @@ __all__ = [
     "configure",
     "enter_label",
     "interrupt_log",
+    "pause_log",
     "reset_log",
     "resume_log",
     "write_lines",
@@ -261,6 +263,21 @@ def reset_log() -> None:
         change_state(log=replace(log, records=records, periods=_change_period(replace(log, periods=())), kept=_without_events(log.kept)))
     elif stopped is not None:
         change_state(stopped_log=replace(stopped, kept=_without_events(stopped.kept)))
+
+
+@contextmanager
+def pause_log() -> Iterator[None]:
+    """Leaves out of the log what this rank does within a with block; the recorder goes on."""
+    log = get_state().log
+    if log is None:
+        yield
+        return
+    paused = replace(log, periods=_change_period(replace(log, prof_all=False)))
+    change_state(log=None, stopped_log=paused)
+    try:
+        yield
+    finally:
+        change_state(log=replace(paused, periods=_change_period(paused)), stopped_log=None)
 
 
 def _without_events(kept: tuple[Segment, ...]) -> tuple[Segment, ...]:

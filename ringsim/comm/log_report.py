@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ringsim.comm.log import pause_log
 from ringsim.comm.log_gather import gather, gather_by_objects, make_own_table
 from ringsim.comm.log_records import Segment, join_segments, read_segment
 from ringsim.comm.torch_backend import TORCH
@@ -60,7 +61,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
     elif state.backend is None:
         table = gather(segment, rank, world_size)
     else:
-        table = gather_by_objects(backend, segment, rank, world_size)
+        with pause_log():
+            table = gather_by_objects(backend, segment, rank, world_size)
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
         sys.stdout.write(f"{table}\n")

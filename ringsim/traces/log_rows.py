@@ -15,7 +15,7 @@ from ringsim.traces.waits import split_waits
 
 __all__ = ["is_operation", "make_rows", "straggler_ns"]
 
-_LATE = 0.25  # a program that lets more than this share of an operation pass before it waits may have come after its end
+_LATE = 0.5  # a program that lets more than this share of an operation pass before it waits may have come after its end
 
 
 def is_operation(events: Events) -> Ints:

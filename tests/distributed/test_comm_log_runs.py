@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as torch_dist
+from hidden import Hiding
 from rank_server import RankServer, results
 
 import ringsim
@@ -177,6 +178,23 @@ def test_a_rank_that_hangs_does_not_take_the_log_with_it(server: RankServer, tmp
     found, nothing = run(server, one_stays_away, tmp_path)
     assert nothing is None
     assert found == ({"barrier": 1}, (0,), ("ranks [1] had not called log_summary 1 s after rank 0",))
+
+
+def on_another_backend(directory: str, rank: int, size: int) -> Any:
+    join(directory, rank, size)
+    dist.set_backend(Hiding("all_to_all"))
+    dist.configure(enabled=True)
+    dist.all_reduce(torch.ones(8))
+    dist.barrier(log_name="meeting")
+    tables = [dist.log_summary() for _ in range(2)]
+    dist.configure(enabled=False)
+    dist.set_backend("torch")
+    torch_dist.destroy_process_group()
+    return [counts(table) for table in tables]
+
+
+def test_a_backend_without_a_store_gathers_the_log_and_leaves_that_out(server: RankServer, tmp_path: Path) -> None:
+    assert run(server, on_another_backend, tmp_path) == [[{"all_reduce": 1, "meeting": 1}] * 2] * 2
 
 
 def writing(directory: str, rank: int, size: int) -> list[str]:
