@@ -25,8 +25,9 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     """Makes the calls of a function appear in the log of ``ringsim.comm``: a decorator for collectives of your own.
 
     While the log is on and the call is selected (``prof_all``, the name in ``prof_ops``, or ``prof=True`` where the function has that
-    parameter), the call is recorded as a span with a size and a group, and what it sends bears its name. If it returns a handle, the call
-    is done when the handle has been waited for. Otherwise it is a plain call. Name, signature, docstring and result are the function's.
+    parameter), the call is recorded as a span with a size and a group, and what it sends bears its name. It is done when the function
+    returns, or, if that returns a handle of torch's, when the handle has been waited for. At other times it is a plain call. Name,
+    signature, docstring and result are the function's own.
 
     Args:
         function: what to log. Its parameters ``prof``, ``log_name``, ``debug`` and ``group``, if it has them, mean what they mean in

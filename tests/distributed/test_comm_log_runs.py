@@ -180,6 +180,28 @@ def test_a_rank_that_hangs_does_not_take_the_log_with_it(server: RankServer, tmp
     assert found == ({"barrier": 1}, (0,), ("ranks [1] had not called log_summary 1 s after rank 0",))
 
 
+def not_blocked(directory: str, rank: int, size: int) -> float:
+    join(directory, rank, size)
+    store = torch_dist.distributed_c10d._get_default_store()
+    dist.configure(enabled=True, verbose=True)
+    tensor = torch.full((4,), float(rank))
+    if rank == 0:
+        work = dist.isend(tensor, 1, log_name="early")
+        store.set("posted", "")  # rank 1 comes to receive after this only
+        work.wait()
+    else:
+        store.wait(["posted"], timedelta(seconds=30))
+        dist.recv(tensor, 0)
+    dist.configure(enabled=False)
+    torch_dist.destroy_process_group()
+    return float(tensor.sum())
+
+
+def test_the_log_blocks_no_asynchronous_operation(server: RankServer, tmp_path: Path) -> None:
+    # Gloo's send waits for its receiver: a log that waited for the send would never get to the next line.
+    assert run(server, not_blocked, tmp_path) == [0.0, 0.0]
+
+
 def on_another_backend(directory: str, rank: int, size: int) -> Any:
     join(directory, rank, size)
     dist.set_backend(Hiding("all_to_all"))
