@@ -22,7 +22,7 @@ import torch.distributed as native
 from ringsim import comm
 from ringsim.comm import functions
 from ringsim.comm.backend import Backend
-from ringsim.comm.fallbacks import FALLBACKS
+from ringsim.comm.fallbacks import FALLBACKS, find
 from ringsim.comm.torch_backend import TORCH, TorchBackend
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import RankState, _simulated, get_cell, get_state
@@ -255,6 +255,14 @@ def test_backend_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ArgumentError, match="lacks not_there"):
         comm.set_backend("lost")
     assert comm.cdb.name == "noting"
+
+
+def test_one_spelling_of_an_operation_stands_for_the_other() -> None:
+    class Old(TorchBackend):
+        def supports(self, op: str) -> bool:
+            return op != "all_gather_single" and super().supports(op)
+
+    assert find(Old(), "all_gather_single") is native.all_gather_into_tensor  # without a warning, which would be an error
 
 
 def test_operation_that_the_installed_torch_lacks_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

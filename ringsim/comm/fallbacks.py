@@ -19,6 +19,7 @@ The result is the native one bit for bit, but for sums and products of floats, w
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, Final
@@ -41,15 +42,17 @@ _SPELLINGS: Final = (  # of one operation
     ("reduce_scatter_tensor", "reduce_scatter_single"),
     ("gather_into_tensor", "gather_single"),
 )
+_REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 _TWINS: Final = {name: twin for pair in _SPELLINGS for name, twin in (pair, pair[::-1])}
 
 
-def find(backend: Backend, op: str) -> Callable[..., Any]:
+def find(backend: Backend, op: str, depth: int = 0) -> Callable[..., Any]:
     """Returns what does an operation on a backend: its own method, or one that is built; the latter warns once.
 
     Args:
         backend: the backend.
         op: as torch.distributed spells it.
+        depth: whose line the warning names: 0 the caller's, 1 that of its caller, and so on.
 
     Returns:
         A function that takes torch's arguments.
@@ -68,19 +71,41 @@ def find(backend: Backend, op: str) -> Callable[..., Any]:
     twin = _TWINS.get(op)
     if twin is not None and backend.supports(twin):
         return find(backend, twin)
+    return build(backend, op, depth + 1)
+
+
+def build(backend: Backend, op: str, depth: int) -> Callable[..., Any]:
+    """Returns an operation that is built from others of a backend; warns once.
+
+    Args:
+        backend: the backend.
+        op: as torch.distributed spells it.
+        depth: whose line the warning names: 0 the caller's, 1 that of its caller, and so on.
+
+    Raises:
+        RingError: nobody knows how.
+    """
     if op not in FALLBACKS:
         raise RingError(
             f"ringsim.comm.{op} must be something that the backend {backend.name!r} can do, got a backend without it. "
             "Use set_backend('torch') for what only torch has."
         )
-    _warn_once(op, backend.name)
+    _warn_once(op, backend.name, 3 + depth)
     return functools.partial(FALLBACKS[op], backend)
 
 
+def is_refusal(error: RuntimeError, op: str) -> bool:
+    """Returns whether an error says that a backend lacks an operation that can be built: torch offers it, its Gloo or NCCL may not have it.
+
+    Torch says so before anything is sent: ``Backend gloo does not support gather_single`` (torch 2.15).
+    """
+    return op in FALLBACKS and _REFUSAL.match(str(error)) is not None
+
+
 @functools.cache
-def _warn_once(op: str, backend_name: str) -> None:
+def _warn_once(op: str, backend_name: str, stacklevel: int) -> None:
     warnings.warn(
         f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other operations, which is slower",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=stacklevel,
     )

@@ -5,7 +5,12 @@ Each is compiled from a few lines of text, so that a call passes no ``*args, **k
     def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, prof=False, log_name=None, debug=None):
         state = cell[0] or get_state()
         if state.backend is None and (state.log is None or state.log.plain and not prof and (log_name is None or log_name == "broadcast")):
-            return native(tensor, src, group, async_op, group_src)
+            try:
+                return native(tensor, src, group, async_op, group_src)
+            except RuntimeError as error:
+                if not is_refusal(error, "broadcast"):
+                    raise
+                return build(torch_backend, "broadcast", 1)(tensor, src, group, async_op, group_src)
         return elsewhere(state, (tensor, src, group, async_op, group_src), prof, log_name, debug)
 
 is all there is to it. A parameter that a later torch adds appears here by itself.
@@ -24,7 +29,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.fallbacks import FALLBACKS, find
+from ringsim.comm.fallbacks import FALLBACKS, build, find, is_refusal
 from ringsim.comm.log import call
 from ringsim.comm.torch_backend import TORCH
 from ringsim.state import RankState, get_cell, get_state
@@ -67,6 +72,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     passed = [f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name for each in parameters if each.kind < each.KEYWORD_ONLY]
     named = [f"**{each.name}" if each.kind is each.VAR_KEYWORD else f"{each.name}={each.name}" for each in parameters if each.kind >= 3]
     scope: dict[str, Any] = {"cell": _CELL, "get_state": get_state, "native": native}
+    scope.update(is_refusal=is_refusal, build=build, torch_backend=TORCH)
     added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in extras.items()]
     everything = parameters + added
     defaults = {f"default_{each.name}": each.default for each in everything if each.default is not each.empty}
@@ -76,14 +82,22 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     # A log that has nothing to do for this call is passed by, too.
     passive = f"state.log.{'plain' if name in OP_CODES else 'idle'} and not prof and (log_name is None or log_name == {name!r})"
     quiet = f"state.backend is None and (state.log is None or {passive})" if extras else "state.backend is None"
+    short_way = [
+        f"    if {quiet}:",
+        "        try:",
+        f"            return native({(values + keywords).removesuffix(', ')})",
+        "        except RuntimeError as error:",
+        f"            if not is_refusal(error, {name!r}):",
+        "                raise",
+        f"            return build(torch_backend, {name!r}, 1)({(values + keywords).removesuffix(', ')})",
+    ]
     text = [
         f"def {name}{plain}:",
         "    state = cell[0] or get_state()",
-        f"    if {quiet}:" if native else "",
-        f"        return native({(values + keywords).removesuffix(', ')})" if native else "",
+        *(short_way if native else ()),
         f"    return elsewhere(state, ({values}), dict({keywords}){''.join(f', {extra}' for extra in extras)})",
     ]
-    source = "\n".join(line for line in text if line) + "\n"
+    source = "\n".join(text) + "\n"
     positional_defaults = tuple(each.default for each in parameters if each.kind < each.KEYWORD_ONLY)
     scope["elsewhere"] = _make_elsewhere(name, positional_defaults)
     filename = os.path.join(os.path.dirname(__file__), f"<{name}>")  # under ringsim's directory: the recorder passes over its frames
@@ -120,12 +134,21 @@ def _make_elsewhere(op: str, defaults: tuple[Any, ...]) -> Callable[..., Any]:
         count = len(args)
         while count and count <= len(defaults) and args[count - 1] is defaults[count - 1]:
             count -= 1
-        function = find(state.backend or TORCH, op)
-        if named:
-            function = functools.partial(function, **named)
-        if state.log is None or not extras:
-            return function(*args[:count])
-        return call(op, function, args[:count], *extras)
+        backend = state.backend or TORCH
+
+        def run(function: Callable[..., Any]) -> Any:
+            if named:
+                function = functools.partial(function, **named)
+            if state.log is None or not extras:
+                return function(*args[:count])
+            return call(op, function, args[:count], *extras)
+
+        try:
+            return run(find(backend, op, 2))
+        except RuntimeError as error:
+            if not is_refusal(error, op):
+                raise
+            return run(build(backend, op, 2))
 
     return elsewhere
 

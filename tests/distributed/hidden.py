@@ -145,9 +145,9 @@ def _gather(scene: Scene) -> list[torch.Tensor]:
 
 def _gather_single(scene: Scene, name: str = "gather_single") -> list[torch.Tensor]:
     x, out = scene.make(2, 3), scene.blank(scene.size, 2, 3) if scene.is_root else None
-    if hasattr(scene.dist, name):
+    if scene.dist is not torch.distributed:
         scene.end(getattr(scene.dist, name)(x, out, group_dst=scene.size - 1, group=scene.group, async_op=scene.async_op))
-    else:  # torch before 2.15
+    else:  # torch before 2.15 has it not, and Gloo not even then
         scene.end(scene.dist.gather(x, list(out) if out is not None else None, scene.root, scene.group, scene.async_op))
     return [] if out is None else [out]
 

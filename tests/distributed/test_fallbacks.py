@@ -131,11 +131,30 @@ def warn_twice() -> list[Any]:
     return [(each.category, str(each.message), each.filename, each.lineno) for each in caught]
 
 
-def test_a_built_operation_warns_once_at_the_users_line() -> None:
-    (category, message, file, line), *others = ringsim.trace(warn_twice, world_size=1).results[0]
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("Backend gloo does not support reduce_scatter\nException raised from reduce_scatter at Backend.hpp")
+
+
+def be_refused(log: bool) -> list[Any]:
+    """As torch 2.15 says of gather_single on Gloo: torch has the function, what is below it has not."""
+    found = torch.zeros(1)
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(native.ProcessGroup, "reduce_scatter", refuse)
+        comm.configure(enabled=log, verbose=log)
+        for _ in range(2):
+            comm.reduce_scatter(found, [torch.ones(1)])  # warned of here
+        comm.configure(enabled=False)
+    assert found.item() == 1
+    return [(each.category, str(each.message), each.filename, each.lineno) for each in caught]
+
+
+@pytest.mark.parametrize(("worker", "args"), [(warn_twice, ()), (be_refused, (False,)), (be_refused, (True,))])
+def test_a_built_operation_warns_once_at_the_users_line(worker: Any, args: Any) -> None:
+    (category, message, file, line), *others = ringsim.trace(worker, world_size=1, args=args).results[0]
     assert others == []
     assert category is RuntimeWarning
-    assert "'hiding' has no all_reduce" in message
+    assert ("'torch' has no reduce_scatter" if args else "'hiding' has no all_reduce") in message
     assert file == __file__
     assert "# warned of here" in Path(file).read_text().splitlines()[line - 1]
 
