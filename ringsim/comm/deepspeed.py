@@ -89,7 +89,6 @@ from ringsim.comm.registry import (
 )
 from ringsim.traces.log_table import (
     LogRow,
-    LogTable,
 )
 from ringsim.traces.units import bytes_text
 
@@ -229,7 +228,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
         There, Gbps are 10**9 bits a second. Unlike DeepSpeed's, a value is of all ranks, and a latency is of one operation.
     """
     table = gather_summary(show_straggler=show_straggler)
-    if not return_dict or not isinstance(table, LogTable):
+    if not return_dict:
         return None
     joined = is_initialized()
     cells: dict[tuple[str, int], list[LogRow]] = {}

@@ -64,8 +64,11 @@ def gather(segment: Segment, rank: int, world_size: int, *, wait_s: float = WAIT
             table = replace(table, notes=(*table.notes, f"ranks {late} had not called log_summary {wait_s:g} s after rank 0"))
         store.set("table", table.to_json())
         deadline = time.monotonic() + _READERS_S
-        while store.add("read", 0) < world_size - 1 - len(late) and time.monotonic() < deadline:
+        while (read := store.add("read", 0)) < world_size - 1 - len(late) and time.monotonic() < deadline:
             time.sleep(0.001)
+        if read == world_size - 1:
+            store.delete_key("table")
+            store.delete_key("read")
         return table
     store.set(str(rank), mine)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -17,6 +17,14 @@ from ringsim.traces.log_rows import make_rows
 from ringsim.traces.log_table import LogTable
 
 __all__ = ["get_comm_operation_count", "get_logged_comm_ops", "has_comm_data", "log_summary"]
+
+
+@overload
+def log_summary(show_straggler: bool = False, return_dict: Literal[False] = False) -> LogTable: ...
+
+
+@overload
+def log_summary(show_straggler: bool = False, *, return_dict: Literal[True]) -> dict[str, Any]: ...
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogTable | dict[str, Any]:
