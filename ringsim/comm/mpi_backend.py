@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import time
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -100,7 +99,7 @@ class MpiBackend(MpiObjects, Backend):
             numbers=itertools.count(1),
             blocks=itertools.count(1),
             tapes=MpiTapes(mpi.Get_library_version().splitlines()[0].strip("\0 ")),
-            under_way=deque(),
+            under_way={},
             undo=enter_job(everybody),
         )
 
@@ -117,8 +116,7 @@ class MpiBackend(MpiObjects, Backend):
             job.groups.remove(found)
             found.comm.Free()
             return
-        while job.under_way:
-            handle = job.under_way.popleft()
+        for handle in list(job.under_way):
             try:
                 handle.wait(0.001 if handle.receives else _LEAVE_S)
             except RunTimeout:

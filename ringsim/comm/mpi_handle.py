@@ -33,6 +33,7 @@ class MpiHandle:
         size_bytes: for a message that is received, the size that it must have.
         ranks: for a message that is received, the global rank of each rank of the group.
         results: the tensors that hold the result, once it is there.
+        under_way: holds the handle until it is done, so that what MPI reads or writes does not go away with a handle that was dropped.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class MpiHandle:
         "_keep",
         "_lock",
         "_mpi",
+        "_over",
         "_ranks",
         "_recorder",
         "_request",
@@ -49,6 +51,7 @@ class MpiHandle:
         "_slot",
         "_source",
         "_timeout_s",
+        "_under_way",
         "_what",
     )
 
@@ -64,6 +67,7 @@ class MpiHandle:
         size_bytes: int | None = None,
         ranks: tuple[int, ...] = (),
         results: Sequence[torch.Tensor] = (),
+        under_way: dict[MpiHandle, None] | None = None,
     ) -> None:
         self._mpi = mpi
         self._request = request
@@ -74,8 +78,12 @@ class MpiHandle:
         self._size_bytes = size_bytes
         self._ranks = ranks
         self._results = list(results)
+        self._under_way = under_way
+        if under_way is not None:
+            under_way[self] = None
         self._source = -1
         self._error: RingError | None = None
+        self._over = False
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
         self._slot = 0
@@ -153,13 +161,12 @@ class MpiHandle:
     def abandon(self) -> None:
         """Gives up an operation that nobody will wait for: a recv is taken back, the rest is left to MPI."""
         with self._lock:
-            if self._request is not None and self._size_bytes is not None:
+            if not self._over and self.receives:
                 self._request.Cancel()
                 self._request.Wait()
-                self._error = RingError(
-                    f"{self._what} must be done before the process group is destroyed, got neither a message nor a wait."
-                )
-                self._request = None
+                what = f"{self._what} must be done before the process group is destroyed"
+                self._error = RingError(f"{what}, got neither a message nor a wait. Wait for it first.")
+                self._end()
 
     def _wait(self, limit_s: float) -> bool:
         if self._test():
@@ -181,29 +188,40 @@ class MpiHandle:
 
     def _test(self) -> bool:
         """Asks MPI, which also moves every other operation of this process on; takes over what is done."""
-        if self._request is None:
-            if self._error is not None:
-                raise self._error
-            return True
-        with self._lock:
-            if self._request is None:  # another thread was first
-                return True
-            mpi = self._mpi
-            status = mpi.Status() if self._size_bytes is not None else None
-            try:
-                if not self._request.Test(status):
+        if not self._over:
+            with self._lock:
+                if not self._take_over():
                     return False
-            except mpi.Exception as error:
-                self._request = None
-                self._error = self._explain(error)
-                raise self._error from error
-            self._request = None
-            if status is not None:
-                self._receive(status.Get_source(), status.Get_count(mpi.BYTE))
-            if self._finish is not None:
-                self._finish()
-            self._finish = self._keep = None
+        if self._error is not None:
+            raise self._error
         return True
+
+    def _take_over(self) -> bool:
+        """Asks MPI, and brings the result to its place if it is there; returns whether the operation is over, well or not."""
+        if self._over:  # another thread was first
+            return True
+        status = None if self._size_bytes is None else self._mpi.Status()
+        try:
+            if not self._request.Test(status):
+                return False
+            if status is not None:
+                self._receive(status.Get_source(), status.Get_count(self._mpi.BYTE))
+        except self._mpi.Exception as error:
+            self._error = self._explain(error)
+            self._error.__cause__ = error
+        try:
+            if self._finish is not None and self._error is None:
+                self._finish()
+        finally:
+            self._end()
+        return True
+
+    def _end(self) -> None:
+        """Lets go of what the operation needed."""
+        self._request = self._finish = self._keep = None
+        self._over = True
+        if self._under_way is not None:
+            self._under_way.pop(self, None)
 
     def _receive(self, source: int, size_bytes: int) -> None:
         self._source = source
@@ -212,7 +230,6 @@ class MpiHandle:
                 f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} bytes for a message of {size_bytes} "
                 f"bytes from rank {self._ranks[source]}. Compare dtype and shape on both sides."
             )
-            raise self._error
 
     def _explain(self, error: Any) -> RingError:
         if error.Get_error_class() == self._mpi.ERR_TRUNCATE:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed import GroupMember
@@ -17,7 +16,7 @@ from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.events import NONE
 
-_SWEEP_EVERY = 64  # operations begun between two looks for handles that nobody waits for
+_MANY_UNDER_WAY: Final = 64  # from here on, each new operation looks for handles that nobody waits for
 
 
 class Job(NamedTuple):
@@ -44,7 +43,7 @@ class Job(NamedTuple):
     numbers: Iterator[int]
     blocks: Iterator[int]
     tapes: MpiTapes
-    under_way: deque[MpiHandle]
+    under_way: dict[MpiHandle, None]
     undo: Callable[[], None]
 
 
@@ -161,13 +160,13 @@ class MpiOperations:
             size_bytes=None if receives is None else size_of(receives),
             ranks=group.ranks,
             results=tensors if started.results is None else started.results,
+            under_way=job.under_way,
         )
         if begun is not None:
             handle.record(*begun)
-        under_way = job.under_way
-        under_way.append(handle)
-        if len(under_way) % _SWEEP_EVERY == 0:
-            self._sweep(job)
+        if len(job.under_way) >= _MANY_UNDER_WAY:
+            for each in list(job.under_way):
+                each.is_completed()  # which lets go of it
         return handle
 
     def _collect(
@@ -189,10 +188,3 @@ class MpiOperations:
             return handle
         handle.wait(timeout)
         return None
-
-    def _sweep(self, job: Job) -> None:
-        """Lets go of what is done."""
-        for _ in range(len(job.under_way)):
-            handle = job.under_way.popleft()
-            if not handle.is_completed():
-                job.under_way.append(handle)
