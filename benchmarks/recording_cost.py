@@ -13,14 +13,14 @@ import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
+
+from turns import difference, install_deepspeed, measure, serve
 
 GOAL_NS = 1500.0
 PING_BYTES = 8
@@ -79,58 +79,6 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
         yield run_profiled if method == "torch.profiler" else run_send if method.endswith("send") else run
 
 
-def serve(method: str) -> None:
-    """Measures whenever a line comes in, and answers on what was standard output."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    with prepare(method) as run:
-        for line in sys.stdin:
-            print(run(int(line)), file=answers, flush=True)
-
-
-def ask(process: subprocess.Popen[str], count: int) -> float:
-    """Lets a serving process take its turn."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{count}\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
-
-
-def measure(interpreters: dict[str, str], rounds: int) -> dict[str, list[float]]:
-    """Returns the CPU time of one operation in ns, by method, one value a round.
-
-    Args:
-        interpreters: which Python serves each method.
-        rounds: how many turns each takes; a first one, unmeasured, warms it up.
-    """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
-    times: dict[str, list[float]] = {method: [] for method in interpreters}
-    with ExitStack() as stack:
-        processes = {}
-        for method, python in interpreters.items():
-            command = [python, __file__, "--serve", method]
-            processes[method] = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-            )
-        for method, process in processes.items():
-            ask(process, OPERATIONS.get(method, 2000))
-        for _ in range(rounds):
-            for method in random.sample(list(processes), len(processes)):
-                times[method].append(ask(processes[method], OPERATIONS.get(method, 2000)))
-    return times
-
-
-def difference(ours: Sequence[float], baseline: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
-    """Returns the difference of the medians and its 95 % bootstrap interval."""
-
-    def draw() -> float:
-        return statistics.median(random.choices(ours, k=len(ours))) - statistics.median(random.choices(baseline, k=len(baseline)))
-
-    differences = sorted(draw() for _ in range(draws))
-    return statistics.median(ours) - statistics.median(baseline), differences[int(0.025 * draws)], differences[int(0.975 * draws)]
-
-
 def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
     """One of two Gloo ranks: half a round trip and the CPU time of one operation, both in us, recorded and not by turns."""
     import torch
@@ -185,17 +133,6 @@ def play_ping_pong(rounds: int) -> dict[str, list[tuple[float, float]]]:
     return times
 
 
-def install_deepspeed(directory: str) -> str:
-    """Installs DeepSpeed beside the packages of this environment, without touching it; returns its Python."""
-    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-    packages, python = next(Path(directory).glob("lib/*/site-packages")), f"{directory}/bin/python"
-    (packages / "host.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    environment = os.environ | {"DS_BUILD_OPS": "0"}
-    for arguments in (["wheel", "setuptools"], ["--no-build-isolation", "deepspeed"]):
-        subprocess.run([python, "-m", "pip", "install", "-q", *arguments], check=True, env=environment, timeout=600)
-    return python
-
-
 def main() -> None:
     """Prints a table, and whether the goal is met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -204,7 +141,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve)
+        serve(prepare(options.serve))
         return
     from paired import against_itself, ratio_interval, where
 
@@ -213,7 +150,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         if options.deepspeed is not None:
             interpreters |= dict.fromkeys(DEEPSPEED, options.deepspeed or install_deepspeed(directory))
-        times = measure(interpreters, rounds)
+        times = measure(__file__, interpreters, rounds, OPERATIONS)
     print(where())
     print(f"{'':24}{'CPU/operation':>16}{'beyond bare, us (95 %)':>30}{'times bare (95 %)':>26}")
     for method, measured in times.items():

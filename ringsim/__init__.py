@@ -21,6 +21,7 @@ Contents::
     suppress_output                   show the prints of rank 0 only
 
     check                             checks for the exercises of the lessons
+    environment                       who this process is among those that a launcher started
     errors                            everything ringsim raises on purpose
     load_ipython_extension            what ``%load_ext ringsim`` calls
 
@@ -47,6 +48,7 @@ _CONTENTS: Final = {
     "check": "ringsim.check",
     "current_ring": "ringsim.ring",
     "destroy_distributed": "ringsim.ring",
+    "environment": "ringsim.environment",
     "errors": "ringsim.errors",
     "get_comm_device": "ringsim.ring",
     "get_pipeline_parallel_pred_group": "ringsim.ring",
@@ -63,6 +65,7 @@ __all__ = list(_CONTENTS)
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import check as check
+    from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim.launch.api import trace as trace
     from ringsim.magics import load_ipython_extension as load_ipython_extension

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.pair_groups import PairGroups, build_pair_groups, default_store, destroy_group, pair_name, pairs_of
 from ringsim.printing import restore_output, suppress_output
 from ringsim.rendezvous import build_default_group, leave, meet, meet_over
-from ringsim.ring_arguments import RingArguments, check_ring_arguments
+from ringsim.ring_arguments import RingArguments, check_ring_arguments, complete_ring_arguments
 from ringsim.roll_call import Card
 from ringsim.state import change_state, get_state
 
@@ -94,12 +94,12 @@ class Ring:
 
 
 def initialize_distributed(
-    head_ip: str,
-    port: int,
-    world_size: int,
-    rank: int,
-    local_rank: int,
-    comm_device: str,
+    head_ip: str | None = None,
+    port: int | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    comm_device: str | None = None,
     *,
     timeout_s: float = _DEFAULT_TIMEOUT_S,
     ring_ranks: Sequence[int] | None = None,
@@ -109,8 +109,11 @@ def initialize_distributed(
     Every process calls it once, in any order, and each is blocked until all have; a wrong start ends on every rank with the same words.
     Rank 0 listens at ``head_ip`` and ``port`` (on loopback alone if ``head_ip`` is loopback), the others come to it. Where the script has
     called ``init_process_group`` already, the ring is built on that group, and ``head_ip`` and ``port`` are only kept. Afterwards only
-    rank 0's prints are shown (``suppress_output``). A second call with the values in force returns at once; the default ``timeout_s``
-    agrees with any.
+    rank 0's prints are shown (``suppress_output``). A second call with the values in force returns at once; what it leaves out, and the
+    default ``timeout_s``, agree with any.
+
+    What is left out is found: in the default process group if there is one, then in what the launcher says (``ringsim.environment``:
+    torchrun, ``srun``, ``mpirun`` and others). A process that no launcher started must be told; ``world_size=1`` is a world of one.
 
     Args:
         head_ip: address or name of rank 0's machine.
@@ -118,25 +121,25 @@ def initialize_distributed(
         world_size: how many processes there are.
         rank: this process's number among them, from 0.
         local_rank: its number on its machine, from 0; with "gpu" the number of its GPU.
-        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device.
+        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device. "cpu" if
+            left out, also where there are GPUs, so that a script does the same everywhere.
         timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
         ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. So several rings share
             one world. A rank that is in none passes itself: ``[rank]``.
 
     Raises:
         ArgumentError: an argument breaks its rule, or differs from those of the ring that exists.
+        RingError: what was left out is nowhere to be found, or variables contradict each other; the message lists them.
         RendezvousFailed: the ranks did not find each other; the message names those present and those missing.
 
     Example:
-        >>> from ringsim.rendezvous import listen
-        >>> with listen("127.0.0.1", 0) as listener:
-        ...     port = listener.getsockname()[1]
-        >>> initialize_distributed("127.0.0.1", port, world_size=1, rank=0, local_rank=0, comm_device="cpu")
+        >>> initialize_distributed(world_size=1)
         >>> current_ring().ranks, get_comm_device(), get_pipeline_parallel_succ_group()
         ((0,), 'cpu', None)
         >>> destroy_distributed()
     """
-    initialize(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s=timeout_s, ring_ranks=ring_ranks)
+    complete = complete_ring_arguments(_known(), head_ip, port, world_size, rank, local_rank, comm_device)
+    initialize(*complete, timeout_s=timeout_s, ring_ranks=ring_ranks)
 
 
 def initialize(
@@ -224,8 +227,7 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
         3 (2, 3)
 
     Source:
-        FlexLLMGen's ``dist_utils.py`` has the two names the other way round: its predecessor group is the one in which a rank is the
-        predecessor.
+        FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
     """
     return current_ring().pred_group
 
@@ -252,8 +254,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
         3 (3, 0)
 
     Source:
-        FlexLLMGen's ``dist_utils.py`` has the two names the other way round: its successor group is the one in which a rank is the
-        successor.
+        FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
     """
     return current_ring().succ_group
 
@@ -290,6 +291,14 @@ def destroy_distributed() -> None:
     change_state(ring=None)
     if ring is not None:
         ring.take_down()
+
+
+def _known() -> dict[str, Any]:
+    """Returns what the ring or the default process group that exists says of this rank."""
+    ring = get_state().ring
+    if not dist.is_initialized():
+        return {}
+    return vars(ring) if ring is not None else {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
 
 
 def _check_same(ring: Ring, wanted: RingArguments) -> None:

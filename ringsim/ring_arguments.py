@@ -1,16 +1,17 @@
-"""What ``initialize_distributed`` is told, checked before any socket is opened."""
+"""What ``initialize_distributed`` is told: completed by what the launcher says, and checked before any socket is opened."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from ringsim.environment import discover
 from ringsim.errors import ArgumentError
 
-__all__ = ["RingArguments", "check_ring_arguments"]
+__all__ = ["RingArguments", "check_ring_arguments", "complete_ring_arguments"]
 
 _LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
 
@@ -84,6 +85,39 @@ def check_ring_arguments(
     if not is_number or not isfinite(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}{where}. Pass for example 30.")
     return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), _ring(ring_ranks, rank, world_size))
+
+
+def complete_ring_arguments(
+    known: Mapping[str, Any], head_ip: Any, port: Any, world_size: Any, rank: Any, local_rank: Any, comm_device: Any
+) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """Fills in the arguments of ``initialize_distributed`` that are None.
+
+    Args:
+        known: what the ring or the default process group that exists says, by the names of the arguments; it comes before the launcher.
+        head_ip: as in ``check_ring_arguments``, and so for the others; None to find it.
+        port: likewise.
+        world_size: likewise.
+        rank: likewise.
+        local_rank: likewise.
+        comm_device: likewise; "cpu" where nothing is known.
+
+    Returns:
+        The six values in this order, none of them None. They are checked where they are used.
+
+    Raises:
+        ArgumentError: a value does not go with what the launcher says.
+        RingError: a value is nowhere to be found.
+
+    Example:
+        >>> complete_ring_arguments({}, "10.0.0.1", 29500, 4, 2, 0, None)
+        ('10.0.0.1', 29500, 4, 2, 0, 'cpu')
+    """
+    given = {"head_ip": head_ip, "port": port, "world_size": world_size, "rank": rank, "local_rank": local_rank}
+    values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
+    if None in values.values():
+        values = vars(discover(**values))
+    device = known.get("comm_device", "cpu") if comm_device is None else comm_device
+    return values["head_ip"], values["port"], values["world_size"], values["rank"], values["local_rank"], device
 
 
 def _whole(name: str, value: Any, low: int, high: int | None, where: str, advice: str) -> int:

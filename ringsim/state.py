@@ -1,4 +1,4 @@
-"""The one piece of state of a rank: its ring, the recorder that watches it, and where its hidden prints go.
+"""The one piece of state of a rank: its ring, the recorder that watches it, where its hidden prints go, and what carries its messages.
 
 ``RankState`` is a frozen value and is replaced whole. There is one for the process; a simulated rank has one of its own, in its context.
 Nothing else in ringsim is a module global that changes.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringsim.comm.backend import Backend
+    from ringsim.comm.log import LogOptions
     from ringsim.ring import Ring
     from ringsim.traces.recorder import Recorder
 
@@ -25,21 +27,37 @@ class RankState:
         recorder: who writes this rank's events, None while nothing is recorded.
         hidden_output: takes the text that print suppression hides, None to drop it.
         undo_print: gives ``builtins.print`` back, None while it is not replaced.
+        backend: what carries the messages of ``ringsim.comm``, None for torch.
+        log: what ``ringsim.comm`` logs, None for nothing.
+        stopped_log: the log while it is stopped: its settings and what it has; None before it was first configured.
     """
 
     ring: Ring | None = None
     recorder: Recorder | None = None
     hidden_output: Callable[[str], None] | None = None
     undo_print: Callable[[], None] | None = None
+    backend: Backend | None = None
+    log: LogOptions | None = None
+    stopped_log: LogOptions | None = None
 
 
-_process = [RankState()]  # the only cell that changes
+# The only cell that changes: the state of the process, last; first a None while simulated ranks have states of their own.
+_process: list[Any] = [RankState()]
 _simulated: ContextVar[RankState | None] = ContextVar("ringsim_rank_state", default=None)
 
 
 def get_state() -> RankState:
     """Returns the state of the calling rank."""
-    return _simulated.get() or _process[0]
+    state: RankState = _simulated.get() or _process[-1]
+    return state
+
+
+def get_cell() -> list[Any]:
+    """Returns ``cell``, for who cannot afford a call: the state is ``cell[0] or get_state()``. To be read only.
+
+    ``torch.compile`` can follow that, as it could not follow a context variable.
+    """
+    return _process
 
 
 def change_state(**changes: Any) -> RankState:
@@ -48,5 +66,5 @@ def change_state(**changes: Any) -> RankState:
     if _simulated.get() is not None:
         _simulated.set(state)
     else:
-        _process[0] = state
+        _process[-1] = state
     return state

@@ -23,15 +23,25 @@ MODULES = {
 # Row by row from below, and within a row in the order in which modules may import each other. `ringsim` itself, the table of contents,
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("ringsim.errors", "ringsim.traces", "ringsim.traces.events"),
+    ("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
     (
-        *("ringsim.state", "ringsim.provenance"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts")),
-        *(f"ringsim.traces.{name}" for name in ("units", "matching", "waits", "frames", "summary", "value", "files")),
+        *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
+        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
+        *(
+            f"ringsim.traces.{name}"
+            for name in ("units", "matching", "waits", "log_table", "log_rows", "frames", "summary", "value", "files")
+        ),
     ),
     (
-        *("ringsim.comm", "ringsim.comm.collectives", "ringsim.comm.torch_hooks"),
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
+        *(f"ringsim.comm.{name}" for name in ("collectives", "torch_hooks", "backend", "handle", "member", "reductions")),
+        *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
+        *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
+        *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "process", "backend")),
+        *(f"ringsim.comm.{name}" for name in ("log_records", "log_gather", "log_settings")),
+        *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),
+        *(f"ringsim.comm.deepspeed_{name}" for name in ("ops", "queries", "start")),
+        *("ringsim.comm", "ringsim.comm.deepspeed"),
         *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
     ),
     (
@@ -40,7 +50,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.launch.{name}"
             for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
         ),
-        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "recording", "run", "api")),
+        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
     ),
     (
         "ringsim.plot",
@@ -48,7 +58,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
     ),
     (
-        *(f"ringsim.check.{name}" for name in ("result", "examination", "shares", "pairs", "rounds")),
+        *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
+        *("ringsim.check.timed", "ringsim.check.chunks"),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
         *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script")),
         *("ringsim.cli", "ringsim.__main__"),
@@ -57,8 +68,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
 FRONT_DOORS = 5  # the row of the modules that users enter by: these may take names from the contents
 THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
-    {"numpy", "pandas", "pyarrow"},
-    {"numpy", "torch"},
+    {"numpy", "pandas", "pyarrow", "mpi4py"},
+    {"numpy", "torch", "mpi4py"},
     {"numpy", "torch", "cloudpickle", "IPython"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch
     {"numpy", "torch", "cloudpickle", "matplotlib", "IPython", "ipywidgets"},

@@ -48,7 +48,7 @@ def tagged(lesson: Path, tag: str) -> list[str]:
 
 
 def test_the_lessons_are_there() -> None:
-    assert [lesson.stem for lesson in LESSONS[:2]] == ["00_four_processes", "01_ring"]
+    assert [lesson.stem for lesson in LESSONS] == ["00_four_processes", "01_ring", "08_communication_layer"]
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
@@ -143,11 +143,16 @@ def test_solutions_pass_and_skeletons_do_not(lesson: Path) -> None:
         assert ": passed (" in solved
 
 
-def test_lesson_01_shows_what_it_claims() -> None:
-    lesson = LESSONS[1]
+def texts_of(lesson: str) -> dict[str, str]:
+    """The text below each cell of a lesson."""
     texts: dict[str, str] = {}
-    for name, output in outputs(lesson):
+    for name, output in outputs(next(path for path in LESSONS if path.stem == lesson)):
         texts[name] = texts.get(name, "") + output.get("text", "") + output.get("data", {}).get("text/plain", "")
+    return texts
+
+
+def test_lesson_01_shows_what_it_claims() -> None:
+    texts = texts_of("01_ring")
     assert "as in the text: True" in texts["claims-ringsim"]
     assert [line.split("->")[1].strip() for line in texts["claims-names"].splitlines() if "->" in line] == [
         "same members",
@@ -160,3 +165,49 @@ def test_lesson_01_shows_what_it_claims() -> None:
     shown = [line for line in texts["claims-output-run"].splitlines() if line.startswith("[rank ")]
     assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]  # ranks speak in any order
     assert "Timed out waiting 1000ms for send" in texts["rendezvous-run"]
+
+
+def columns(text: str) -> list[list[float]]:
+    """The numbers of a printed table, row by row; lines with anything else are left out."""
+    rows = [line.replace(",", "").split() for line in text.splitlines()]
+    return [[float(word) for word in row] for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
+
+
+def test_lesson_08_shows_what_it_claims() -> None:
+    texts = texts_of("08_communication_layer")
+    assert texts["adapter-run"].count(" all_reduce world        4000 ") == 6
+    assert "*, prof=False, log_name=None, debug=None)" in texts["adapter-run"]
+    assert "return native(tensor, op, group, async_op)" in texts["adapter-source"]
+    assert "backend: torch\n" in texts["adapter-source"]
+    assert "is named wrapper with signature (*args) and docstring None\nTypeError: " in texts["decorator-run"]
+    assert re.search(r"reduce_later: 2\d\d ms\nreturned None", texts["decorator-run"])
+    assert {"average (span)", "average (all_reduce)", "loss (all_reduce)"} <= set(re.findall(r"\w+ \(\w+\)", texts["log-run"]))
+    assert "n = 2: busbw / algbw = 1.00\nn = 4: busbw / algbw = 1.50\n" in texts["log-bandwidths"]
+    assert texts["bytes-steps"].count("0+1+2+3") == 4 + 16
+    assert columns(texts["bytes-table"].partition("Trace of")[0]) == [
+        [2, 48000, 48000],
+        [3, 64000, 64000],
+        [4, 72000, 72000],
+        [6, 80000, 80000],
+    ]
+    assert texts["fallback-run"].count("same bits: True, warnings: 1\n") == 4
+    assert " 6 messages, " in texts["fallback-run"]
+    assert "same bits: [True, True, True, True]" in texts["fallback-sum"]
+    assert texts["fallback-sum"].split().count("4000") == 12
+    took = columns(texts["claims-cumulative"])
+    assert len(took) == 5
+    assert [row[2] for row in took] == sorted(row[2] for row in took)
+    assert "the pair, busbw / algbw = 1.00" in texts["claims-group"]
+    assert columns(texts["claims-all-gather-run"]) == [
+        [2, 24000, 24000, 1, 48000, 2],
+        [4, 12000, 36000, 3, 72000, 2],
+        [6, 8000, 40000, 5, 80000, 2],
+    ]
+
+
+def test_lesson_08_compares_costs_by_their_ratio() -> None:
+    lines = texts_of("08_communication_layer")["cost-run"].splitlines()
+    assert lines[0].startswith("torch's own call: ")
+    assert [line.split()[0] for line in lines[1:]] == ["ringsim.comm", "timed_op"]
+    for line in lines[1:]:
+        assert 0.5 < float(line.split()[-1]) < 2, "the ratio to torch's own call; how near to 1 depends on the machine"

@@ -23,6 +23,7 @@ PUBLIC_NAMES = {
     "check",
     "current_ring",
     "destroy_distributed",
+    "environment",
     "errors",
     "get_comm_device",
     "get_pipeline_parallel_pred_group",
@@ -35,7 +36,7 @@ PUBLIC_NAMES = {
     "suppress_output",
     "trace",
 }
-PUBLIC_MODULES = {"check", "errors"}
+PUBLIC_MODULES = {"check", "environment", "errors"}
 SOURCE = Path(ringsim.__file__).read_text()
 HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "networkx", "IPython", "numpy")
 

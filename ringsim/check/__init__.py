@@ -6,9 +6,11 @@ raises for a wrong answer and always returns within about 15 seconds::
     check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
     check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
+    check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
+    check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
 
-The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``shares``, ``pairs`` and ``rounds``
-know one exercise each.
+The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
+ring, ``shares``, ``pairs``, ``rounds``, ``timed`` and ``chunks`` know one exercise each.
 
 Example:
     >>> from ringsim import check
@@ -21,9 +23,11 @@ Example:
     A ring of 1 rank has no pairs, got 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
+from ringsim.check.chunks import ring_all_reduce
 from ringsim.check.pairs import pair_groups
 from ringsim.check.result import CheckResult
 from ringsim.check.rounds import ring
 from ringsim.check.shares import hello
+from ringsim.check.timed import timed_op
 
-__all__ = ["CheckResult", "hello", "pair_groups", "ring"]
+__all__ = ["CheckResult", "hello", "pair_groups", "ring", "ring_all_reduce", "timed_op"]

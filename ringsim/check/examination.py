@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
@@ -23,6 +24,7 @@ __all__ = ["Examination", "Wrong", "examine", "plain_number", "shown"]
 
 LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
 TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # its own lines tell a student nothing
 _WAITED: Final = "Timed out waiting"  # how Gloo words it
 _FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
 
@@ -100,7 +102,7 @@ class Examination:
         text = str(error)
         first = text.splitlines()[0].rstrip(".")
         code = getattr(self.function, "__code__", None)
-        frames = list(_FRAME.finditer(text))
+        frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)]
         theirs = [frame for frame in frames if code is not None and frame["file"] == code.co_filename] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
         hint = hint or "Run it with ringsim.trace to see the whole error, and read that from its last line upwards."

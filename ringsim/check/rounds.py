@@ -9,17 +9,14 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.check.examination import Examination, Wrong, examine, plain_number, shown
+from ringsim.check.neighbours import ALONE_HINT, RAISED_HINT, judge_way
 from ringsim.check.result import CheckResult
-from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND
+from ringsim.traces.events import RECV, SEND
 from ringsim.traces.summary import count
 from ringsim.traces.value import Trace
 
 __all__ = ["ring"]
 
-_GROUP_HINT: Final = (
-    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
-)
-_WAY_HINT: Final = "Send to ring.succ on ring.succ_group, receive from ring.pred on ring.pred_group: tokens go clockwise in the picture."
 _COUNT_HINT: Final = (
     "Each round passes one token on: what I received last I send next. After N - 1 rounds every number has been at every rank: "
     "for _ in range(ring.world_size - 1)."
@@ -27,11 +24,6 @@ _COUNT_HINT: Final = (
 _SUM_HINT: Final = (
     "Keep two things apart: the token, which is passed on as it came, and the total, to which every token that arrives is added. "
     "Receive into a fresh tensor, torch.empty_like(token): the one that is being sent must not change meanwhile."
-)
-_ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
-_RAISED_HINT: Final = (
-    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with ring.pred_group. In a ring of one "
-    "there are no groups, and nothing to send."
 )
 
 
@@ -62,11 +54,15 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run(_round_on_rank, world_size, secret, judge_early_end=_judge_way, hint=_RAISED_HINT)
+        trace = examination.run(_round_on_rank, world_size, secret, judge_early_end=_judge_way, hint=RAISED_HINT)
         _judge_way(trace)
         _judge_counts(trace)
         _judge_sums(trace)
     return f"Right in rings of {', '.join(map(str, sorted(sizes)[:-1]))} and {max(sizes)} ranks, message by message.", trace
+
+
+def _judge_way(trace: Trace) -> None:
+    judge_way(trace, "tokens")
 
 
 def _round_on_rank(function: Callable[..., Any], secret: int) -> tuple[float, float | str]:
@@ -77,37 +73,6 @@ def _round_on_rank(function: Callable[..., Any], secret: int) -> tuple[float, fl
 
     number = float(random.Random(f"{secret}/{current_ring().rank}").randrange(100, 1000))
     return number, plain_number(function(torch.tensor([number])))
-
-
-def _judge_way(trace: Trace) -> None:
-    """Every message must go to the successor, on the group of that edge; also in a run that did not end."""
-    events, size = trace.events, trace.world_size
-
-    def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, world_size=size, trace=trace)
-
-    for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
-        rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
-        who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
-        if size == 1:
-            raise wrong(f"A rank alone has nobody to talk to, and called {op}.", _ALONE_HINT)
-        if kind == COLLECTIVE:
-            raise wrong(
-                f"{who} called {op}, and only messages between neighbours are allowed.",
-                "The sum can be had from sends and recvs alone: pass tokens on, and add up what arrives.",
-            )
-        pred, succ = (rank - 1) % size, (rank + 1) % size
-        verb, due, other, role = ("sent to", succ, pred, "successor") if kind == SEND else ("received from", pred, succ, "predecessor")
-        if peer != due:
-            found = f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}" if peer == other else f"rank {peer}"
-            found = found if peer >= 0 else "any rank"
-            raise wrong(
-                f"{who} {verb} {found}, and tokens must {'go to' if kind == SEND else 'come from'} its {role}, rank {due}.", _WAY_HINT
-            )
-        group = events.tables.groups[events.group[index]].name if events.group[index] != NONE else "none"
-        edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
-        if group != edge:
-            raise wrong(f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT)
 
 
 def _judge_counts(trace: Trace) -> None:
@@ -134,5 +99,5 @@ def _judge_sums(trace: Trace) -> None:
             continue
         own = ", its own number alone" if answer == number else ""
         reason = f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, got {shown(answer)}{own}."
-        hint = "The function must end in a return on every rank." if isinstance(answer, str) else _ALONE_HINT if size == 1 else _SUM_HINT
+        hint = "The function must end in a return on every rank." if isinstance(answer, str) else ALONE_HINT if size == 1 else _SUM_HINT
         raise Wrong(reason, hint, world_size=size, trace=trace)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from ringsim import provenance
 from ringsim.cli.verb import Verbs, add_verb
+from ringsim.environment import discover
+from ringsim.errors import RingError
 from ringsim.traces.units import bytes_text
 
 
@@ -39,6 +41,7 @@ def examine() -> Iterator[tuple[bool, str, str]]:
     yield from _torch()
     yield _loopback()
     yield _start_method()
+    yield _launcher()
     for name in ("numpy", "pandas", "pyarrow", "matplotlib", "networkx", "ipywidgets", "jupyterlab"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield True, name, importlib.metadata.version(name)
@@ -89,6 +92,14 @@ def _start_method() -> tuple[bool, str, str]:
         "fresh interpreters (seconds a rank). Only on Linux: the fork server, parked ranks, waking blocked ranks "
         "(here they are ended instead), ending ranks whose interpreter hangs when the launcher is killed",
     )
+
+
+def _launcher() -> tuple[bool, str, str]:
+    """Says what ``initialize_distributed()`` would find in this process; MPI is not started for it."""
+    try:
+        return True, "launcher", str(discover(ask_mpi=False))
+    except RingError as error:
+        return False, "launcher", str(error)
 
 
 def _processes() -> tuple[bool, str, str]:

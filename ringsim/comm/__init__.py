@@ -1,1 +1,84 @@
-"""Where a rank's communication goes: the hooks that let ringsim see what ``torch.distributed`` does."""
+"""``torch.distributed``, timed, on any backend: ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``.
+
+Everything that ``torch.distributed`` offers is here under its own name. What communicates goes through the current backend, ``cdb``, which
+``set_backend`` changes; with torch as the backend, and no log, that is torch's own function with 0.1 us before it. All else is torch's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as _torch
+
+from ringsim.comm.deepspeed_ops import allgather_fn as allgather_fn
+from ringsim.comm.deepspeed_ops import inference_all_reduce as inference_all_reduce
+from ringsim.comm.deepspeed_ops import reduce_scatter_fn as reduce_scatter_fn
+from ringsim.comm.deepspeed_queries import enable_symm_mem_for_group as enable_symm_mem_for_group
+from ringsim.comm.deepspeed_queries import get_all_ranks_from_group as get_all_ranks_from_group
+from ringsim.comm.deepspeed_queries import get_local_rank as get_local_rank
+from ringsim.comm.deepspeed_queries import get_world_group as get_world_group
+from ringsim.comm.deepspeed_queries import has_all_gather_into_tensor as has_all_gather_into_tensor
+from ringsim.comm.deepspeed_queries import has_all_reduce_coalesced as has_all_reduce_coalesced
+from ringsim.comm.deepspeed_queries import has_coalescing_manager as has_coalescing_manager
+from ringsim.comm.deepspeed_queries import has_reduce_scatter_tensor as has_reduce_scatter_tensor
+from ringsim.comm.deepspeed_queries import initialize_mesh_device as initialize_mesh_device
+from ringsim.comm.deepspeed_start import in_aml as in_aml
+from ringsim.comm.deepspeed_start import in_aws_sm as in_aws_sm
+from ringsim.comm.deepspeed_start import in_dlts as in_dlts
+from ringsim.comm.deepspeed_start import init_distributed as init_distributed
+from ringsim.comm.deepspeed_start import mpi_discovery as mpi_discovery
+from ringsim.comm.deepspeed_start import patch_aml_env_for_torch_nccl_backend as patch_aml_env_for_torch_nccl_backend
+from ringsim.comm.deepspeed_start import patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend
+from ringsim.comm.functions import FUNCTIONS as _FUNCTIONS
+from ringsim.comm.functions import MANAGING as _MANAGING
+from ringsim.comm.log import configure as configure
+from ringsim.comm.log import reset_log as reset_log
+from ringsim.comm.log_report import get_comm_operation_count as get_comm_operation_count
+from ringsim.comm.log_report import get_logged_comm_ops as get_logged_comm_ops
+from ringsim.comm.log_report import has_comm_data as has_comm_data
+from ringsim.comm.log_report import log_summary as log_summary
+from ringsim.comm.log_timed import timed_op as timed_op
+from ringsim.comm.p2p_op import P2POp as P2POp
+from ringsim.comm.registry import get_backend_object as _get_backend_object
+from ringsim.comm.registry import set_backend as set_backend
+from ringsim.errors import RingError as _RingError
+from ringsim.state import get_state as _get_state
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import *  # type: ignore[assignment]  # noqa: F403 - for type checkers: our P2POp, and the rest
+
+    from ringsim.comm.backend import Backend as _Backend
+
+    cdb: _Backend
+
+_TORCH_ONLY: Final = ("DeviceMesh", "_coalescing_manager", "_all_gather_base", "_reduce_scatter_base")  # on other backends these raise
+
+globals().update(_FUNCTIONS)
+globals().update(_MANAGING)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the current backend for ``cdb``; else what ``torch.distributed`` has under that name."""
+    if name == "cdb":
+        return _get_backend_object()
+    if name.startswith("__"):  # Python asking about this module
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    backend = _get_state().backend
+    if backend is not None and name in _TORCH_ONLY:
+        raise _RingError(
+            f"ringsim.comm.{name} must be used with torch as the backend, got the backend {backend.name!r}. "
+            "Call set_backend('torch'), or do without it."
+        )
+    try:
+        return getattr(_torch, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and torch.distributed has none either") from None
+
+
+def __dir__() -> list[str]:
+    """Returns the public names of torch.distributed, and ringsim's own."""
+    own = {name for name, value in globals().items() if str(getattr(value, "__module__", "")).startswith("ringsim.")}
+    return sorted(name for name in {*own, *dir(_torch), "cdb"} if not name.startswith("_"))
+
+
+__all__ = __dir__()  # what `from ringsim.comm import *` brings

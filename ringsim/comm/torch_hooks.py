@@ -80,6 +80,7 @@ def install(recorder: Recorder) -> None:
 
     recorder.undo_hooks = undo
     recorder.on_growth = hooks.forget_completed
+    recorder.complete_with = hooks.complete_with
     change_state(recorder=recorder)
 
 
@@ -198,6 +199,19 @@ class _Hooks:
                 continue
             if completed:
                 self.pending.pop(work, None)
+
+    def complete_with(self, work: Any, slot: int) -> bool:
+        """Makes the wait for ``work`` complete the record at ``slot`` too; False where nobody is known to wait for it."""
+        if not isinstance(work, Work):
+            return False
+        mine = self.pending.pop(work, None)
+        if mine is not None:
+            self.pending_batches[work] = [mine, slot]
+        elif work in self.pending_batches:
+            self.pending_batches[work].append(slot)
+        else:
+            return False
+        return True
 
     def keep(self, work: Work | None, slot: int) -> None:
         """Remembers a posted operation, where the short way does not do: no handle, or within a batch."""

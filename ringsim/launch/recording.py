@@ -1,8 +1,8 @@
 """``with ringsim.trace(path) as recording:`` in ranks that something else started.
 
-Each rank writes its part into ``<path>.parts``; at the end of the block it announces over the default group's store that the part is
-complete, and rank 0 merges the parts into one file. Nothing goes through a process group: recording adds no message, and no rank waits
-for another inside the block.
+Each rank writes its part into ``<path>.parts``; at the end of the block it announces, in the default group's store or in a file, that
+the part is complete, and rank 0 merges the parts into one file. Nothing goes through a process group: recording adds no message, and no
+rank waits for another inside the block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from ringsim import provenance
 from ringsim.comm import torch_hooks
+from ringsim.comm.log import interrupt_log, resume_log
+from ringsim.comm.registry import get_backend_object
 from ringsim.errors import RingError
+from ringsim.launch.board import make_board
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save
@@ -59,6 +60,7 @@ class Recording:
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(os.path.abspath(path))
+        self._directory = self._path.with_name(self._path.name + ".parts")
         self._recorder: Recorder | None = None
         self._rank = 0
         self._trace: Trace | None = None
@@ -77,23 +79,25 @@ class Recording:
         return self._trace
 
     def __enter__(self) -> Self:
-        if not dist.is_initialized():
+        backend = get_backend_object()
+        if not backend.is_initialized():
             raise RingError(
                 "the ranks must be in a process group before they are recorded, got none. Call ringsim.initialize_distributed() or "
                 "torch.distributed.init_process_group() first, or let ringsim start the ranks: ringsim.trace(worker, world_size=4)."
             )
         self._trace = None
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._backend = dist.get_backend()
-        # A name of its own for each block: the n-th of this rank is the n-th of every rank.
-        store = distributed_c10d._get_default_store()
-        entered = store.add(f"ringsim/recording/entered/{self._rank}", 1)
-        self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
+        self._rank, self._world_size = backend.get_rank(), backend.get_world_size()
+        self._backend = backend.get_backend()
         self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
+        log = get_state().log
+        moves = log is not None and log.records is not None and log.records.directory is not None
+        moved = interrupt_log() if moves else None  # a log that has a recorder of its own shares the one of the block instead
         active = get_state().recorder
+        self._board = make_board(active.directory if active else self._directory, self._rank)
         self._own = active is None
         self._recorder = active or self._make_recorder()
         torch_hooks.install(self._recorder)
+        resume_log(moved)
         self._first = self._recorder.count
         return self
 
@@ -102,11 +106,13 @@ class Recording:
         if recorder is None:
             return
         span = [self._first, recorder.count]
+        moved = interrupt_log() if self._own else None
         torch_hooks.uninstall(recorder)
         if self._own:
             recorder.close()
+        resume_log(moved)
         try:
-            self._store.set(str(self._rank), json.dumps({"span": span, "directory": str(recorder.directory)}))
+            self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory)}))
             if self._rank == 0:
                 self._trace = self._merge(recorder.directory, WAIT_S if error is None else WAIT_AFTER_ERROR_S)
                 save(self._trace, self._path)
@@ -121,7 +127,7 @@ class Recording:
             error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception matters more
 
     def _make_recorder(self) -> Recorder:
-        directory = self._path.with_name(self._path.name + ".parts")
+        directory = self._directory
         recorder = Recorder(directory, self._rank, self._world_size)
         if self._rank == 0:
             for entry in directory.iterdir():  # left by an earlier run of more ranks that was killed
@@ -155,12 +161,11 @@ class Recording:
         deadline = time.monotonic() + wait_s
         for rank in range(self._world_size):
             left_s = max(deadline - time.monotonic(), 0.001)
-            try:
-                self._store.wait([str(rank)], dt.timedelta(seconds=left_s))
-            except (RuntimeError, dist.DistStoreError):
+            text = self._board.read(rank, left_s)
+            if text is None:
                 late.append(rank)
                 continue
-            said = json.loads(self._store.get(str(rank)))
+            said = json.loads(text)
             if said["directory"] != str(directory):
                 raise RingError(
                     f"the path of a recording must be the same on every rank, got parts in {directory} (rank 0) and in "

@@ -52,6 +52,7 @@ class PartBuffer:
     def __init__(self, directory: Path | str, rank: int, *, max_records: int) -> None:
         self._lock = Lock()
         self._numbers: dict[str, dict[str, int]] = {}
+        self.entries: dict[str, list[dict[str, Any]]] = {}  # what each number of a table means
         self._capacity = 0  # records that the file has room for
         self._max_records = max_records
         self._closed = False
@@ -123,6 +124,7 @@ class PartBuffer:
             if key not in numbers:
                 # On disk before in memory: whoever reads a record that bears the number finds the name.
                 self._append({"table": table, "id": len(numbers), **entry})
+                self.entries.setdefault(table, []).append(entry)
                 numbers[key] = len(numbers)
             return numbers[key]
 

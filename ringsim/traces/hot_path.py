@@ -35,6 +35,9 @@ _pack_rank: Final = struct.Struct("<i").pack_into
 # The stage and the microbatch of the innermost span, joined.
 meaning: Final[ContextVar[int]] = ContextVar("ringsim_meaning", default=NONE)
 _meaning_of: Final = meaning.get
+# The label of the operations that are posted now, where whoever calls them gave one: the name they have in the log.
+label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
+_label_of: Final = label_in_force.get
 
 
 class HotPath(NamedTuple):
@@ -42,10 +45,11 @@ class HotPath(NamedTuple):
 
     Attributes:
         make_post: ``make_post(op, ops={}, poster=None, blocking=None)`` makes the function that begins operations of one kind,
-            ``post(group, peer, tag, payload, label=NONE) -> slot``. It is called by a hook that the library, or the user, called;
-            the line is the user's. The slot is None once recording has stopped. ``op`` is the operation's code; where a frame of the
-            library's speaking file (see ``CallSites``) on the way to the user bears a name in ``ops``, the code there is the better
-            one. ``poster`` and ``blocking``, which calls it, are the library's functions on the two commonest ways.
+            ``post(group, peer, tag, payload, label=None) -> slot``. It is called by a hook that the library, or the user, called;
+            the line is the user's, and the label the one in force where none is given. The slot is None once recording has stopped.
+            ``op`` is the operation's code; where a frame of the library's speaking file (see ``CallSites``) on the way to the user bears
+            a name in ``ops``, the code there is the better one. ``poster`` and ``blocking``, which calls it, are the library's functions
+            on the two commonest ways.
         make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
             it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
             is called instead. ``failed(self)`` is called when ``call`` raises.
@@ -54,6 +58,7 @@ class HotPath(NamedTuple):
         finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
         fail: ``fail(slot)``: it raised.
         set_peer: ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
+        skip: ``skip() -> slot`` takes a slot that stays empty: what is posted from now on has a later one.
         detach: ``detach()``: what is written from now on goes nowhere, not even to the records that there are.
     """
 
@@ -64,6 +69,7 @@ class HotPath(NamedTuple):
     finish_at_once: Callable[[int], None]
     fail: Callable[[int], None]
     set_peer: Callable[[int, int], None]
+    skip: Callable[[], int]
     detach: Callable[[], None]
 
 
@@ -98,7 +104,7 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
                 function, blocking_depth = function.__wrapped__, blocking_depth + 1
             blocking_code, blocking_posted = function.__code__, posted_as[blocking.__name__]
 
-        def post(group: int, peer: int, tag: int, payload: int, label: int = NONE) -> int | None:
+        def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
             nonlocal memory, words
             state = posted
             frame: Any
@@ -133,6 +139,8 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
                 code = frame.f_code
             file, line = place
             slot = claim()
+            if label is None:
+                label = _label_of()
             about = _meaning_of()
             thread = _thread_of()
             try:
@@ -192,4 +200,4 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
         memory = bytearray(memory)
         words = memoryview(memory).cast("q")
 
-    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer, detach)
+    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer, claim, detach)

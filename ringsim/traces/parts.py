@@ -79,8 +79,10 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     return events, metadata
 
 
-def read_parts(directory: Path, *, start_ns: int | None = None, world_size: int | None = None) -> tuple[Events, dict[str, Any]]:
-    """Reads the parts of all ranks.
+def read_parts(
+    directory: Path, *, start_ns: int | None = None, world_size: int | None = None, only_rank: int | None = None
+) -> tuple[Events, dict[str, Any]]:
+    """Reads the parts of all ranks, or of one.
 
     The tables of the ranks are merged into one, threads are numbered from 0 within each rank, and times count from the start of the
     run. A rank may still be writing: its events so far are read.
@@ -90,6 +92,7 @@ def read_parts(directory: Path, *, start_ns: int | None = None, world_size: int 
         start_ns: start of the run on CLOCK_MONOTONIC; None takes the earliest start that a rank gives. An event before it becomes the
             start instead, so no time is negative.
         world_size: number of ranks in the run; None takes what the ranks say.
+        only_rank: read the part of this rank alone; None reads all.
 
     Returns:
         The events, ordered by rank and then as posted, and the pieces of metadata that the ranks know: ``world_size``, ``ranks``,
@@ -101,7 +104,7 @@ def read_parts(directory: Path, *, start_ns: int | None = None, world_size: int 
     """
     try:
         found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
-        parts = {rank: _read_part(directory, rank) for rank in found}
+        parts = {rank: _read_part(directory, rank) for rank in found if only_rank in (None, rank)}
     except OSError as error:
         raise TraceFileError(
             f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."

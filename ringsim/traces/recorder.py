@@ -13,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from ringsim.errors import ArgumentError
 from ringsim.state import get_state
 from ringsim.traces.buffer import RECORD_BYTES, PartBuffer
 from ringsim.traces.call_sites import CallSites
-from ringsim.traces.events import NONE, OP_CODES
+from ringsim.traces.events import NONE, OP_CODES, RECORD, Ints
 from ringsim.traces.hot_path import make_hot_path, meaning
 
 
@@ -57,6 +59,9 @@ class Recorder:
         self.users = 0  # how many hold the hooks of the communication library in place
         self.undo_hooks: Callable[[], None] = _do_nothing
         self.on_growth: Callable[[], None] = _do_nothing  # called now and then, when the part grows
+        self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: (
+            False
+        )  # makes a handle complete one more record, if it is known
         self._buffer = PartBuffer(directory, rank, max_records=max_records)
         self._max_records = max_records
         self._stopped = False
@@ -127,7 +132,11 @@ class Recorder:
 
     def span_begin(self, name: str) -> int | None:
         """Writes a span as begun, with the stage and microbatch in force. Returns its slot, None once recording has stopped."""
-        return self._post_span(NONE, NONE, NONE, NONE, self._number_label(name))
+        return self._post_span(NONE, NONE, NONE, NONE, self.number_label(name))
+
+    def call_begin(self, label: int, group: int, payload: int) -> int | None:
+        """Writes a span that has a group and a size: a call of a user's own collective. Returns its slot, as ``span_begin`` does."""
+        return self._post_span(group, NONE, NONE, payload, label)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
         """Writes a span as ended: ok, or error where an exception passed through it."""
@@ -135,15 +144,27 @@ class Recorder:
 
     def mark(self, name: str) -> None:
         """Writes a mark: something happened now."""
-        slot = self._post_mark(NONE, NONE, NONE, NONE, self._number_label(name))
+        slot = self._post_mark(NONE, NONE, NONE, NONE, self.number_label(name))
         if slot is not None:
             self.hot.finish(slot)
 
-    def _number_label(self, name: str) -> int:
+    def number_label(self, name: str) -> int:
+        """Returns the number of a label; cheap when it was asked for before."""
         label = self._labels.get(name)
         if label is None:
             label = self._labels[name] = self.number("label", name=name)
         return label
+
+    def records_between(self, first: int, last: int) -> Ints:
+        """Returns what was written between two slots that ``hot.skip`` gave: an array of ``RECORD``, a copy."""
+        words = RECORD_BYTES // 8
+        records: Ints = np.frombuffer(self._buffer.memory, dtype=RECORD)[first // words + 1 : last // words]
+        valid: Ints = records[records["status"] != 0]
+        return valid
+
+    def entry(self, table: str, number: int) -> dict[str, Any]:
+        """Returns what ``number`` was told when it gave this number."""
+        return self._buffer.entries[table][number]
 
     def close(self) -> None:
         """Ends the part, and writes down when. Closing twice is harmless."""

@@ -1,0 +1,299 @@
+"""``deepspeed.comm`` on ringsim: ``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as dist``.
+
+Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` are DeepSpeed's; ``ringsim.comm`` itself keeps to torch
+where the two differ. What carries the messages, and what is logged, is the same for both. Names that DeepSpeed has not are those of
+``ringsim.comm``.
+
+Source:
+    DeepSpeed, ``deepspeed/comm/comm.py``: names, arguments, and the keys of the summary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ringsim import comm
+from ringsim.comm.deepspeed_ops import (
+    ReduceOp,
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    allgather_fn,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    broadcast_object_list,
+    gather,
+    inference_all_reduce,
+    irecv,
+    isend,
+    monitored_barrier,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_fn,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
+from ringsim.comm.deepspeed_queries import (
+    enable_symm_mem_for_group,
+    get_all_ranks_from_group,
+    get_local_rank,
+    get_local_rank_from_launcher,
+    get_world_group,
+    get_world_rank_from_launcher,
+    get_world_size_from_launcher,
+    has_all_gather_into_tensor,
+    has_all_reduce_coalesced,
+    has_coalescing_manager,
+    has_reduce_scatter_tensor,
+    initialize_mesh_device,
+)
+from ringsim.comm.deepspeed_start import (
+    in_aml,
+    in_aws_sm,
+    in_dlts,
+    init_distributed,
+    mpi_discovery,
+    patch_aml_env_for_torch_nccl_backend,
+    patch_aws_sm_env_for_torch_nccl_backend,
+)
+from ringsim.comm.functions import (
+    MANAGING,
+)
+from ringsim.comm.log import (
+    configure,
+    reset_log,
+)
+from ringsim.comm.log_report import (
+    get_comm_operation_count,
+    get_logged_comm_ops,
+    has_comm_data,
+)
+from ringsim.comm.log_report import log_summary as gather_summary
+from ringsim.comm.log_timed import (
+    timed_op,
+)
+from ringsim.comm.registry import (
+    set_backend as _set_backend,
+)
+from ringsim.traces.log_table import (
+    LogRow,
+)
+from ringsim.traces.units import bytes_text
+
+__all__ = [
+    "ProcessGroup",
+    "ReduceOp",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "allgather_fn",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "configure",
+    "destroy_process_group",
+    "enable_symm_mem_for_group",
+    "gather",
+    "get_all_ranks_from_group",
+    "get_comm_operation_count",
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_rank_from_launcher",
+    "get_logged_comm_ops",
+    "get_rank",
+    "get_world_group",
+    "get_world_rank_from_launcher",
+    "get_world_size",
+    "get_world_size_from_launcher",
+    "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "has_comm_data",
+    "has_reduce_scatter_tensor",
+    "in_aml",
+    "in_aws_sm",
+    "in_dlts",
+    "inference_all_reduce",
+    "init_distributed",
+    "initialize_mesh_device",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "log_summary",
+    "monitored_barrier",
+    "mpi_discovery",
+    "new_group",
+    "patch_aml_env_for_torch_nccl_backend",
+    "patch_aws_sm_env_for_torch_nccl_backend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_fn",
+    "reduce_scatter_tensor",
+    "reset_log",
+    "scatter",
+    "send",
+    "set_backend",
+    "timed_op",
+]
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A group as DeepSpeed describes it; operations take torch's groups.
+
+    Attributes:
+        comm_id: what it is called.
+        ranks: its members.
+    """
+
+    comm_id: Any
+    ranks: Sequence[int] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+
+def is_available() -> bool:
+    """Returns True."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Returns whether the ranks are joined."""
+    return bool(MANAGING["is_initialized"]())
+
+
+def get_rank(group: Any = None) -> int:
+    """Returns this rank's number within a group; its global rank for None."""
+    return int(MANAGING["get_rank"](group))
+
+
+def get_world_size(group: Any = None) -> int:
+    """Returns how many ranks a group has; of all for None."""
+    return int(MANAGING["get_world_size"](group))
+
+
+def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
+    """Returns the global rank of a member of a group; of the group of all for None."""
+    return get_all_ranks_from_group(group)[group_rank]
+
+
+def new_group(ranks: Sequence[int] | None) -> Any:
+    """Makes a group; all ranks call it, and it blocks until all have."""
+    return MANAGING["new_group"](ranks)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Ends a group, or for None the job; every member calls it when its messages are done."""
+    MANAGING["destroy_process_group"](group)
+
+
+def set_backend(backend: Any = None) -> None:
+    """Makes another backend the current one, as ``ringsim.comm.set_backend`` does; with None, as in DeepSpeed, it stays."""
+    if backend is not None:
+        _set_backend(backend)
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
+    """Brings the logs of all ranks together, as ``ringsim.comm.log_summary`` does; rank 0 prints them. All ranks call it.
+
+    Args:
+        show_straggler: whether straggler time is printed, and in the dictionary.
+        return_dict: whether to return a dictionary.
+
+    Returns:
+        None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name and size in bytes, and ``metadata``.
+        There, Gbps are 10**9 bits a second. Unlike DeepSpeed's, a value is of all ranks, and a latency is of one operation.
+    """
+    table = gather_summary(show_straggler=show_straggler)
+    if not return_dict:
+        return None
+    joined = is_initialized()
+    cells: dict[tuple[str, int], list[LogRow]] = {}
+    for row in table.rows:
+        cells.setdefault((row.name, row.size_bytes), []).append(row)
+    summary: dict[str, dict[int, Any]] = {}
+    stragglers: dict[str, dict[int, Any]] = {}
+    for (name, size_bytes), rows in cells.items():
+        summary.setdefault(name, {})[size_bytes] = _as_summary(rows)
+        stragglers.setdefault(name, {})[size_bytes] = _as_straggler(rows)
+    return {
+        "summary": summary,
+        "straggler_analysis": stragglers if show_straggler else None,
+        "metadata": {
+            "world_size": table.world_size,
+            "rank": get_rank() if joined else 0,
+            "timestamp": datetime.now(UTC).isoformat(),
+        },
+    }
+
+
+def _as_summary(rows: list[LogRow]) -> dict[str, Any]:
+    """Says with DeepSpeed's words what was logged under one name and size, on whatever groups."""
+    count = sum(row.count for row in rows)
+    return {
+        "count": count,
+        "total_latency_ms": sum(row.total_us for row in rows) * 1e-3,
+        "avg_latency_ms": _mean(rows, [_latency_us(row) for row in rows]) * 1e-3,
+        "tput_avg_gbps": _mean(rows, [row.algbw_gb_per_s for row in rows]) * 8,
+        "busbw_avg_gbps": _mean(rows, [row.busbw_gb_per_s for row in rows]) * 8,
+        **_size(rows[0]),
+    }
+
+
+def _as_straggler(rows: list[LogRow]) -> dict[str, Any]:
+    count = sum(row.count for row in rows)
+    latency_us = _mean(rows, [_latency_us(row) for row in rows])
+    straggler_us = min(_mean(rows, [row.straggler_mean_us for row in rows]), latency_us)
+    return {
+        "count": count,
+        "total_comm_lat_ms": (latency_us - straggler_us) * count * 1e-3,
+        "total_straggler_ms": straggler_us * count * 1e-3,
+        "avg_comm_lat_ms": (latency_us - straggler_us) * 1e-3,
+        "avg_straggler_ms": straggler_us * 1e-3,
+        **_size(rows[0]),
+    }
+
+
+def _latency_us(row: LogRow) -> float:
+    """Returns the mean latency; that of the first operations where there are no others."""
+    return row.first_mean_us if math.isnan(row.mean_us) else row.mean_us
+
+
+def _mean(rows: list[LogRow], values: list[float]) -> float:
+    """Returns the mean of what is known, each row counting as often as it has operations; 0 where nothing is known."""
+    known = [(row.count, value) for row, value in zip(rows, values, strict=True) if not math.isnan(value)]
+    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else 0.0
+
+
+def _size(row: LogRow) -> dict[str, Any]:
+    return {"msg_size_bytes": row.size_bytes, "msg_size_str": bytes_text(row.size_bytes)}
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what ``ringsim.comm`` has under a name that DeepSpeed has not; ``cdb``, the current backend, is one."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(comm, name)

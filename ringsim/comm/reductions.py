@@ -1,0 +1,66 @@
+"""How a rank adds up what the others have sent: in the order of the ranks, so that every rank gets the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.distributed import ReduceOp
+
+from ringsim.errors import ArgumentError
+
+__all__ = ["check_reduction", "reduce_parts"]
+
+_STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...]] = (
+    (ReduceOp.SUM, torch.add),
+    (ReduceOp.AVG, torch.add),
+    (ReduceOp.PRODUCT, torch.mul),
+    (ReduceOp.MIN, torch.minimum),
+    (ReduceOp.MAX, torch.maximum),
+    (ReduceOp.BAND, torch.bitwise_and),
+    (ReduceOp.BOR, torch.bitwise_or),
+    (ReduceOp.BXOR, torch.bitwise_xor),
+)
+
+
+def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns the function of two tensors that an operation repeats.
+
+    Raises:
+        ArgumentError: the operation is none of torch's eight plain ones.
+    """
+    for known, step in _STEPS:
+        if op == known:
+            return step
+    names = ", ".join(str(known).rpartition(".")[2] for known, _ in _STEPS)
+    raise ArgumentError(f"op must be one of {names} where ringsim.comm adds up itself, got {op}. Use one of these, or another backend.")
+
+
+def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+    """Combines tensors of one shape, the first with the second, the result with the third, and so on.
+
+    A sum of floats depends on its order: that of a ring or a tree differs in the last bits. All else is exact.
+
+    Args:
+        parts: one tensor of each rank, in order.
+        op: one of ``ReduceOp``; AVG divides the sum by how many there are, whole numbers towards zero.
+
+    Returns:
+        A new tensor of the same shape and dtype.
+
+    Raises:
+        ArgumentError: the operation is none of torch's eight plain ones.
+
+    Example:
+        >>> reduce_parts([torch.tensor([1, 5]), torch.tensor([3, 4])], ReduceOp.MAX).tolist()
+        [3, 5]
+    """
+    step = check_reduction(op)
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = step(result, part)
+    if op == ReduceOp.AVG:
+        whole = not (result.is_floating_point() or result.is_complex())
+        result = torch.div(result, len(parts), rounding_mode="trunc" if whole else None)
+    return result

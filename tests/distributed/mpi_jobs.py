@@ -1,0 +1,154 @@
+"""What the ranks of the tests of MPI do: ``mpirun -n 3 python mpi_jobs.py NAME [ARGUMENTS]``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
+
+
+def join(timeout_s: float = 20) -> tuple[int, int]:
+    dist.set_backend("mpi")
+    dist.init_process_group("mpi", timeout=dt.timedelta(seconds=timeout_s))
+    return dist.get_rank(), dist.get_world_size()
+
+
+def record(path: str) -> None:
+    """Records two blocks, one within the other, and the end of the job without a wait for the other ranks."""
+    rank, size = join()
+    tail = dist.new_group(list(range(1, size)))
+    with ringsim.trace(path) as outer:
+        token = torch.empty(4)
+        receiving = dist.irecv(token, (rank - 1) % size, tag=5)
+        dist.send(torch.ones(4), (rank + 1) % size, tag=5)
+        receiving.wait()
+        with ringsim.trace(path + ".inner") as inner, ringsim.span("sum", stage=rank):
+            dist.all_reduce(torch.ones(8, dtype=torch.bfloat16))
+        if rank:
+            dist.broadcast(token, 1, group=tail)
+            dist.send(token, 0)
+        else:
+            for _ in range(size - 1):
+                dist.recv(token)
+    if rank == 0:
+        assert list(inner.trace.to_pandas()["op"].unique()) == ["span", "all_reduce"]
+        print("messages", len(outer.trace.to_pandas("messages")))
+    dist.destroy_process_group()
+
+
+def log() -> None:
+    join()
+    dist.configure(enabled=True)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1000), group=dist.new_group())
+    rows = dist.log_summary(return_dict=True)
+    dist.configure(enabled=False)
+    assert "all_reduce" in str(rows)
+    print("logged on all ranks")
+    dist.destroy_process_group()
+
+
+def live_twice() -> None:
+    """A job may begin again; what nobody waited for does not hold it up."""
+    for _ in range(2):
+        rank, size = join()
+        with pytest.raises(RingError, match="initialized once"):
+            dist.init_process_group("mpi")
+        lost = dist.irecv(torch.empty(1), (rank + 1) % size, tag=1)
+        dist.isend(torch.ones(1), (rank + 1) % size, tag=2)  # and the handle is dropped
+        assert dist.recv(torch.empty(1), (rank - 1) % size, tag=2) == (rank - 1) % size
+        begin = time.monotonic()
+        dist.destroy_process_group()
+        assert time.monotonic() - begin < 4
+        assert not dist.is_initialized()
+        with pytest.raises(RingError, match="before the process group is destroyed"):
+            lost.wait()
+    print("lived twice")
+
+
+def mismatch() -> None:
+    rank, _ = join()
+    if rank == 0:
+        dist.send(torch.ones(4), 1)
+        dist.send(torch.ones(4), 1)
+    elif rank == 1:
+        with pytest.raises(MessageMismatch, match="20 bytes for a message of 16 bytes from rank 0"):
+            dist.recv(torch.empty(5), 0)
+        with pytest.raises(MessageMismatch, match="12 bytes for a longer one"):
+            dist.recv(torch.empty(3), 0)
+    dist.barrier()
+    print("mismatch was told")
+    dist.destroy_process_group()
+
+
+def missing() -> None:
+    """The last rank does not come to a barrier: rank 0 says which one, and every wait has its limit."""
+    rank, size = join(timeout_s=0.5)
+    if rank < size - 1:
+        with pytest.raises(RunTimeout, match=f"got none of rank {size - 1}" if rank == 0 else "monitored_barrier"):
+            dist.monitored_barrier(timeout=dt.timedelta(seconds=0.5), wait_all_ranks=True)
+        with pytest.raises(RunTimeout, match=r"all_reduce .* must be answered within 0.5 s"):
+            dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(1.5)
+    print("missed")
+    sys.stdout.flush()
+    if rank == 0:
+        time.sleep(2)  # for what the others print to arrive
+        raise SystemError("this ends all ranks")
+    time.sleep(30)
+
+
+def disagree() -> None:
+    rank, _ = join()
+    with pytest.raises(ArgumentError, match="the ranks given to new_group must be the same in all processes"):
+        dist.new_group([0] if rank == 0 else [0, 1])
+    print("disagreed")
+    dist.destroy_process_group()
+
+
+def torch_only() -> None:
+    """What only torch can do says where to go, as long as the job lasts."""
+    join()
+    group = dist.new_group()
+    with pytest.raises(ArgumentError, match=r"Call those of ringsim.comm"):
+        torch.distributed.all_reduce(torch.ones(1))
+    with pytest.raises(AttributeError, match=r"Use the functions of ringsim.comm"):
+        torch.distributed.all_reduce(torch.ones(1), group=group)
+    with pytest.raises(RingError, match=r"ringsim.comm"):
+        _ = dist.DeviceMesh
+    with pytest.raises(RingError, match=r"ringsim.comm"):
+        dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        torch.distributed.all_reduce(torch.ones(1))
+    print("torch was pointed")
+
+
+def fail() -> None:
+    """One rank raises while the others wait for it."""
+    rank, _ = join(timeout_s=60)
+    if rank == 1:
+        raise SystemError("rank 1 is out of order")
+    dist.barrier()
+
+
+def wrong_size() -> None:
+    dist.set_backend("mpi")
+    with pytest.raises(ArgumentError, match="world_size must be 2 as MPI has it"):
+        dist.init_process_group("mpi", world_size=7, rank=0)
+    print("size was told")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    globals()[sys.argv[1]](*sys.argv[2:])

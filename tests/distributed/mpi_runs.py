@@ -1,0 +1,55 @@
+"""Runs scripts under mpirun, where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Ranks on one machine, started by anybody, more of them than cores, over loopback: the words of MPICH and of Open MPI.
+MPI_VARIABLES = {
+    "HYDRA_IFACE": "lo",
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_IFACE": "lo",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def find_mpirun() -> str | None:
+    """Returns the mpirun of the environment that runs the tests, or else of the machine."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("mpirun", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+
+
+def require_mpi() -> str:
+    """Returns mpirun; skips the tests where it or mpi4py is missing."""
+    mpirun = find_mpirun()
+    if mpirun is None or importlib.util.find_spec("mpi4py") is None:
+        missing = " and ".join(
+            [*(["mpirun"] if mpirun is None else []), *(["mpi4py"] if importlib.util.find_spec("mpi4py") is None else [])]
+        )
+        pytest.skip(f"{missing} must be installed: pip install 'ringsim[mpi]'")
+    return mpirun
+
+
+def run_mpi(ranks: int, *arguments: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs ``python *arguments`` on so many ranks, and kills all of them at the limit."""
+    command = [require_mpi(), "-n", str(ranks), sys.executable, *arguments]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **MPI_VARIABLES, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:  # mpirun was killed, and with it went its ranks
+        shown = [part.decode() if isinstance(part, bytes) else part or "" for part in (error.stdout, error.stderr)]
+        return subprocess.CompletedProcess(command, 124, *shown)

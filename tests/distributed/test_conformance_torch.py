@@ -1,0 +1,122 @@
+"""The conformance suite on torch (Gloo), and on a backend that has only what the protocol asks for, so that all the rest is built."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import conformance
+import pytest
+import torch.distributed as dist
+
+import ringsim
+from ringsim import comm
+from ringsim.comm.backend import Backend
+from ringsim.errors import RingError
+
+DTYPES = ("float8_e4m3fn", "float8_e5m2", "int16", "uint16", "uint32", "uint64")
+MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all_single")
+GLOO = {  # what Gloo cannot do, in torch 2.13
+    **{f"{move}_carries[{dtype}]": "Invalid scalar type" for move in MOVES for dtype in DTYPES},
+    **{f"gather_carries[{dtype}]": "Invalid scalar type" for dtype in ("complex64", "complex128")},
+    "strided_tensors_are_sent": "input tensor has to be contiguous",
+    "strided_tensors_are_received": "input tensor has to be contiguous",
+    "all_gather_into_tensor_stacks": "invalid tensor size",
+    "all_to_all_takes_different_sizes": "invalid tensor size",
+    "all_reduce_reduces[sum,int16]": "Invalid scalar type",
+    # These are silent: Gloo takes the bytes as if the tensor were contiguous.
+    "broadcast_takes_strided_tensors": "wrong values",
+    "all_reduce_takes_strided_tensors": "wrong values",
+    "reduce_takes_strided_tensors": "wrong values",
+    "gather_and_scatter_take_strided_tensors": "wrong values",
+    "a_receiver_must_exist[too high]": "Gloo reads beyond the end of its list of peers: SIGSEGV",
+    "a_receiver_must_exist[negative]": "the same",
+    "a_sender_must_exist[too high]": "Gloo looks for the peer until the time-out",
+    "a_sender_must_exist[negative]": "the same",
+    "a_wait_ends_at_its_limit[seconds]": "Gloo closes the connection of a message that was late",
+    "a_wait_ends_at_its_limit[timedelta]": "the same",
+}
+
+_OF_MESSAGES = ("strided_tensors_are", "a_receiver", "a_sender", "a_wait_ends")
+LEAST = {  # what Gloo's messages cannot do, and what is built from them does not say
+    **{name: reason for name, reason in GLOO.items() if name.startswith(_OF_MESSAGES)},
+    "is_completed_turns_true_without_a_wait": "Gloo tells of messages only in wait()",
+}
+
+
+class Least(Backend):
+    """Gloo with nothing but what the protocol asks for: everything else is built from messages."""
+
+    name = "least"
+    init_process_group = staticmethod(dist.init_process_group)
+    new_group = staticmethod(dist.new_group)
+    destroy_process_group = staticmethod(dist.destroy_process_group)
+    is_initialized = staticmethod(dist.is_initialized)
+    get_rank = staticmethod(dist.get_rank)
+    get_world_size = staticmethod(dist.get_world_size)
+    get_process_group_ranks = staticmethod(dist.get_process_group_ranks)
+    isend = staticmethod(dist.isend)
+    irecv = staticmethod(dist.irecv)
+
+
+def keep_the_rules(directory: str, make_backend: Callable[[], Backend] | None, skips: dict[str, str]) -> None:
+    """Runs the rules on one rank."""
+    warnings.simplefilter("ignore")  # what is built is announced
+    if make_backend is not None:
+        comm.set_backend(make_backend())
+    conformance.run_rules(comm, directory, skips)
+
+
+class Job:
+    """One run of the suite for each world size, when it is asked for."""
+
+    def __init__(self, directory: Path, make_backend: Callable[[], Backend] | None, skips: dict[str, str]) -> None:
+        self.directory, self.make_backend, self.skips = directory, make_backend, skips
+        self.found: dict[int, tuple[dict[str, str], str]] = {}
+
+    def verdict(self, world_size: int, name: str) -> str:
+        """Returns what is wrong with a rule, "" if nothing."""
+        if world_size not in self.found:
+            directory = self.directory / str(world_size)
+            directory.mkdir()
+            ended = ""
+            try:
+                ringsim.trace(
+                    keep_the_rules,
+                    world_size=world_size,
+                    args=(str(directory), self.make_backend, self.skips),
+                    timeout_s=20,
+                    limit_s=100,
+                )
+            except RingError as error:
+                ended = str(error)
+            self.found[world_size] = conformance.read_verdicts(directory, world_size), ended
+        verdicts, ended = self.found[world_size]
+        return verdicts.get(name, f"{conformance.NOT_REACHED}: {ended}")
+
+
+@pytest.fixture(scope="module")
+def torch_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return Job(tmp_path_factory.mktemp("torch"), None, GLOO)
+
+
+@pytest.fixture(scope="module")
+def least_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return Job(tmp_path_factory.mktemp("least"), Least, LEAST)
+
+
+@pytest.mark.parametrize(("world_size", "name"), conformance.cases(GLOO))
+def test_torch_keeps_the_rule(torch_job: Job, world_size: int, name: str) -> None:
+    assert torch_job.verdict(world_size, name) == ""
+
+
+@pytest.mark.parametrize(("world_size", "name"), conformance.cases(LEAST))
+def test_a_backend_of_messages_alone_keeps_the_rule(least_job: Job, world_size: int, name: str) -> None:
+    assert least_job.verdict(world_size, name) == ""
+
+
+def test_every_exception_names_a_rule_and_its_reason() -> None:
+    for exceptions in (GLOO, LEAST):
+        assert set(exceptions) <= set(conformance.load_rules())
+        assert all(exceptions.values())

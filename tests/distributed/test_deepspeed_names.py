@@ -1,0 +1,337 @@
+"""DeepSpeed's names: their signatures, a program written for ``deepspeed.comm``, and what is wrong there and must not be here."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+from hidden import Hiding
+from rank_server import RankServer, free_port, results
+
+from ringsim import comm
+from ringsim.comm import deepspeed as dist
+from ringsim.comm.functions import FUNCTIONS
+from ringsim.errors import ArgumentError, RingError
+
+pytestmark = pytest.mark.timeout(90)
+
+# deepspeed/comm/comm.py of DeepSpeed 0.19.8; its default of `debug` is the name of the function that imported the module.
+EXTRAS = "prof=False, log_name={name!r}, debug=None"
+SIGNATURES = {
+    "send": "tensor, dst, group=None, tag=0, *",
+    "recv": "tensor, src=None, group=None, tag=0, *",
+    "isend": "tensor, dst, group=None, tag=0, *",
+    "irecv": "tensor, src=None, group=None, tag=0, *",
+    "batch_isend_irecv": "p2p_op_list, *",
+    "broadcast": "tensor, src, group=None, async_op=False, *",
+    "broadcast_object_list": "object_list, src, group=None, device=None, *",
+    "all_gather": "tensor_list, tensor, group=None, async_op=False, *",
+    "all_gather_object": "object_list, obj, group=None, *",
+    "all_gather_into_tensor": "output_tensor, tensor, group=None, async_op=False, *",
+    "allgather_fn": "output_tensor, input_tensor, group=None, async_op=False, debug=None",
+    "all_gather_coalesced": "output_tensors, input_tensors, group=None, async_op=False",
+    "gather": "tensor, gather_list=None, dst=0, group=None, async_op=False, *",
+    "scatter": "tensor, scatter_list=None, src=0, group=None, async_op=False, *",
+    "all_reduce": "tensor, op=ReduceOp.SUM, group=None, async_op=False, *",
+    "inference_all_reduce": "tensor, op=ReduceOp.SUM, group=None, async_op=False, *all_reduce",
+    "all_reduce_coalesced": "tensors, op=ReduceOp.SUM, group=None, async_op=False, *all_reduce",
+    "reduce": "tensor, dst, op=ReduceOp.SUM, group=None, async_op=False, *",
+    "reduce_scatter": "output, input_list, op=ReduceOp.SUM, group=None, async_op=False, *",
+    "reduce_scatter_tensor": "output_tensor, tensor, op=ReduceOp.SUM, group=None, async_op=False, *",
+    "reduce_scatter_fn": "output_tensor, tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, debug=None",
+    "all_to_all_single": "output, tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False, *",
+    "all_to_all": "output_tensor_list, input_tensor_list, group=None, async_op=False, *",
+    "barrier": "group=None, async_op=False, device_ids=None, *",
+    "monitored_barrier": "group=None, timeout=None, wait_all_ranks=False, *",
+    "configure": "deepspeed_config=None, enabled=None, prof_all=None, prof_ops=None, verbose=None, debug=None",
+    "log_summary": "show_straggler=False, return_dict=False",
+    "init_distributed": "dist_backend=None, auto_mpi_discovery=True, distributed_port=29500, verbose=True, timeout=0:10:00, "
+    "init_method=None, dist_init_required=None, config=None, rank=-1, world_size=-1",
+    "get_global_rank": "group=None, group_rank=0",
+    "get_all_ranks_from_group": "group=None",
+    "get_rank": "group=None",
+    "get_world_size": "group=None",
+    "mpi_discovery": "distributed_port=29500, verbose=True",
+    "patch_aml_env_for_torch_nccl_backend": "master_port=6105, verbose=True",
+    "patch_aws_sm_env_for_torch_nccl_backend": "verbose=True",
+    "initialize_mesh_device": "mesh_shape, mesh_dim_names",
+    "enable_symm_mem_for_group": "group_name",
+    **dict.fromkeys(("in_aml", "in_aws_sm", "in_dlts", "reset_log", "has_comm_data", "get_comm_operation_count"), ""),
+    **dict.fromkeys(("get_logged_comm_ops", "get_world_group", "get_local_rank", "is_initialized", "is_available"), ""),
+    **dict.fromkeys(("has_reduce_scatter_tensor", "has_all_gather_into_tensor", "has_all_reduce_coalesced"), ""),
+    "has_coalescing_manager": "",
+}
+# Names that mean the same in both, so that ringsim.comm has them too.
+SHARED = (
+    *("configure", "log_summary", "reset_log", "timed_op", "init_distributed", "inference_all_reduce", "reduce_scatter_fn", "allgather_fn"),
+    *("has_reduce_scatter_tensor", "has_all_gather_into_tensor", "has_all_reduce_coalesced", "has_coalescing_manager"),
+    *("get_world_group", "get_all_ranks_from_group", "get_local_rank", "mpi_discovery", "in_aml", "in_aws_sm", "in_dlts"),
+    *("patch_aml_env_for_torch_nccl_backend", "patch_aws_sm_env_for_torch_nccl_backend", "set_backend", "cdb", "get_global_rank"),
+)
+FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    with RankServer() as running:
+        yield running
+
+
+@pytest.fixture
+def five_unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """What a test writes into the environment is undone."""
+    for name in (*FIVE, "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def run(server: RankServer, function: Any, size: int = 2) -> list[Any]:
+    port = str(free_port())
+    return results(server.run(function, [(port, rank, size) for rank in range(size)], limit_s=60))
+
+
+def place(port: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    for name, value in zip(FIVE, (rank, size, rank, "127.0.0.1", port), strict=True):
+        os.environ[name] = str(value)
+
+
+@pytest.mark.parametrize("name", sorted(SIGNATURES))
+def test_signature_is_deepspeeds(name: str) -> None:
+    # DeepSpeed 0.19.8: every one of its own is (*args, **kwargs), for its decorator keeps nothing.
+    function = getattr(dist, name)
+    defaults = {each.name: each.default for each in inspect.signature(function).parameters.values()}
+    words = {name: repr(value) if isinstance(value, str) else str(value) for name, value in defaults.items()}
+    shown = ", ".join(name if defaults[name] is inspect.Parameter.empty else f"{name}={words[name]}" for name in words)
+    wanted, star, log_name = SIGNATURES[name].partition("*")
+    assert shown == (wanted + EXTRAS.format(name=log_name or name) if star else wanted)
+    assert function.__name__ == name
+    assert function.__doc__
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_ringsim_comm_has_the_name_too(name: str) -> None:
+    assert getattr(comm, name) is not None
+
+
+def test_torch_wins_in_ringsim_comm() -> None:
+    assert comm.ReduceOp is torch_dist.ReduceOp
+    assert comm.ProcessGroup is torch_dist.ProcessGroup
+    assert "output_tensor_lists" in inspect.signature(comm.all_gather_coalesced).parameters
+    assert dist.ProcessGroup(3, [0, 1]).size == 2
+
+
+# A program for deepspeed.comm: with that import it runs on DeepSpeed 0.19.8 as well.
+PROGRAM = """
+import torch
+
+dist.init_distributed(dist_backend="gloo", verbose=False)
+rank, size = dist.get_rank(), dist.get_world_size()
+assert dist.is_initialized() and dist.get_local_rank() == rank
+dist.configure(enabled=True, prof_all=True, verbose=False)
+
+tensor = torch.tensor([float(rank)])
+dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+assert tensor.item() == size - 1
+dist.all_reduce(tensor=tensor, op=torch.distributed.ReduceOp.SUM, log_name="gradients")
+dist.inference_all_reduce(torch.ones(2))
+
+gathered = torch.empty(size * 2)
+dist.all_gather_into_tensor(output_tensor=gathered, tensor=torch.full((2,), float(rank)))
+assert gathered.tolist() == [float(each) for each in range(size) for _ in range(2)]
+again = torch.empty(size * 2)
+dist.allgather_fn(again, torch.full((2,), float(rank)))
+assert torch.equal(again, gathered)
+
+share = torch.empty(2)
+dist.reduce_scatter_fn(share, torch.arange(2.0 * size))
+assert share.tolist() == [size * (2.0 * rank), size * (2.0 * rank + 1)]
+
+objects = [{"rank": rank}] if rank == 0 else [None]
+dist.broadcast_object_list(objects, src=0)
+assert objects == [{"rank": 0}]
+
+work = dist.isend(torch.full((3,), float(rank)), (rank + 1) % size, tag=7)
+received = torch.empty(3)
+dist.irecv(received, (rank - 1) % size, tag=7).wait()
+work.wait()
+assert received[0] == (rank - 1) % size
+
+pair = dist.new_group([0, 1])
+assert dist.get_all_ranks_from_group(pair) == [0, 1] and dist.get_global_rank(pair, 1) == 1
+dist.broadcast(tensor, 0, pair)
+dist.barrier()
+
+assert dist.has_comm_data() and dist.get_comm_operation_count() > 0
+stats = dist.log_summary(show_straggler=True, return_dict=True)
+found = {name: {size: entry["count"] for size, entry in sizes.items()} for name, sizes in stats["summary"].items()}
+dist.reset_log()
+dist.configure(enabled=False)
+dist.destroy_process_group()
+"""
+
+
+def program(port: str, rank: int, size: int) -> Any:
+    place(port, rank, size)
+    scope: dict[str, Any] = {"dist": dist}
+    exec(compile(PROGRAM, "program.py", "exec"), scope)
+    return scope["found"], scope["stats"]
+
+
+def test_a_program_for_deepspeed_runs_with_the_import_changed(server: RankServer) -> None:
+    for found, stats in run(server, program):
+        assert found["all_reduce"] == {4: 1, 8: 1}
+        assert found["gradients"] == {4: 1}
+        assert {"all_gather_into_tensor", "broadcast", "barrier", "isend", "irecv"} <= set(found)
+        entry = stats["summary"]["all_reduce"][4]
+        assert set(entry) == {
+            *("count", "total_latency_ms", "avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps", "msg_size_bytes", "msg_size_str"),
+        }
+        late = stats["straggler_analysis"]["all_reduce"][4]
+        assert late["avg_comm_lat_ms"] + late["avg_straggler_ms"] == pytest.approx(entry["avg_latency_ms"])
+        assert stats["metadata"]["world_size"] == 2
+
+
+def faults(port: str, rank: int, size: int) -> Any:
+    place(port, rank, size)
+    dist.init_distributed("gloo", verbose=False)
+    dist.configure(enabled=True, prof_all=False)
+    other, ones = 1 - rank, torch.ones(2)
+    dist.all_reduce(ones, dist.ReduceOp.SUM, None, False, True)  # prof by position
+    outputs = [torch.empty(1), torch.empty(1)]
+    dist.all_to_all(outputs, [torch.ones(1), torch.ones(1)], None, False, True)  # no KeyError: 'log_name'
+    dist.broadcast_object_list([1], 0, None, None, True)
+    dist.all_gather_object([None] * size, 1, None, True)
+    works = [dist.isend(ones, other), dist.irecv(torch.empty(2), other)]  # would block for ever if isend did
+    for work in works:
+        work.wait()
+    coalesced = [torch.empty(4), torch.empty(6)]
+    handle = dist.all_gather_coalesced(coalesced, [torch.ones(2), torch.ones(3)], async_op=True)
+    assert handle is not None
+    handle.wait()
+    tensors = [torch.ones(2), torch.ones(3)]
+    dist.all_reduce_coalesced(tensors, dist.ReduceOp.SUM)
+    stats = dist.log_summary(return_dict=True)
+    dist.configure(enabled=False)  # a rank of this server ends without the farewell that removes the log's directory
+    dist.destroy_process_group()
+    return sorted(stats["summary"]), [each.sum().item() for each in (*coalesced, *tensors)]  # type: ignore[index]
+
+
+def test_what_fails_in_deepspeed_works(server: RankServer) -> None:
+    names = ["all_gather_coalesced", "all_gather_object", "all_reduce", "all_to_all", "broadcast_object_list"]
+    assert run(server, faults) == [(names[1:], [4.0, 6.0, 4.0, 6.0])] * 2
+
+
+def on_a_backend_that_lacks_them(port: str, rank: int, size: int) -> Any:
+    place(port, rank, size)
+    dist.init_distributed("gloo", verbose=False)
+    dist.set_backend(Hiding("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"))
+    gathered, share = torch.zeros(4), torch.zeros(2)
+    with pytest.warns(RuntimeWarning):
+        dist.all_gather_into_tensor(gathered, torch.full((2,), rank + 1.0))
+    with pytest.warns(RuntimeWarning):
+        dist.reduce_scatter_tensor(share, torch.ones(4))
+    has = dist.has_all_gather_into_tensor(), dist.has_reduce_scatter_tensor()
+    outputs = [torch.zeros(2)]
+    dist.all_gather_coalesced(outputs, [torch.ones(1)])
+    dist.set_backend("torch")
+    dist.destroy_process_group()
+    return gathered.tolist(), share.tolist(), outputs[0].tolist(), has
+
+
+def test_an_operation_that_is_missing_is_built_not_left_out(server: RankServer) -> None:
+    # DeepSpeed 0.19.8 returns None in silence, and the output holds what it held.
+    assert run(server, on_a_backend_that_lacks_them) == [([1.0, 1.0, 2.0, 2.0], [2.0, 2.0], [1.0, 1.0], (False, False))] * 2
+
+
+def test_barrier_passes_the_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # DeepSpeed dropped device_ids.
+    seen: list[Any] = []
+    monkeypatch.setitem(FUNCTIONS, "barrier", lambda *args, **kwargs: seen.append(args))  # type: ignore[arg-type]
+    dist.barrier(None, False, [3])
+    assert seen == [(None, False, [3])]
+
+
+def test_a_reduction_of_deepspeed_is_torchs_of_that_name() -> None:
+    from ringsim.comm.deepspeed_ops import to_torch
+
+    for op in dist.ReduceOp:
+        if op is not dist.ReduceOp.UNUSED:
+            assert to_torch(op) == getattr(torch_dist.ReduceOp, op.name)
+    with pytest.raises(ArgumentError, match="op must be a reduction"):
+        to_torch(dist.ReduceOp.UNUSED)
+
+
+# -- where it runs
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+def test_azure_needs_no_interface_to_be_set(five_unset: pytest.MonkeyPatch) -> None:
+    # DeepSpeed 0.19.8 reads NCCL_SOCKET_IFNAME unguarded when verbose.
+    for name, value in {**OPEN_MPI, "AZUREML_EXPERIMENT_ID": "x", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}.items():
+        five_unset.setenv(name, value)
+    assert dist.in_aml()
+    assert not dist.in_dlts()
+    dist.patch_aml_env_for_torch_nccl_backend(verbose=True)
+    assert [os.environ[name] for name in FIVE] == ["3", "4", "1", "10.0.0.4", "6105"]
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "^docker0,lo"
+    dist.patch_aml_env_for_torch_nccl_backend(master_port=7000)
+    assert os.environ["MASTER_PORT"] == "6105"  # one that is set stays
+
+
+def test_sagemaker_sets_all_that_it_says(five_unset: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    # DeepSpeed 0.19.8 logs MASTER_ADDR and MASTER_PORT, which it never sets: a KeyError.
+    for name, value in {**OPEN_MPI, "SM_TRAINING_ENV": '{"master_hostname": "algo-1"}'}.items():
+        five_unset.setenv(name, value)
+    assert dist.in_aws_sm()
+    with caplog.at_level("INFO", "ringsim.comm"):
+        dist.patch_aws_sm_env_for_torch_nccl_backend(verbose=True)
+    assert [os.environ[name] for name in FIVE] == ["3", "4", "1", "algo-1", "29500"]
+    assert "MASTER_ADDR=algo-1" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["patch_aml_env_for_torch_nccl_backend", "patch_aws_sm_env_for_torch_nccl_backend"])
+def test_elsewhere_the_patches_say_what_is_missing(five_unset: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(RingError, match="OMPI_COMM_WORLD_RANK must be set, got none of them"):
+        getattr(dist, name)()
+
+
+@pytest.mark.parametrize("start", [dist.mpi_discovery, dist.init_distributed])
+def test_an_unknown_place_is_one_clear_error(five_unset: pytest.MonkeyPatch, start: Any) -> None:
+    # DeepSpeed 0.19.8 ends in `No module named 'mpi4py'`.
+    with pytest.raises(RingError, match="must come from a launcher or from arguments") as raised:
+        start()
+    assert "torchrun" in str(raised.value)
+
+
+def test_init_distributed_says_what_it_needs(five_unset: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RingError, match="must exist where dist_init_required is False"):
+        dist.init_distributed(dist_init_required=False)
+    with pytest.raises(ArgumentError, match=r"timeout must be a datetime\.timedelta, got 30"):
+        dist.init_distributed("gloo", timeout=30)  # type: ignore[arg-type]
+
+
+def test_init_distributed_takes_a_url_a_configuration_and_a_second_call(five_unset: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["barrier"]}}
+    url = f"file://{tmp_path}/store"
+    dist.init_distributed("gloo", init_method=url, rank=0, world_size=1, config=config, timeout=timedelta(seconds=20))
+    dist.init_distributed("gloo")
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+    assert dist.get_logged_comm_ops() == ["barrier"]
+    dist.configure(enabled=False)
+    dist.destroy_process_group()

@@ -1,0 +1,71 @@
+"""The MPI backend under a real mpirun: recording, logging, beginning and end, and what goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mpi_runs import require_mpi, run_mpi
+
+import ringsim
+
+JOBS = str(Path(__file__).with_name("mpi_jobs.py"))
+
+
+def test_a_block_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "mpi.ringtrace"
+    run = run_mpi(3, JOBS, "record", str(path))
+    assert (run.returncode, run.stdout) == (0, "messages 5\n"), run.stderr
+    trace = ringsim.load(path)
+    assert trace.metadata["backend"] == "mpi"
+    assert trace.metadata["complete"]
+    frame = trace.to_pandas()
+    assert set(frame["status"]) == {"ok"}
+    assert frame[frame["rank"] == 1]["op"].tolist() == ["irecv", "send", "span", "all_reduce", "broadcast", "send"]
+    assert set(frame["file"].dropna()) == {JOBS}
+    assert sorted(frame[frame["op"] == "recv"]["peer"]) == [1, 2]  # from anybody: known now
+    assert frame[frame["op"] == "all_reduce"]["stage"].tolist() == [0, 1, 2]
+    assert set(frame[frame["op"] == "broadcast"]["group"]) == {"mpi:1"}
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == []  # the parts are gone
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "said"),
+    [
+        ("log", 3, "logged on all ranks"),
+        ("live_twice", 2, "lived twice"),
+        ("mismatch", 2, "mismatch was told"),
+        ("disagree", 2, "disagreed"),
+        ("torch_only", 2, "torch was pointed"),
+        ("wrong_size", 2, "size was told"),
+    ],
+)
+def test_job_ends_well(name: str, ranks: int, said: str) -> None:
+    run = run_mpi(ranks, JOBS, name)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count(said) == ranks, run.stdout + run.stderr
+
+
+def test_a_script_without_mpirun_is_a_job_of_one() -> None:
+    require_mpi()
+    run = subprocess.run([sys.executable, JOBS, "log"], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith("logged on all ranks\n")
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    run = run_mpi(3, JOBS, "missing")
+    assert run.returncode not in (0, 124), run.stderr  # 124: the limit
+    assert run.stdout.count("missed") == 3, run.stderr
+    assert "this ends all ranks" in run.stderr
+
+
+def test_a_rank_that_raises_ends_the_job() -> None:
+    begin = time.monotonic()
+    run = run_mpi(3, JOBS, "fail", limit_s=50)
+    assert run.returncode not in (0, 124), run.stdout + run.stderr  # 124: the limit
+    assert time.monotonic() - begin < 50
+    assert "rank 1 is out of order" in run.stderr

@@ -1,0 +1,250 @@
+"""The log as computed from events: rows, bandwidths, straggler time, first messages; its settings; joining; the table as text and data."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringsim.comm.log_settings import read_settings
+from ringsim.errors import ArgumentError
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, OP_NAMES, Events, Group, Payload, Tables, make_events
+from ringsim.traces.joining import join_events
+from ringsim.traces.log_rows import is_operation, make_rows, straggler_ns
+from ringsim.traces.log_table import LogRow, LogTable
+
+WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (1, 3))
+TABLES = Tables((WORLD, PAIR), (Payload("uint8", (1000,), 1000), Payload("uint8", (4000,), 4000)), ("gradients", "mine"))
+US = 1000  # ns
+
+
+def operations(rows: list[tuple[Any, ...]]) -> Events:
+    """Makes events from (rank, op, group, payload, label, post, wait, done), times in microseconds."""
+    names = ("rank", "op", "group", "payload", "label", "post_ns", "wait_ns", "done_ns")
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    columns["op"] = [OP_CODES[op] for op in columns["op"]]
+    for name in ("post_ns", "wait_ns", "done_ns"):
+        columns[name] = [NONE if value is None else value * US for value in columns[name]]
+    columns["status"] = [IN_FLIGHT if value == NONE else OK for value in columns["done_ns"]]
+    return make_events(columns, TABLES)
+
+
+def reductions(ranks: tuple[int, ...], group: int, durations: list[int]) -> Events:
+    return operations(
+        [(rank, "all_reduce", group, 0, NONE, 1000 * k, 1000 * k, 1000 * k + each) for rank in ranks for k, each in enumerate(durations)]
+    )
+
+
+def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, ...]:
+    return make_rows(events, np.zeros(len(events), dtype=bool) if first is None else np.array(first), **options)
+
+
+def test_each_operation_counts_its_own_time() -> None:
+    # DeepSpeed 0.19.8 logs five operations of 10 ms as 13.8, 23.9, 37.7, 47.8 and 57.8 ms: its timer is read without being reset.
+    (row,) = rows_of(reductions((0, 1, 2, 3), 0, [10_000] * 5))
+    assert (row.count, row.mean_us, row.median_us, row.p10_us, row.p90_us, row.total_us) == (5, 10_000, 10_000, 10_000, 10_000, 50_000)
+
+
+def test_statistics_are_those_of_numpy() -> None:
+    durations = [11, 13, 17, 19, 23, 29, 400]
+    (row,) = rows_of(reductions((0, 1, 2, 3), 0, durations))
+    assert row.mean_us == pytest.approx(np.mean(durations))
+    assert row.median_us == 19
+    assert (row.p10_us, row.p90_us) == pytest.approx(tuple(np.percentile(durations * 4, [10, 90])))
+    assert row.total_us == pytest.approx(sum(durations))
+
+
+def test_bus_bandwidth_takes_the_size_of_the_group() -> None:
+    # DeepSpeed 0.19.8 takes the size of the world for every group, and doubles the algorithm bandwidth of all_reduce.
+    world, pair = rows_of(reductions((0, 1, 2, 3), 0, [10])) + rows_of(reductions((1, 3), 1, [10]))
+    assert (world.group_size, pair.group_size) == (4, 2)
+    assert world.algbw_gb_per_s == pair.algbw_gb_per_s == pytest.approx(0.1)
+    assert world.busbw_gb_per_s == pytest.approx(0.15)
+    assert pair.busbw_gb_per_s == pytest.approx(0.1)
+
+
+def test_reduce_scatter_is_not_multiplied_by_the_ranks_again() -> None:
+    # DeepSpeed 0.19.8 takes the full input and multiplies it by the number of ranks.
+    (row,) = rows_of(operations([(rank, "reduce_scatter_tensor", 0, 1, NONE, 0, 0, 10) for rank in range(4)]))
+    assert row.size_bytes == 4000
+    assert (row.algbw_gb_per_s, row.busbw_gb_per_s) == pytest.approx((0.4, 0.3))
+
+
+@pytest.mark.parametrize("op", sorted(set(OP_NAMES) - {"mark"}))
+def test_every_operation_can_be_logged(op: str) -> None:
+    # DeepSpeed 0.19.8 ends the process where its table lacks an operation (all_gather_object, monitored_barrier, ...).
+    (row,) = rows_of(operations([(0, op, 0, 0, 1, 0, 0, 10)]))
+    assert (row.name, row.op, row.count) == ("mine", op, 1)
+
+
+def test_rows_are_by_name_operation_group_size_and_size() -> None:
+    events = operations(
+        [
+            (0, "all_reduce", 0, 0, NONE, 0, 0, 5),
+            (0, "all_reduce", 0, 1, NONE, 10, 10, 15),
+            (0, "all_reduce", 0, 0, 0, 20, 20, 25),
+            (1, "all_reduce", 1, 0, NONE, 30, 30, 35),
+            (1, "isend", 1, 0, NONE, 40, 40, 45),
+        ]
+    )
+    assert [(row.name, row.op, row.group_size, row.size_bytes) for row in rows_of(events)] == [
+        ("all_reduce", "all_reduce", 2, 1000),
+        ("all_reduce", "all_reduce", 4, 1000),
+        ("all_reduce", "all_reduce", 4, 4000),
+        ("gradients", "all_reduce", 4, 1000),
+        ("isend", "isend", 2, 1000),
+    ]
+
+
+def test_a_label_that_is_the_name_of_the_operation_says_nothing_more() -> None:
+    tables = TABLES._replace(labels=("all_reduce",))
+    events = make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, tables)
+    (row,) = rows_of(events)
+    assert (row.name, row.count) == ("all_reduce", 1)
+
+
+def test_first_messages_are_kept_apart() -> None:
+    events = reductions((0, 1, 2, 3), 0, [700_000, 10, 10])
+    (row,) = rows_of(events, [True, False, False] * 4)
+    assert (row.first_count, row.first_mean_us) == (4, 700_000)
+    assert (row.count, row.mean_us, row.p90_us) == (3, 10, 10)
+    assert row.total_us == 700_020
+
+
+def test_only_first_messages_leave_no_steady_state() -> None:
+    (row,) = rows_of(reductions((0, 1, 2, 3), 0, [7]), [True] * 4)
+    assert row.first_mean_us == 7
+    assert math.isnan(row.mean_us)
+    assert math.isnan(row.algbw_gb_per_s)
+    assert "-" in str(LogTable((row,)))
+
+
+def test_asynchronous_operation_keeps_post_wait_and_done_apart() -> None:
+    # DeepSpeed 0.19.8 times an asynchronous operation on the CPU at the moment it is posted only.
+    #   post 0 ........ wait 80 === done 100
+    (row,) = rows_of(operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]))
+    assert (row.mean_us, row.overlap_mean_us, row.blocked_mean_us) == (100, 80, 20)
+    assert row.lower_bound
+    assert ">= 0.010" in str(LogTable((row,)))
+
+
+def test_what_is_not_done_is_counted_and_not_timed() -> None:
+    events = operations(
+        [(0, "isend", 1, 0, NONE, 0, 0, 10), (0, "isend", 1, 0, NONE, 20, None, None), (0, "isend", 1, 0, NONE, 30, 30, 90)]
+    )
+    events.status[2] = ERROR
+    (row,) = rows_of(events)
+    assert (row.count, row.in_flight, row.failed, row.mean_us, row.total_us) == (3, 1, 1, 10, 10)
+
+
+def test_straggler_time_is_the_wait_for_the_last_rank() -> None:
+    # rank 0  post 0  ==============.. done 100     waits 60 for rank 2
+    # rank 1     post 20 ===========.. done 100     waits 40
+    # rank 2              post 60 ==.. done 100     is the straggler
+    # rank 3         post 40 =======.. done 100     waits 20
+    events = operations([(rank, "barrier", 0, NONE, NONE, post, post, 100) for rank, post in enumerate((0, 20, 60, 40))])
+    assert straggler_ns(events).tolist() == [60 * US, 40 * US, 0, 20 * US]
+    (row,) = rows_of(events)
+    assert row.straggler_mean_us == 30
+
+
+def test_straggler_time_of_a_message_is_the_wait_for_its_other_side() -> None:
+    events = operations([(1, "isend", 1, 0, NONE, 50, 50, 90), (3, "irecv", 1, 0, NONE, 0, 0, 90)])
+    events.peer[:] = [3, 1]
+    assert straggler_ns(events).tolist() == [0, 50 * US]
+
+
+def test_straggler_time_needs_no_equal_records() -> None:
+    # DeepSpeed 0.19.8 reduces the list of records over all ranks, and hangs or fails where one has more than another.
+    events = join_events(
+        [
+            operations([(0, "barrier", 0, NONE, NONE, 0, 0, 9), (0, "barrier", 0, NONE, NONE, 10, 10, 19)]),
+            operations([(1, "barrier", 0, NONE, NONE, 5, 5, 9), (1, "all_reduce", 1, 0, NONE, 6, 6, 9)]),
+            operations([(3, "all_reduce", 1, 0, NONE, 8, 8, 9)]),
+        ]
+    )
+    assert [None if math.isnan(each) else each for each in straggler_ns(events)] == [None, None, None, 2 * US, 0]
+
+
+def test_several_clocks_give_no_straggler_time() -> None:
+    (row,) = rows_of(reductions((0, 1, 2, 3), 0, [10]), one_clock=False)
+    assert math.isnan(row.straggler_mean_us)
+
+
+def test_spans_and_marks_of_the_program_are_no_operations() -> None:
+    events = operations([(0, "span", NONE, NONE, 0, 0, None, 5), (0, "span", 0, 0, 1, 0, None, 5), (0, "mark", NONE, NONE, 0, 0, None, 0)])
+    assert is_operation(events).tolist() == [False, True, False]
+
+
+def test_no_events_no_rows() -> None:
+    assert rows_of(join_events([])) == ()
+    assert str(LogTable(())) == "Communication of 1 rank: nothing was logged"
+
+
+def test_joining_keeps_what_names_mean() -> None:
+    other = Tables((PAIR, Group("third", (0, 2))), (Payload("int8", (3,), 3), TABLES.payloads[1]), ("mine", "yours"))
+    left = operations([(0, "barrier", 1, 1, 0, 0, 0, 1)])
+    right = make_events({"rank": [1, 0], "op": [OP_CODES["barrier"]] * 2, "group": [0, 1], "payload": [0, 1], "label": [1, NONE]}, other)
+    joined = join_events([left, right])
+    tables = joined.tables
+    assert [tables.groups[number] for number in joined.group] == [PAIR, PAIR, other.groups[1]]
+    assert [tables.payloads[number] for number in joined.payload] == [TABLES.payloads[1], other.payloads[0], TABLES.payloads[1]]
+    assert [None if number == NONE else tables.labels[number] for number in joined.label] == ["gradients", "yours", None]
+    assert len(set(tables.groups)) == len(tables.groups)
+    assert joined.seq.tolist() == [0, 0, 1]
+
+
+def test_table_survives_the_store() -> None:
+    rows = rows_of(reductions((0, 1, 2, 3), 0, [7, 9]), [True, False] * 4, one_clock=False)
+    table = LogTable(rows, 4, (0, 1), ("ranks 2 and 3 are late",), True)
+    back = LogTable.from_json(table.to_json())
+    assert json.dumps(back.to_dict()) == json.dumps(table.to_dict())  # NaN is not equal to itself
+    assert str(back) == str(table)
+    assert "note: ranks 2 and 3 are late" in str(back)
+
+
+def test_table_as_pandas_has_a_column_for_each_field() -> None:
+    table = LogTable(rows_of(reductions((0, 1, 2, 3), 0, [7, 9])))
+    frame = table.to_pandas()
+    assert frame.loc[0, ["name", "count", "mean_us"]].tolist() == ["all_reduce", 2, 8.0]
+    assert list(LogTable(()).to_pandas()) == list(frame)
+
+
+# -- settings
+
+
+def test_settings_come_from_arguments_before_the_configuration() -> None:
+    section = {"enabled": True, "prof_all": True, "verbose": False, "prof_ops": ["isend"]}
+    settings = read_settings({"comms_logger": section, "train_batch_size": 8}, None, False, None, None, None)
+    assert settings == {"enabled": True, "prof_all": False, "verbose": False, "prof_ops": frozenset({"isend"})}
+
+
+def test_settings_are_read_from_deepspeeds_own_objects() -> None:
+    class Section:
+        enabled, prof_all, prof_ops, verbose, debug = True, False, ("all_reduce",), False, True
+
+    class Comms:
+        comms_logger = Section()
+
+    class Config:
+        comms_config = Comms()
+
+    assert read_settings(Config(), None, None, None, None, None)["prof_ops"] == frozenset({"all_reduce"})
+    assert read_settings(object(), None, None, None, True, None) == {"verbose": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, "yes", None, None, None, None), "enabled must be True or False, got 'yes'"),
+        ((None, None, None, "all_reduce", None, None), "prof_ops must be a list of names, got 'all_reduce'"),
+        ((None, None, None, [1], None, None), "prof_ops must be a list of names"),
+        (({"comms_logger": {"debug": 1}}, None, None, None, None, None), "debug must be True or False, got 1"),
+    ],
+)
+def test_wrong_settings_are_one_clear_error(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        read_settings(*arguments)

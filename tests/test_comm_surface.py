@@ -1,0 +1,283 @@
+"""``ringsim.comm`` has the surface of ``torch.distributed``: of the torch that is installed, and of the oldest and newest supported."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+import traceback
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as native
+
+from ringsim import comm
+from ringsim.comm import functions
+from ringsim.comm.backend import Backend
+from ringsim.comm.fallbacks import FALLBACKS, find
+from ringsim.comm.torch_backend import TORCH, TorchBackend
+from ringsim.errors import ArgumentError, RingError
+from ringsim.state import RankState, _simulated, get_cell, get_state
+
+HERE = Path(__file__).parent / "signatures"
+SNAPSHOTS = [json.loads(path.read_text()) for path in sorted(HERE.glob("torch-*.json"))]
+EXTRAS = ["prof", "log_name", "debug"]
+PUBLIC = sorted(name for name in dir(native) if not name.startswith("_") and name != "reduce_op")  # reading that one warns
+WRAPPED = {**functions.FUNCTIONS, **functions.MANAGING}
+BY_SNAPSHOT = [
+    pytest.param(name, text, id=f"{snapshot['torch']}-{name}") for snapshot in SNAPSHOTS for name, text in snapshot["functions"].items()
+]
+
+
+def signature_of(text: str) -> inspect.Signature:
+    """Makes a signature of parameters written as in a snapshot."""
+    names = {"ReduceOp": native.ReduceOp, "GroupMember": native.GroupMember, "SHRINK_DEFAULT": 0}
+    scope: dict[str, Any] = {}
+    exec(f"def function({text}): ...", names, scope)
+    return inspect.signature(scope["function"])
+
+
+def outline(signature: inspect.Signature) -> list[tuple[str, Any, bool]]:
+    """Name, kind and whether there is a default, for each parameter but those of the log."""
+    return [(each.name, each.kind, each.default is each.empty) for each in signature.parameters.values() if each.name not in EXTRAS]
+
+
+# -- the torch that is installed
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there(name: str) -> None:
+    assert name in dir(comm)
+    value = getattr(comm, name)
+    if name in WRAPPED:
+        assert value is WRAPPED[name]
+    elif name == "P2POp":
+        assert issubclass(value, native.P2POp)
+    elif name not in sys.modules["ringsim.comm"].__dict__:  # its own submodule `log` is not torch's logger of that name
+        assert value is getattr(native, name)
+    else:
+        assert name == "log"
+
+
+def test_every_function_that_takes_a_group_goes_through_the_backend() -> None:
+    takes_group = {
+        name
+        for name in PUBLIC
+        if isinstance(getattr(native, name), types.FunctionType) and "group" in inspect.signature(getattr(native, name)).parameters
+    }
+    assert takes_group <= set(WRAPPED)
+
+
+@pytest.mark.parametrize("name", sorted(WRAPPED))
+def test_function_is_torchs_by_signature_name_and_docstring(name: str) -> None:
+    ours = WRAPPED[name]
+    if not hasattr(native, name):  # of a later torch, and built
+        assert name in FALLBACKS
+        return
+    theirs = getattr(native, name)
+    expected, found = inspect.signature(theirs), inspect.signature(ours)
+    added = [parameter for parameter in found.parameters if parameter not in expected.parameters]
+    assert added == (EXTRAS if name in functions.FUNCTIONS else [])
+    assert all(found.parameters[extra].kind is inspect.Parameter.KEYWORD_ONLY for extra in added)
+    assert found.replace(parameters=[each for each in found.parameters.values() if each.name not in added]) == expected
+    assert (ours.__name__, ours.__qualname__) == (theirs.__name__, theirs.__qualname__)
+    assert inspect.getdoc(ours) == inspect.getdoc(theirs)
+    assert pickle.loads(pickle.dumps(ours)) is ours
+
+
+def test_class_of_messages_is_torchs_by_signature_and_docstring() -> None:
+    assert inspect.signature(comm.P2POp) == inspect.signature(native.P2POp)
+    assert inspect.getdoc(comm.P2POp) == inspect.getdoc(native.P2POp)
+
+
+def test_names_that_nobody_has_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match=r"torch\.distributed has none either"):
+        _ = comm.all_reduce_by_pigeon
+    assert not hasattr(comm, "__path_to_nowhere__")
+
+
+def test_star_brings_what_torchs_star_brings() -> None:
+    code = (
+        "import torch.distributed, warnings; warnings.simplefilter('ignore'); a, b = {}, {}\n"
+        "exec('from torch.distributed import *', a); exec('from ringsim.comm import *', b); print(set(a) - set(b), sorted(set(b) - set(a)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    missing, _, more = shown.partition(" ")
+    assert missing == "set()"
+    assert {"cdb", "set_backend", "log_summary"} <= set(re.findall(r"\w+", more))
+    assert not {"functions", "backend", "Any", "annotations"} & set(re.findall(r"\w+", more))
+
+
+def test_private_names_pass_on() -> None:
+    assert comm._coalescing_manager is native._coalescing_manager
+    from ringsim.comm import distributed_c10d
+
+    assert distributed_c10d is native.distributed_c10d
+
+
+# -- the oldest and the newest that are supported
+
+
+def test_snapshots_are_of_the_oldest_and_the_newest() -> None:
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    (lowest,) = (line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch>="))
+    assert [snapshot["torch"].startswith(lowest) for snapshot in SNAPSHOTS] == [True, False]
+
+
+def test_snapshot_of_the_installed_torch_is_what_the_script_makes() -> None:
+    installed = torch.__version__.partition("+")[0]
+    code = "import json, make_snapshot; print(json.dumps(make_snapshot.snapshot_of_installed()))"
+    made = json.loads(subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, check=True, timeout=60).stdout)
+    for snapshot in SNAPSHOTS:
+        if snapshot["torch"] == installed:
+            assert snapshot == made
+    for name, text in made["functions"].items():  # reading the source and asking Python say the same
+        assert outline(signature_of(text)) == outline(inspect.signature(getattr(native, name)))
+
+
+@pytest.mark.parametrize(("name", "text"), BY_SNAPSHOT)
+def test_fallback_takes_what_torch_takes(name: str, text: str) -> None:
+    communicates = "group" in signature_of(text).parameters or name in ("batch_isend_irecv",)
+    assert name in WRAPPED or name in functions._MANAGING or not communicates, (
+        "a new function of torch needs a fallback, or a place in MANAGING"
+    )
+    if name in FALLBACKS:
+        expected = list(signature_of(text).parameters)
+        taken = list(inspect.signature(FALLBACKS[name]).parameters)[1:]
+        taken = ["backend" if each == "backend_name" else each for each in taken]  # where the first one is called backend, too
+        assert taken[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(("name", "text"), BY_SNAPSHOT)
+def test_function_is_made_of_any_signature(name: str, text: str) -> None:
+    wanted = signature_of(text)
+    called: list[Any] = []
+    function = functions.make_function(name, wanted, lambda *args, **kwargs: called.append((args, kwargs)), dict.fromkeys(EXTRAS))
+    assert outline(inspect.signature(function)) == outline(wanted)
+    values = {each.name: object() for each in wanted.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD}
+    function(**values)
+    assert called == [(tuple(values.values()), {})]
+
+
+# -- functions and backends
+
+
+class Noting(TorchBackend):
+    """Notes what it is asked for."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def broadcast(self, *args: Any) -> str:
+        self.asked.append(args)
+        return "sent"
+
+
+def test_call_goes_to_the_backend_without_the_defaults_at_its_end() -> None:
+    backend = comm.set_backend(Noting())
+    assert comm.cdb is backend is get_state().backend
+    assert comm.broadcast("x", 0) == "sent"
+    assert comm.broadcast("x", group_src=1, prof=True, log_name="mine") == "sent"
+    assert comm.broadcast("x", async_op=True, debug="me") == "sent"
+    assert backend.asked == [("x", 0), ("x", None, None, False, 1), ("x", None, None, True)]
+    assert comm.set_backend("torch") is TORCH is comm.cdb
+
+
+def test_simulated_rank_has_a_backend_of_its_own() -> None:
+    cell = get_cell()
+    backend, token = Noting(), _simulated.set(RankState())
+    cell.insert(0, None)  # as long as there are simulated ranks
+    try:
+        comm.set_backend(backend)
+        assert comm.broadcast("x", 0) == "sent"
+        assert cell[-1].backend is None
+    finally:
+        del cell[0]
+        _simulated.reset(token)
+    assert comm.cdb is TORCH
+
+
+def test_traceback_shows_the_generated_line() -> None:
+    with pytest.raises(ValueError, match="Default process group") as caught:
+        comm.all_reduce(torch.ones(1))
+    assert any("return native(tensor, op, group, async_op)" in line for line in traceback.format_tb(caught.value.__traceback__))
+
+
+def test_what_only_torch_can_do_names_the_backend() -> None:
+    class Small(Backend):
+        name = "small"
+        is_initialized = get_rank = get_world_size = lambda self, *args: 1
+        init_process_group = destroy_process_group = get_process_group_ranks = new_group = isend = irecv = lambda self, *args: None
+
+    comm.set_backend(Small())
+    for use in (
+        lambda: comm.DeviceMesh,
+        lambda: comm.init_device_mesh("cpu", (1,)),
+        lambda: comm.split_group(),
+        lambda: comm._coalescing_manager,
+    ):
+        with pytest.raises(RingError, match=r"ringsim\.comm\.\w+ must be .* the backend.*'small'"):
+            use()
+    assert comm.ReduceOp is native.ReduceOp
+    assert comm.get_backend() == "small"
+    assert comm.get_rank() == 1
+
+
+@pytest.mark.parametrize("wrong", ["pigeon", "nccl", 3, TorchBackend])
+def test_no_backend_is_refused(wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match="backend must be"):
+        comm.set_backend(wrong)
+    assert comm.cdb is TORCH
+
+
+def test_backend_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "noted-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: noted\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[ringsim.backends]\nnoting = test_comm_surface:Noting\nvalue = test_comm_surface:BY_SNAPSHOT\nlost = not_there:Backend\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert comm.set_backend("noting").name == "noting"
+    with pytest.raises(ArgumentError, match=r"must be a ringsim\.comm\.backend\.Backend"):
+        comm.set_backend("value")
+    with pytest.raises(ArgumentError, match="lacks not_there"):
+        comm.set_backend("lost")
+    assert comm.cdb.name == "noting"
+
+
+def test_one_spelling_of_an_operation_stands_for_the_other() -> None:
+    class Old(TorchBackend):
+        def supports(self, op: str) -> bool:
+            return op != "all_gather_single" and super().supports(op)
+
+    assert find(Old(), "all_gather_single") is native.all_gather_into_tensor  # without a warning, which would be an error
+
+
+def test_operation_that_the_installed_torch_lacks_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(native, "all_gather_single")
+    monkeypatch.delattr(native, "all_gather_into_tensor")
+    made = {name: (signature, function) for name, signature, function in functions._find_communicating()}
+    signature, function = made["all_gather_single"]
+    assert function is None
+    built = functions.make_function("all_gather_single", signature, None, {})
+    native.init_process_group("gloo", store=native.HashStore(), rank=0, world_size=1)
+    try:
+        out = torch.zeros(2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            built(out, torch.ones(2))
+        assert out.tolist() == [1, 1]
+    finally:
+        native.destroy_process_group()

@@ -1,0 +1,348 @@
+"""Discovery against what launchers leave in the environment: whole, by half, and in conflict.
+
+Each file of ``tests/environments`` holds the variables of some ranks of one start, says where they come from, and what must be found.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsim.environment import Discovery, discover
+from ringsim.errors import ArgumentError, RingError
+from ringsim.launchers import LAUNCHERS
+
+RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "environments").glob("*.json"))}
+RULES = {"torchrun", "azureml", "sagemaker", "openmpi", "mpich", "slurm", "pmi"}
+HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(autouse=True)
+def no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+
+
+def environ(name: str, index: int = 0, **changes: str | None) -> dict[str, str]:
+    """Returns the variables of one recorded rank; a change to None takes a variable out."""
+    variables = {**RECORDED[name]["every_rank"], **RECORDED[name]["ranks"][index], **changes}
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+# --- whole environments ---
+
+
+def test_every_rule_is_recorded() -> None:
+    assert {record["expected"]["rule"] for record in RECORDED.values()} == RULES
+    assert len(LAUNCHERS) == len(RULES) - 1
+    assert all(record["what"] and record["origin"] for record in RECORDED.values())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_environment(name: str) -> None:
+    expected = RECORDED[name]["expected"]
+    for index, (rank, local_rank) in enumerate(zip(expected["ranks"], expected["local_ranks"], strict=True)):
+        variables = environ(name, index)
+        before = dict(variables)
+        found = discover(environ=variables)
+        assert variables == before
+        place = expected["head_ip"], expected["port"], expected["rule"]
+        assert found == Discovery(
+            rank, expected["world_size"], local_rank, *place, {key: found.variables[key] for key in expected["variables"]}
+        )
+        assert {key: variables[key] for key in found.variables if key != "SM_TRAINING_ENV"} == {
+            key: value for key, value in found.variables.items() if key != "SM_TRAINING_ENV"
+        }
+        assert f"found by {expected['rule']} from " in str(found)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_arguments_come_before_what_the_launcher_says(name: str) -> None:
+    found = discover(port=1234, head_ip="elsewhere", environ=environ(name))
+    expected = RECORDED[name]["expected"]
+    assert (found.port, found.head_ip, found.rank, found.rule) == (1234, "elsewhere", 0, expected["rule"])
+    assert discover("h", 1, 3, 2, 0, environ=environ(name)) == Discovery(2, 3, 0, "h", 1, "arguments")
+
+
+def answer(variables: dict[str, str]) -> tuple[int, int] | str:
+    """Returns the rank and world size that are found, or the message."""
+    try:
+        found = discover(environ=variables)
+    except RingError as error:
+        return str(error)
+    return found.rank, found.world_size
+
+
+MISSING = [(name, each) for name in RECORDED for each in RECORDED[name]["expected"]["variables"]]
+MISSING.remove(("slurm_part_of_job", "SLURM_STEP_NUM_TASKS"))  # then the job's number is the only one; srun always sets the step's
+
+
+@pytest.mark.parametrize(("name", "missing"), MISSING)
+def test_a_variable_that_is_missing_changes_nothing_or_is_named(name: str, missing: str) -> None:
+    """No half of a set may give another rank or world, or crash."""
+    found = answer(environ(name, 0, **{missing: None}))
+    if isinstance(found, str):
+        assert re.search(r" must .*, got .*\. [A-Z].*\.$", found)
+    else:
+        assert found == answer(environ(name))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_exported_is_found_by_torchruns_rule(name: str) -> None:
+    found = discover(environ=environ(name))
+    theirs: dict[str, str] = {"RANK": "77", "OTHER": "stays"}
+    written = found.export(theirs)
+    assert theirs == {"OTHER": "stays", **written}
+    again = discover(environ=theirs)
+    assert again.rule == "torchrun"
+    assert (again.rank, again.world_size, again.local_rank, again.head_ip, again.port) == (
+        *(found.rank, found.world_size, found.local_rank),
+        *(found.head_ip, found.port),
+    )
+
+
+def test_export_writes_into_the_environment_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environ("slurm_two_nodes", 5).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    found = discover()
+    assert "RANK" not in os.environ
+    found.export()
+    assert (os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("5", "1", "node01")
+
+
+def test_ports_of_jobs_stay_in_their_range() -> None:
+    ports = {discover(environ=environ("slurm_two_nodes", 0, SLURM_JOB_ID=str(job))).port for job in range(4711, 400000, 39)}
+    assert min(ports) >= 20000
+    assert max(ports) < 30000
+    assert len(ports) > 9000
+
+
+def test_two_steps_and_two_jobs_have_different_ports() -> None:
+    ports = [
+        discover(environ=environ("slurm_two_nodes", 0, SLURM_JOB_ID=job, SLURM_STEP_ID=step)).port
+        for job, step in (("100", "0"), ("100", "1"), ("101", "0"), ("101", "1"))
+    ]
+    assert len(set(ports)) == 4
+
+
+def test_an_old_name_of_a_variable_is_enough() -> None:
+    names = ("SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    old = environ("slurm_two_nodes", 3, **dict.fromkeys(names))
+    new = discover(environ=environ("slurm_two_nodes", 3))
+    assert (discover(environ=old).port, discover(environ=old).head_ip, discover(environ=old).world_size) == (new.port, new.head_ip, 8)
+
+
+def test_what_only_looks_like_azure_ml_or_sagemaker_is_open_mpi_or_nothing() -> None:
+    assert discover(environ=environ("azureml_one_node", 0, DLTS_JOB_ID="7")).rule == "openmpi"
+    for name, mark in (("azureml_one_node", "AZUREML_EXPERIMENT_ID"), ("sagemaker_one_node", "SM_TRAINING_ENV")):
+        with pytest.raises(RingError, match="no launcher started this process"):
+            discover(environ={mark: environ(name)[mark]})
+
+
+@pytest.mark.parametrize("settings", ["{}", "[]", "not JSON", '{"master_hostname": 7}'])
+def test_settings_of_sagemaker_that_name_no_machine(settings: str) -> None:
+    with pytest.raises(RingError, match=r"head_ip must be said by the launcher, got SM_TRAINING_ENV=\{\.\.\.\}, OMPI_COMM_WORLD_RANK=0"):
+        discover(environ=environ("sagemaker_two_nodes", 0, SM_TRAINING_ENV=settings))
+
+
+# --- nothing, or not enough ---
+
+
+def test_a_process_alone_is_told_what_to_do() -> None:
+    with pytest.raises(RingError, match="must come from a launcher or from arguments, got nothing") as caught:
+        discover(environ={"HOME": "/", "LANG": "C"})
+    for word in ("torchrun --nproc-per-node", "srun", "mpirun", "ringsim.trace", "world_size=1 for a world of one"):
+        assert word in str(caught.value)
+
+
+def test_a_world_of_one_must_be_asked_for() -> None:
+    found = discover(world_size=1, environ={})
+    assert (found.rank, found.world_size, found.local_rank, found.head_ip, found.rule) == (0, 1, 0, "127.0.0.1", "arguments")
+    assert 0 < found.port < 65536
+    assert discover(world_size=1, port=5, local_rank=3, environ={}) == Discovery(0, 1, 3, "127.0.0.1", 5, "arguments")
+
+
+@pytest.mark.parametrize("step", [None, "4294967290", "4294967291"])
+def test_a_slurm_job_without_srun_is_told_so(step: str | None) -> None:
+    """A batch script, and the shell of salloc, is one process with SLURM_PROCID=0 in a job of many tasks."""
+    steps = dict.fromkeys((name for name in environ("slurm_two_nodes") if "STEP" in name), None)
+    with pytest.raises(RingError, match="This is a Slurm job outside of srun: start this script by srun"):
+        discover(environ=environ("slurm_two_nodes", 0, **{**steps, "SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("variables", "unset"),
+    [
+        ({"RANK": "1"}, "no WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "no LOCAL_RANK, MASTER_ADDR and MASTER_PORT"),
+        ({**HAND, "MASTER_PORT": ""}, "no MASTER_PORT"),
+        ({**HAND, "LOCAL_RANK": " "}, "no LOCAL_RANK"),
+        ({"WORLD_SIZE": "4"}, "no RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"),
+    ],
+)
+def test_torchruns_variables_by_half(variables: dict[str, str], unset: str) -> None:
+    with pytest.raises(RingError, match=f"torchrun's variables must be set together, got .* and {unset} ") as caught:
+        discover(environ=variables)
+    for name, value in variables.items():
+        assert not value.strip() or f"{name}={value}" in str(caught.value)
+
+
+def test_arguments_complete_what_is_set_by_half() -> None:
+    assert discover(rank=1, local_rank=0, environ={"WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}).rule == "torchrun"
+    with pytest.raises(RingError, match="local_rank must come from a launcher or from arguments, got MASTER_ADDR=h, MASTER_PORT=7, "):
+        discover(rank=1, world_size=2, environ={"MASTER_ADDR": "h", "MASTER_PORT": "7"})
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "sentence"),
+    [
+        ("openmpi41_two_nodes", "MASTER_ADDR", r"head_ip must be said .*\(openmpi\)\. Say it at the start: mpirun -x MASTER_ADDR=HOST"),
+        ("openmpi5_two_nodes", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE=4.*OMPI_COMM_WORLD_LOCAL_SIZE=2"),
+        ("mpich4_two_nodes", "MASTER_ADDR", "mpiexec -genv MASTER_ADDR HOST"),
+        ("azureml_two_nodes", "AZ_BATCH_MASTER_NODE", "Set MASTER_ADDR to the machine of rank 0"),
+        ("openmpi41", "OMPI_COMM_WORLD_LOCAL_RANK", "local_rank must be said .* Set LOCAL_RANK on every rank. Or pass local_rank"),
+        ("slurm_two_nodes", "SLURM_LOCALID", "local_rank must be said by the launcher, got SLURM_STEP_ID=0, SLURM_PROCID=0"),
+        ("slurm_pmix", "SLURM_STEP_ID SLURM_STEPID", "world_size, local_rank and head_ip must be said by the launcher, got PMIX_RANK=0"),
+    ],
+)
+def test_what_a_launcher_does_not_say_is_named(name: str, missing: str, sentence: str) -> None:
+    with pytest.raises(RingError, match=sentence):
+        discover(environ=environ(name, 0, **dict.fromkeys(missing.split())))
+
+
+@pytest.mark.parametrize("changes", [{"SLURM_HET_SIZE": "2"}, {"SLURM_DISTRIBUTION": "arbitrary"}])
+def test_slurms_list_is_not_taken_where_its_first_machine_need_not_be_that_of_rank_0(changes: dict[str, str]) -> None:
+    with pytest.raises(RingError, match=r"head_ip must be said .* export MASTER_ADDR=HOST"):
+        discover(environ=environ("slurm_two_nodes", 0, **changes))
+    assert discover(environ=environ("slurm_two_nodes", 0, **changes, MASTER_ADDR="n7")).head_ip == "n7"
+
+
+# --- contradictions ---
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("openmpi41", {**HAND, "WORLD_SIZE": "2", "RANK": "0"}, "world_size must be one number, got 4 from openmpi and 2 from torchrun"),
+        ("openmpi41", {**HAND, "WORLD_SIZE": "4", "RANK": "3"}, "rank must be one number, got 0 from openmpi and 3 from torchrun"),
+        ("openmpi41", {"WORLD_SIZE": "8"}, "world_size must be one number, got 4 from openmpi and 8 from torchrun"),
+        ("mpich5_hydra", {"LOCAL_RANK": "1"}, "local_rank must be one number, got 0 from mpich and 1 from torchrun"),
+        ("slurm_two_nodes", {"RANK": "1"}, "rank must be one number, got 0 from slurm and 1 from torchrun"),
+        ("slurm_pmi2", {"PMI_RANK": "3"}, "rank must be one number, got 0 from slurm and 3 from pmi"),
+        ("openmpi41", {**environ("mpich5_hydra", 1)}, "world_size must be one number, got 4 from openmpi and 2 from mpich"),
+    ],
+)
+def test_conflicts_are_listed(name: str, changes: dict[str, str], sentence: str) -> None:
+    variables = environ(name, 0, **changes)
+    with pytest.raises(RingError, match=sentence) as caught:
+        discover(environ=variables)
+    assert all(f"{key}={value}" in str(caught.value) for key, value in changes.items() if key in ("RANK", "WORLD_SIZE", "PMI_RANK"))
+    assert "Unset the variables of the launcher that did not start this process" in str(caught.value)
+    assert discover("h", 1, 2, 0, 0, environ=variables).rule == "arguments"
+
+
+def test_a_launcher_within_a_launcher_is_no_conflict() -> None:
+    """Two machines with one task each, in which something other than torchrun starts four ranks."""
+    spawned = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
+    outer = {name: value for name, value in environ("torchrun_in_slurm", 3).items() if name.startswith("SLURM")}
+    assert (discover(environ={**outer, **spawned}).rank, discover(environ={**outer, **spawned}).rule) == (3, "torchrun")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("RANK", "one", "a whole number of 0 or more"),
+        ("RANK", "-1", "a whole number of 0 or more"),
+        ("RANK", "1.0", "a whole number of 0 or more"),
+        ("RANK", "9" * 5000, "a whole number of 0 or more"),
+        ("WORLD_SIZE", "0", "a whole number of 1 or more"),
+        ("MASTER_PORT", "65536", "a whole number from 1 to 65535"),
+        ("MASTER_PORT", "tcp://10.0.0.1:2345", "a whole number from 1 to 65535"),  # what Kubernetes makes of a service called master
+        ("LOCAL_RANK", "²", "a whole number of 0 or more"),
+    ],
+)
+def test_text_that_is_no_number(name: str, value: str, rule: str) -> None:
+    with pytest.raises(RingError, match=f"^{name} must be {rule}, got "):
+        discover(environ={**HAND, name: value})
+
+
+def test_a_rank_outside_its_world() -> None:
+    with pytest.raises(RingError, match=r"rank must be a whole number from 0 to 1, got 2 \(torchrun: RANK=2, WORLD_SIZE=2"):
+        discover(environ={**HAND, "RANK": "2"})
+    with pytest.raises(ArgumentError, match=r"rank must be a whole number from 0 to 0, got 1 \(world_size 1\)\. Give each process its own"):
+        discover(world_size=1, rank=1, environ={})
+    with pytest.raises(
+        ArgumentError, match=r"world_size must be 8 as the launcher says, for rank is left to it, got 2 \(slurm: .*Pass both"
+    ):
+        discover(world_size=2, environ=environ("slurm_two_nodes"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rank", "0"), ("rank", True), ("rank", -1), ("port", 0), ("world_size", 2.0), ("head_ip", ""), ("head_ip", 7)]
+)
+def test_wrong_argument(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name} must be .*, got {value!r}"):
+        discover(**{name: value}, environ=HAND)
+
+
+# --- mpi4py ---
+
+
+def install_mpi4py(monkeypatch: pytest.MonkeyPatch, rank: int, machines: list[str], head: Any = None) -> None:
+    """Puts a stand-in of mpi4py in place: rank ``rank`` of the ranks on ``machines``, where rank 0 says ``head``."""
+    world = SimpleNamespace(
+        Get_rank=lambda: rank,
+        Get_size=lambda: len(machines),
+        allgather=lambda mine: machines,
+        bcast=lambda value, root: value if rank == root else head,
+    )
+    package = ModuleType("mpi4py")
+    package.__spec__ = importlib.machinery.ModuleSpec("mpi4py", None)
+    package.MPI = SimpleNamespace(COMM_WORLD=world, Get_processor_name=lambda: machines[rank])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+
+
+def test_mpi_is_asked_for_what_its_launcher_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_head = [environ("openmpi5_two_nodes", index, MASTER_ADDR=None) for index in range(4)]
+    install_mpi4py(monkeypatch, 3, ["a", "b", "a", "b"], ("10.9.8.7", 4321))
+    found = discover(environ=no_head[3])
+    assert (found.rank, found.world_size, found.local_rank, found.head_ip, found.port) == (3, 4, 1, "10.9.8.7", 4321)
+    assert (found.rule, found.variables["OMPI_COMM_WORLD_RANK"]) == ("mpi4py", "3")
+    assert discover(environ={**no_head[3], "MASTER_PORT": "77"}).port == 77
+    install_mpi4py(monkeypatch, 0, ["localhost", "localhost"])
+    assert discover(environ={"PMIX_RANK": "0"}).head_ip == "127.0.0.1"
+    install_mpi4py(monkeypatch, 0, ["here", "localhost"])
+    assert discover(environ={"PMIX_RANK": "0"}).head_ip == "127.0.0.1"  # the address on the way to the other machine
+
+
+def test_mpi_is_not_asked_where_nothing_of_mpi_is_there_or_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("mpi4py")
+    package.__spec__ = importlib.machinery.ModuleSpec("mpi4py", None)
+    monkeypatch.setitem(sys.modules, "mpi4py", package)  # importing MPI from it would fail
+    for name, record in RECORDED.items():
+        assert discover(environ=environ(name)).rule == record["expected"]["rule"]
+    with pytest.raises(RingError, match="no launcher started this process"):
+        discover(environ={"PATH": "/bin"})
+    with pytest.raises(RingError, match="mpi4py would be asked, which starts MPI"):
+        discover(environ={"PMIX_RANK": "0"}, ask_mpi=False)
+
+
+def test_mpi4py_of_another_mpi_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes every process for a world of one."""
+    install_mpi4py(monkeypatch, 0, ["here"])
+    with pytest.raises(RingError, match="world_size must be one number, got 4 from openmpi and 1 from mpi4py"):
+        discover(environ=environ("openmpi5_two_nodes", 1, MASTER_ADDR=None))
+
+
+def test_discovery_loads_neither_torch_nor_mpi() -> None:
+    code = "import sys, ringsim.environment; sys.exit(bool({'torch', 'mpi4py', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,330 @@
+"""The parts of the MPI backend that need no MPI: groups, buffers, reductions, and the handle over a request that a test plays."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import ReduceOp
+
+from ringsim.comm import mpi_buffers as buffers
+from ringsim.comm.mpi_backend import MpiBackend
+from ringsim.comm.mpi_group import MpiGroup
+from ringsim.comm.mpi_handle import MpiHandle, to_seconds
+from ringsim.comm.mpi_reductions import plan_reduction
+from ringsim.comm.mpi_tape import MpiTapes
+from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
+from ringsim.launch.board import FileBoard
+from ringsim.state import change_state
+from ringsim.traces.events import ANY_SOURCE
+from ringsim.traces.parts import read_parts
+from ringsim.traces.recorder import Recorder
+
+
+class MpiError(Exception):
+    """What mpi4py raises."""
+
+    def Get_error_class(self) -> int:  # noqa: N802 - mpi4py's name
+        return int(self.args[0])
+
+
+class Status:
+    """Says that 16 bytes came from rank 1."""
+
+    def Get_source(self) -> int:  # noqa: N802
+        return 1
+
+    def Get_count(self, kind: Any) -> int:  # noqa: N802
+        return 16
+
+
+MPI = SimpleNamespace(Status=Status, Exception=MpiError, BYTE="byte", ERR_TRUNCATE=15)
+
+
+class Request:
+    """Is done at the n-th look, or raises."""
+
+    def __init__(self, looks: float = 1, error: int = 0) -> None:
+        self.looks, self.error, self.cancelled = looks, error, False
+
+    def Test(self, status: Status | None = None) -> bool:  # noqa: N802
+        if self.error:
+            raise MpiError(self.error)
+        self.looks -= 1
+        return self.looks <= 0
+
+    def Cancel(self) -> None:  # noqa: N802
+        self.cancelled = True
+
+    def Wait(self) -> None:  # noqa: N802
+        assert self.cancelled
+
+
+def group_of(*ranks: int, rank: int = 0) -> MpiGroup:
+    return MpiGroup(SimpleNamespace(Get_rank=lambda: rank), ranks, "mpi:7", 7, 30.0)
+
+
+# -- groups
+
+
+def test_a_group_translates_ranks() -> None:
+    group = group_of(4, 2, 9, rank=1)
+    assert (group.size(), group.rank(), group.group_name) == (3, 1, "mpi:7")
+    assert group.place_of("dst", 9, None) == group.place_of("dst", None, 2) == 2
+    assert [group.place_of("src", rank, None) for rank in group.ranks] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ((3, None), "dst must be a global rank of the group, one of .4, 2, 9., got 3"),
+        ((None, 3), "group_dst must be a rank of the group, from 0 to 2, got 3"),
+        ((None, -1), "got -1"),
+        ((4, 0), "one of dst and group_dst must be given, got 4 and 0"),
+        ((None, None), "got none"),
+        (("4", None), "dst must be an integer, got '4'"),
+    ],
+)
+def test_a_group_refuses_ranks_that_it_has_not(ranks: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        group_of(4, 2, 9).place_of("dst", *ranks)
+
+
+def test_a_group_sends_torchs_functions_to_ringsim_comm() -> None:
+    with pytest.raises(AttributeError, match=r"no\s+allreduce. Use the functions of ringsim.comm"):
+        _ = group_of(0).allreduce
+
+
+# -- buffers
+
+
+def test_what_is_not_plain_travels_as_a_copy() -> None:
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert buffers.for_sending(matrix) is matrix
+    assert buffers.for_sending(matrix.T).is_contiguous()
+    conjugate = torch.tensor([1 + 2j]).conj()
+    assert not buffers.is_plain(conjugate)
+    assert buffers.for_sending(conjugate).tolist() == [1 - 2j]
+
+
+def test_what_is_received_is_brought_where_it_belongs() -> None:
+    matrix = torch.zeros(2, 3)
+    stage, bring = buffers.for_receiving(matrix)
+    assert stage is matrix
+    assert bring is None
+    stage, bring = buffers.for_receiving(matrix.T)
+    stage.copy_(torch.arange(6.0).reshape(3, 2))
+    assert bring is not None
+    bring()
+    assert matrix.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.int64])
+def test_tensors_are_joined_and_parted_again(dtype: torch.dtype) -> None:
+    tensors = [torch.tensor([[1, 0], [1, 1]]).to(dtype), torch.tensor(1).to(dtype), torch.empty(0, 3, dtype=dtype)]
+    flat = buffers.flatten([tensors[0].T, *tensors[1:]])
+    assert flat.dtype is torch.uint8
+    results = [torch.zeros(2, 2, dtype=dtype).T, torch.zeros((), dtype=dtype), torch.empty(0, 3, dtype=dtype)]
+    buffers.unflatten(flat, results)
+    assert [each.to(torch.complex64).tolist() for each in results] == [
+        each.to(torch.complex64).tolist() for each in (tensors[0].T, *tensors[1:])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0], "tensor must be a torch.Tensor, got list"),
+        (torch.empty(2, device="meta"), "dense tensor on the CPU with the mpi backend, got a torch.strided tensor on meta"),
+        (torch.eye(2).to_sparse(), "got a torch.sparse_coo tensor on cpu"),
+    ],
+)
+def test_only_dense_tensors_on_the_cpu_travel(value: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        buffers.check_tensor("tensor", value)
+
+
+def test_tensors_of_one_call_are_alike() -> None:
+    with pytest.raises(ArgumentError, match=r"outputs\[1\] must be torch.float32 of shape \(2,\).*got torch.float32 of shape \(3,\)"):
+        buffers.check_alike("outputs", [torch.empty(2), torch.empty(3)], torch.empty(2))
+    with pytest.raises(ArgumentError, match=r"got torch.float64"):
+        buffers.check_alike("outputs", [torch.empty(3, dtype=torch.float64)], torch.empty(2), same_shape=False)
+    with pytest.raises(ArgumentError, match="each of the 3 ranks of the group, got 2"):
+        buffers.check_count("outputs", [1, 2], 3)
+
+
+# -- reductions
+
+
+def test_mpi_reduces_the_types_that_it_has() -> None:
+    assert plan_reduction(torch.float32, ReduceOp.SUM) == ("SUM", "FLOAT", False)
+    assert plan_reduction(torch.float64, ReduceOp.AVG) == ("SUM", "DOUBLE", True)
+    assert plan_reduction(torch.uint16, ReduceOp.BXOR).type_name == "UINT16_T"
+    assert plan_reduction(torch.bfloat16, ReduceOp.MAX).type_name is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "expected"),
+    [
+        (torch.bfloat16, ReduceOp.SUM, [6, 5]),
+        (torch.float16, ReduceOp.AVG, [2, 5 / 3]),
+        (torch.float16, ReduceOp.PRODUCT, [6, 0]),
+        (torch.bfloat16, ReduceOp.MIN, [1, 0]),
+        (torch.bool, ReduceOp.MAX, [1, 1]),
+        (torch.bool, ReduceOp.BAND, [1, 0]),
+    ],
+)
+def test_torch_reduces_the_rest_in_the_order_of_the_ranks(dtype: torch.dtype, op: Any, expected: list[float]) -> None:
+    parts = [torch.tensor(values).to(dtype) for values in ([1, 0], [2, 4], [3, 1])]
+    result = plan_reduction(dtype, op).reduce_in_order(parts)
+    assert result.dtype is dtype
+    assert result.tolist() == torch.tensor(expected).to(dtype).tolist()
+
+
+def test_the_order_shows_in_the_rounding() -> None:
+    parts = [torch.tensor([value], dtype=torch.float16) for value in (2048, 1, 1, -2048)]
+    assert plan_reduction(torch.float16, ReduceOp.SUM).reduce_in_order(parts).item() == 0  # 2048 + 1 is 2048, twice
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        (torch.float32, ReduceOp.BAND),
+        (torch.int32, ReduceOp.AVG),
+        (torch.complex64, ReduceOp.MAX),
+        (torch.float8_e5m2, ReduceOp.SUM),
+        (torch.float32, ReduceOp.PREMUL_SUM),
+        (torch.float32, "sum"),
+    ],
+)
+def test_what_nobody_can_reduce_is_refused(dtype: torch.dtype, op: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^op must be one"):
+        plan_reduction(dtype, op)
+
+
+# -- handles
+
+
+def test_a_wait_finishes_once() -> None:
+    calls: list[str] = []
+    handle = MpiHandle(MPI, Request(looks=500), "all_reduce", 30.0, finish=lambda: calls.append("finished"))
+    assert not handle.is_completed()
+    assert handle.wait()
+    assert handle.wait(0.001)
+    assert handle.is_completed()
+    assert calls == ["finished"]
+
+
+@pytest.mark.parametrize("timeout", [0.02, timedelta(milliseconds=20)])
+def test_a_wait_ends_at_its_limit_and_can_be_repeated(timeout: Any) -> None:
+    request = Request(looks=math.inf)
+    handle = MpiHandle(MPI, request, "irecv from rank 3, tag 1", 30.0)
+    begin = time.monotonic()
+    with pytest.raises(RunTimeout, match=r"irecv from rank 3, tag 1 must be answered within 0.02 s, got no answer"):
+        handle.wait(timeout)
+    assert time.monotonic() - begin >= 0.02
+    request.looks = 1
+    assert handle.wait(timeout)
+
+
+def test_a_message_of_another_size_is_a_mismatch_at_each_wait() -> None:
+    handle = MpiHandle(MPI, Request(), "recv", 30.0, size_bytes=8, ranks=(4, 5))
+    for _ in range(2):
+        with pytest.raises(MessageMismatch, match="got 8 bytes for a message of 16 bytes from rank 5"):
+            handle.wait()
+    assert handle.is_completed()
+    fitting = MpiHandle(MPI, Request(), "recv", 30.0, size_bytes=16, ranks=(4, 5))
+    assert (fitting.source_rank(), fitting.wait(), fitting.source_rank(), fitting._source_rank()) == (-1, True, 1, 1)
+
+
+def test_an_error_of_mpi_is_one_of_ours() -> None:
+    with pytest.raises(MessageMismatch, match="for a longer one"):
+        MpiHandle(MPI, Request(error=15), "recv", 30.0, size_bytes=8).wait()
+    with pytest.raises(RingError, match="barrier must be carried by MPI, got its error 3"):
+        MpiHandle(MPI, Request(error=3), "barrier", 30.0).wait()
+
+
+def test_a_recv_that_is_abandoned_says_so() -> None:
+    request = Request(looks=math.inf)
+    handle = MpiHandle(MPI, request, "irecv", 30.0, size_bytes=8)
+    handle.abandon()
+    assert request.cancelled
+    with pytest.raises(RingError, match="before the process group is destroyed"):
+        handle.wait()
+
+
+def test_a_future_holds_the_result_or_the_error() -> None:
+    tensor = torch.ones(2)
+    assert MpiHandle(MPI, Request(looks=5), "all_reduce", 30.0, results=[tensor]).get_future().wait() == [tensor]
+    with pytest.raises(RunTimeout):
+        MpiHandle(MPI, Request(looks=math.inf), "all_reduce", 0.01).get_future().wait()
+
+
+@pytest.mark.parametrize("timeout", [-1, "soon", True, timedelta(seconds=-1)])
+def test_a_limit_is_a_time(timeout: Any) -> None:
+    with pytest.raises(ArgumentError, match="timeout must be a number of seconds or a timedelta"):
+        to_seconds(timeout)
+
+
+# -- recording
+
+
+def test_operations_are_written_down(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 1, 2)
+    tapes, group, tensor = MpiTapes("MPI"), group_of(0, 1, rank=1), torch.zeros(2, 3)
+    assert tapes.post("isend", group, 0, 3, [tensor]) is None  # nobody records
+    change_state(recorder=recorder)
+    handles = []
+    for op, peer, copies, request in (("recv", ANY_SOURCE, 1, Request()), ("gather", 0, 2, Request()), ("send", 0, 1, Request(error=3))):
+        handle = MpiHandle(MPI, request, op, 30.0, size_bytes=16 if op == "recv" else None, ranks=group.ranks)
+        begun = tapes.post(op, group, peer, 3, [tensor], copies)
+        assert begun is not None
+        handle.record(*begun)
+        handles.append(handle)
+    handles[0].wait()
+    handles[0].wait()
+    with pytest.raises(RingError):
+        handles[2].wait()
+    recorder.close()
+    events, facts = read_parts(tmp_path)
+    assert events.peer.tolist() == [1, 0, 0]  # the sender is known now
+    assert events.size_bytes.tolist() == [24, 48, 24]
+    assert events.status.tolist() == [2, 1, 3]
+    assert events.tables.groups[0] == ("mpi:7", (0, 1))
+    assert facts["backend"] == "mpi"
+
+
+def test_what_ranks_said_is_read_by_name(tmp_path: Path) -> None:
+    first, second = FileBoard(tmp_path, "job-1"), FileBoard(tmp_path, "job-2")
+    first.post(0, "here")
+    assert first.read(0, 0.0) == "here"
+    assert second.read(0, 0.02) is None
+
+
+# -- without a job
+
+
+def test_nothing_works_before_the_ranks_are_joined() -> None:
+    backend = MpiBackend()
+    assert not backend.is_initialized()
+    for call in (backend.get_rank, backend.barrier, backend.new_group, lambda: backend.isend(torch.ones(1), 0)):
+        with pytest.raises(RingError, match=r"initialized before it is used.*ringsim.comm.init_process_group"):
+            call()
+
+
+def test_a_missing_mpi4py_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(RingError, match=r"pip install 'ringsim\[mpi\]'"):
+        MpiBackend().init_process_group()
+
+
+def test_another_backend_is_not_mpis() -> None:
+    with pytest.raises(ArgumentError, match="backend must be \"mpi\" or None with the mpi backend, got 'gloo'"):
+        MpiBackend().init_process_group("gloo")
