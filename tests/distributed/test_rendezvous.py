@@ -237,7 +237,7 @@ def test_rings_differ(server: RankServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "options"), [(2, {}), (-1, {}), ("0", {}), (0, {"device": "tpu"}), (0, {"ring": [1]}), (0, {"head": None})]
+    ("rank", "options"), [(2, {}), (-1, {}), ("0", {}), (0, {"device": "tpu"}), (0, {"ring": [1]}), (0, {"head": 127})]
 )
 def test_wrong_argument_opens_nothing_and_waits_for_nobody(server: RankServer, rank: Any, options: dict[str, Any]) -> None:
     refused(server.run(join_with, [(free_port(), 2, rank, LONG_S, options)], limit_s=30), " must ", limit_s=0, error=ArgumentError)
