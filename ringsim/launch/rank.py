@@ -207,7 +207,11 @@ def _enter(job: Job, config: RankConfig, port: int) -> None:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    if torch.version.cuda or torch.version.hip or torch.version.xpu or torch.backends.mps.is_built():
+        torch.manual_seed(seed)
+    else:
+        # The same, without the devices that this torch does not know: for them torch would write down who called, 0.7 MB in every rank.
+        torch.default_generator.manual_seed(seed)
 
 
 def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:

@@ -79,12 +79,14 @@ def test_values_read_at_the_start_reach_the_ranks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_seeds_differ_by_rank_and_repeat_by_run() -> None:
-    def draw() -> tuple[float, float, float]:
-        import torch
+    import torch
 
+    def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(1))
 
     first = ringsim.trace(draw, world_size=2, seed=5).results
+    torch.manual_seed(6)
+    assert first[1][2] == float(torch.rand(1))
     assert first == ringsim.trace(draw, world_size=2, seed=5).results
     assert first[0] != first[1]
     assert first[1] == ringsim.trace(draw, world_size=1, seed=6).results[0]  # seed + rank
