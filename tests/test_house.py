@@ -87,7 +87,7 @@ def test_text_names_no_machine(path: Path) -> None:
         ("https://" + "ada:secret@mirror.example", True),
         ("--extra-index-url $(TORCH_INDEX)", False),
         ("https://example.org/home/ada", False),
-        ("./work/x and docs/work/y", False),
+        ("./builds/x and docs/builds/y", False),
     ],
 )
 def test_machine_pattern(text: str, found: bool) -> None:
