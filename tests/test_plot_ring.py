@@ -167,6 +167,17 @@ def test_what_is_not_drawn_is_said() -> None:
     assert not patches(ax, "forward-")
 
 
+def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() -> None:
+    """Lesson 00's failing run said "nothing sent" of an edge whose message the timeline showed arriving."""
+    story = Story(3)
+    story.message(0, 1, (0, -1, -1), (0, 1, 2), 8, group="ring:0>1")
+    story.message(1, 2, (0, -1, -1), (0, 1, -1), 8, group="ring:1>2")  # neither side got done
+    graph = communication_graph(story.trace())
+    assert graph.edges[0, 1, "ring:0>1"] == {"lane": "forward", "messages": 1, "size_bytes": 8}
+    assert graph.edges[1, 2, "ring:1>2"]["messages"] == 0
+    assert graph.graph["unfinished"] == 1
+
+
 @pytest.mark.parametrize(("world_size", "is_matrix"), [(16, False), (17, True)])
 def test_above_sixteen_ranks_a_matrix_is_drawn(world_size: int, is_matrix: bool) -> None:
     ax = plot_ring(ring_trace(world_size, closing=False))

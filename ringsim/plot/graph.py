@@ -28,7 +28,8 @@ RING_NAME: Final = re.compile(r"ring:(\d+)>(\d+)")
 def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     """Counts the messages between each pair of ranks, apart for each process group.
 
-    A message counts where it was sent, once the send is done; what the collectives carried is not in here.
+    A message counts where it was sent, once the send or its recv is done: a sender that never waits does not hear that it arrived. What
+    the collectives carried is not in here.
 
     Args:
         trace: any trace.
@@ -36,7 +37,7 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     Returns:
         A graph with a node for each rank (``pid`` where known). The key of an edge is the name of its group; an edge has ``lane``
         ("forward", "backward" or "outside"), ``messages`` and ``size_bytes``. The graph itself has ``ring`` (name of a built ring group to
-        its pred and succ), ``unfinished`` (sends that never got done) and ``collectives`` (collective operations posted).
+        its pred and succ), ``unfinished`` (sends of which neither side got done) and ``collectives`` (collective operations posted).
 
     Example:
         >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
@@ -50,9 +51,12 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     events = trace.events
     ring = _ring_groups(trace)
     sends = events.kind == SEND
+    sent = sends & (events.status == OK)
+    messages = trace.messages
+    sent[messages.send[events.status[messages.recv] == OK]] = True
     graph = nx.MultiDiGraph(
         ring=ring,
-        unfinished=int((sends & (events.status != OK)).sum()),
+        unfinished=int((sends & ~sent).sum()),
         collectives=int((events.kind == COLLECTIVE).sum()),
     )
     known = {piece.get("rank"): piece for piece in trace.metadata.get("ranks", [])}
@@ -61,11 +65,11 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     for name, (pred, succ) in ring.items():
         graph.add_edge(pred, succ, key=name, lane="forward", messages=0, size_bytes=0)
 
-    done = np.flatnonzero(sends & (events.status == OK) & (events.peer >= 0))
-    for group, src, dst, messages, size_bytes in _totals(events.group[done], events.rank[done], events.peer[done], events.size_bytes[done]):
+    done = np.flatnonzero(sent & (events.peer >= 0))
+    for group, src, dst, number, size_bytes in _totals(events.group[done], events.rank[done], events.peer[done], events.size_bytes[done]):
         name = events.tables.groups[group].name if group != NONE else "no group"
         lane = "forward" if ring.get(name) == (src, dst) else "backward" if ring.get(name) == (dst, src) else "outside"
-        graph.add_edge(src, dst, key=name, lane=lane, messages=messages, size_bytes=size_bytes)
+        graph.add_edge(src, dst, key=name, lane=lane, messages=number, size_bytes=size_bytes)
     return graph
 
 
