@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import ringsim
@@ -30,21 +29,6 @@ def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
         dist.recv(token, ring.pred, group=ring.pred_group)
         sent.wait()
     return float(token)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def until(condition: Callable[[], bool], limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 @contextlib.contextmanager

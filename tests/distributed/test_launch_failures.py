@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import gone, pass_round, until
+from kernels import gone, until
+from launching import pass_round
 
 import ringsim
 from ringsim.errors import Interrupted, RankFailed, RunTimeout

@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from launching import gone, pass_round, running_script, until
+from kernels import gone, until
+from launching import pass_round, running_script
 
 import ringsim
 from ringsim.errors import RankFailed
