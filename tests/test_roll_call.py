@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -180,7 +181,14 @@ def test_without_rank_0_the_others_name_it() -> None:
 
 
 def test_a_rank_that_comes_twice_ends_it_for_all() -> None:
-    ended = starts(CountingStore(), [0, 1, 1], Card(3, "cpu", (0, 1, 2)))
+    store = CountingStore()
+    zero, one, other = (Card(3, "cpu", (0, 1, 2), token=str(place)) for place in range(3))
+
+    def start_after_rank_0(card: Card) -> Any:
+        store.wait(["ringsim/0/start/0"], timedelta(seconds=10))  # else who is present when the verdict falls is a matter of luck
+        return start(store, 1, card)
+
+    ended = meet([lambda: start(store, 0, zero), lambda: start_after_rank_0(one), lambda: start_after_rank_0(other)])
     assert ["two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error) for error in ended] == [True] * 3
 
 
