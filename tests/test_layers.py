@@ -26,6 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.traces", "ringsim.traces.events"),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
+        *("ringsim.published", "ringsim.regimes"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
         *(
             f"ringsim.traces.{name}"
@@ -63,11 +64,14 @@ ROWS: tuple[tuple[str, ...], ...] = (
             for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
         ),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
+        *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
+        *("ringsim.links.here", "ringsim.links.api"),
     ),
     (
         "ringsim.plot",
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
+        *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks", "bandwidth")),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from ringsim.traces.bandwidths import Bandwidths
+
 __all__ = ["Trace"]
 
 
@@ -117,6 +119,11 @@ class Trace:
     def plot_timeline(self, *, ax: Axes | None = None) -> Axes:
         """Draws what each rank did when; on ``ax`` where given, else on a new figure."""
         axes: Axes = reach("plot_timeline")(self, ax=ax)
+        return axes
+
+    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
+        """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
+        axes: Axes = reach("plot_bandwidth")(self, curve=curve, ax=ax)
         return axes
 
     def summary(self) -> str:
