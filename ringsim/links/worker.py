@@ -1,0 +1,191 @@
+"""What every rank does to measure: block after block, all ranks together, until each estimate is steady or its time is up.
+
+::
+
+    for each block
+        all ranks         barrier, so that no other edge is busy; rank 0 says how much time the block has
+        its ranks         warm up, unlabelled
+        repeat            the leader says how many steps follow: none when the estimate is steady or the time is up
+                          the steps, recorded under the block's label
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ringsim.errors import RingError
+from ringsim.links.ceilings import Loopback, make_copy
+from ringsim.links.gpu import paths_between, time_steps
+from ringsim.links.patterns import Step, group_of, make_step
+from ringsim.links.plan import Block, Plan
+from ringsim.links.samples import STEPS_MAX, STEPS_MIN, is_steady, parts_of, step_ns
+from ringsim.ring import Ring, current_ring
+from ringsim.state import get_state
+from ringsim.traces.hot_path import label_in_force
+
+__all__ = ["measure"]
+
+_LARGE_BYTES: Final = 2**24
+_LEAST_STEPS: Final = 3  # of a block, also where they take longer than its time
+
+
+def measure(plan: Plan) -> dict[str, Any]:
+    """Measures the blocks of a plan; the record, which must be on, takes the times.
+
+    Collective over the default group: every rank calls it with the same plan, and is blocked until all have measured.
+
+    Args:
+        plan: what to measure; blocks that no time is left for are left out.
+
+    Returns:
+        What this rank knows beside the record, as JSON can say it: ``gpu_ns``, by label, the times in ns that CUDA events gave (none on
+        Gloo); ``interface``, the network interface that Gloo was told to use; ``paths``, how two GPUs of this machine are joined.
+
+    Raises:
+        RingError: nothing is recorded, or there is no ring.
+
+    Example:
+        >>> import ringsim
+        >>> from ringsim.links.plan import make_plan
+        >>> plan = make_plan((0, 1), [8], "pingpong", "gloo", edge=(0, 1), ceilings=False)
+        >>> trace = ringsim.trace(measure, world_size=2, args=(plan,))
+        >>> trace.results[0]["gpu_ns"], "bandwidth gloo pingpong 0 1 8" in trace.events.tables.labels
+        ({}, True)
+    """
+    if get_state().recorder is None:
+        raise RingError("a measurement must be recorded, got no recorder. Call ringsim.bandwidth, which records it.")
+    ring = current_ring()
+    gpu_ns = _Meter(plan, ring).run()
+    paths = paths_between(ring.ranks) if ring.comm_device == "gpu" else {}
+    return {"gpu_ns": gpu_ns, "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "paths": paths}
+
+
+class _Meter:
+    def __init__(self, plan: Plan, ring: Ring) -> None:
+        recorder = get_state().recorder
+        assert recorder is not None
+        self._plan, self._ring, self._recorder = plan, ring, recorder
+        self._gpu = ring.comm_device == "gpu"
+        self._device = torch.device("cuda", ring.local_rank) if self._gpu else torch.device("cpu")
+        self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))
+        self._loopback: Loopback | None = None
+        self._gpu_ns: dict[str, list[float]] = {}
+
+    def run(self) -> dict[str, list[float]]:
+        deadline_s = time.monotonic() + self._plan.limit_s
+        blocks = self._plan.blocks
+        try:
+            for place, block in enumerate(blocks):
+                share_s = self._meet((deadline_s - time.monotonic()) / (len(blocks) - place))
+                if share_s <= 0:
+                    break
+                self._measure(block, share_s)
+        finally:
+            if self._loopback is not None:
+                self._loopback.close()
+        return self._gpu_ns
+
+    def _meet(self, share_s: float) -> float:
+        """Waits for all ranks; returns what rank 0 says that the next block may take."""
+        if self._ring.world_size == 1:
+            return share_s
+        dist.barrier()
+        told = torch.tensor([min(share_s, self._plan.timeout_s / 4)], dtype=torch.float64, device=self._device)
+        dist.broadcast(told, src=self._ring.ranks[0])
+        return float(told.item())
+
+    def _measure(self, block: Block, share_s: float) -> None:
+        step = self._step_of(block)
+        if step is None:
+            return
+        label = self._recorder.number_label(block.label)
+        found, last_ns = np.zeros(0), self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, None)[-1]
+        share_ns = share_s * 1e9 / parts_of(block)  # of messages, as the times are
+        while (count := self._agree(block, self._wanted(found, share_ns, last_ns))) > 0:
+            fresh = self._repeat(block, step, count, label)
+            found, last_ns = np.concatenate([found, fresh]), float(np.median(fresh))
+
+    def _step_of(self, block: Block) -> Step | None:
+        """Returns this rank's part of a step of a block; spans record it where there is no operation to record."""
+        rank = self._ring.rank
+        involved = {"memcpy": (self._ring.ranks[0],), "tcp": (block.src, block.dst)}.get(block.backend, (rank,))
+        if rank not in involved or (block.src >= 0 and rank not in (block.src, block.dst)):
+            return None
+        outgoing, incoming = self._buffers_of(block)
+        if block.backend not in ("memcpy", "tcp"):
+            return make_step(block, self._ring, outgoing, incoming)
+        if block.backend == "memcpy":
+            bare = make_copy(block, outgoing, incoming)
+        else:
+            if self._loopback is None:
+                self._loopback = Loopback(block, self._ring, self._plan.timeout_s, self._device)
+            bare = self._loopback.make_step(outgoing, incoming)
+        return bare if self._gpu else self._in_span(block, bare)
+
+    def _in_span(self, block: Block, bare: Step) -> Step:
+        begin, end, name = self._recorder.span_begin, self._recorder.span_end, block.label
+
+        def step() -> None:
+            slot = begin(name)
+            bare()
+            if slot is not None:
+                end(slot)
+
+        return step
+
+    def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what a step sends and where it receives; every page of it has been touched."""
+        size = block.size_bytes
+        if len(self._buffers[0]) < size:
+            self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))  # first let go of the smaller ones
+            first, second = (torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2))
+            self._buffers = first, second
+        outgoing, incoming = self._buffers[0][:size], self._buffers[1][:size]
+        if block.pattern == "all_reduce":
+            return outgoing.view(torch.float32), incoming.view(torch.float32)
+        return outgoing, incoming
+
+    def _repeat(self, block: Block, step: Step, count: int, label: int | None) -> Any:
+        """Does ``count`` steps, under the block's label if they count, and returns their times on this rank in ns."""
+        if self._gpu:
+            times_ns = [whole_ns / parts_of(block) for whole_ns in time_steps(step, count)]
+            if label is not None:
+                self._gpu_ns.setdefault(block.label, []).extend(times_ns)
+            return np.array(times_ns)
+        recorder = self._recorder
+        before = recorder.hot.skip()
+        outer = label_in_force.set(label) if label is not None else None
+        for _ in range(count):
+            step()
+        if outer is not None:
+            label_in_force.reset(outer)
+        records = recorder.records_between(before, recorder.hot.skip())
+        return step_ns(block, records["post_ns"], records["done_ns"])
+
+    @staticmethod
+    def _wanted(found: Any, share_ns: float, last_ns: float) -> int:
+        """Returns how many steps should follow: none when the estimate is steady, or the time of the block is up."""
+        n = len(found)
+        if is_steady(found) or n >= STEPS_MAX:
+            return 0
+        affordable = int((share_ns - found.sum()) / max(last_ns, 1.0))
+        return max(min(max(STEPS_MIN, n), affordable, STEPS_MAX - n), _LEAST_STEPS - n, 0)
+
+    def _agree(self, block: Block, count: int) -> int:
+        """Returns what the leader of a block wants: its src, or the ring's first rank."""
+        if block.backend == "memcpy" or self._ring.world_size == 1:
+            return count
+        told = torch.tensor([count], dtype=torch.int64, device=self._device)
+        if block.src < 0:
+            dist.broadcast(told, src=self._ring.ranks[0])
+        elif self._ring.rank == block.src:
+            dist.send(told, block.dst, group=group_of(block, self._ring))
+        else:
+            dist.recv(told, block.src, group=group_of(block, self._ring))
+        return int(told.item())
