@@ -52,7 +52,7 @@ def make_rows(samples: Samples, ranks: Sequence[int]) -> list[dict[str, Any]]:
             edges = [(src, ranks[(place + 1) % len(ranks)]) for place, src in enumerate(ranks)]
             rows += [_row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks)) for src, dst in edges if len(by_rank.get(dst, ()))]
             continue
-        tellers = timed_ranks(block, list(ranks))
+        tellers = timed_ranks(block, ranks)
         if all(len(by_rank.get(rank, ())) for rank in tellers):
             rows.append(_row(block, combine([by_rank[rank] for rank in tellers]), len(ranks)))
     return rows

@@ -13,21 +13,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from ringsim.comm import torch_hooks
 from ringsim.errors import RingError
 from ringsim.links.ceilings import Loopback, make_copy
 from ringsim.links.gpu import paths_between, time_steps
 from ringsim.links.patterns import Step, group_of, make_step
 from ringsim.links.plan import Block, Plan
-from ringsim.links.samples import STEPS_MAX, STEPS_MIN, is_steady, parts_of, step_ns
+from ringsim.links.samples import STEPS_MAX, STEPS_MIN, Floats, is_steady, parts_of, step_ns, timed_ranks
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
 from ringsim.traces.hot_path import label_in_force
+from ringsim.traces.recorder import Recorder
 
 __all__ = ["measure"]
 
@@ -64,6 +68,19 @@ def measure(plan: Plan) -> dict[str, Any]:
     gpu_ns = _Meter(plan, ring).run()
     paths = paths_between(ring.ranks) if ring.comm_device == "gpu" else {}
     return {"gpu_ns": gpu_ns, "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "paths": paths}
+
+
+@contextmanager
+def not_recorded(recorder: Recorder) -> Iterator[None]:
+    """Takes the recorder's hooks away for the length of the block, whoever holds them."""
+    users = recorder.users
+    for _ in range(users):
+        torch_hooks.uninstall(recorder)
+    try:
+        yield
+    finally:
+        for _ in range(users):
+            torch_hooks.install(recorder)
 
 
 class _Meter:
@@ -104,12 +121,17 @@ class _Meter:
         step = self._step_of(block)
         if step is None:
             return
-        label = self._recorder.number_label(block.label)
-        found, last_ns = np.zeros(0), self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, None)[-1]
+        tells = self._ring.rank in timed_ranks(block, self._ring.ranks)
+        with nullcontext() if tells else not_recorded(self._recorder):
+            self._repeat_until_steady(block, step, share_s, tells)
+
+    def _repeat_until_steady(self, block: Block, step: Step, share_s: float, tells: bool) -> None:
+        label = self._recorder.number_label(block.label) if tells else None
+        found, fresh = np.zeros(0), self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, None)
         share_ns = share_s * 1e9 / parts_of(block)  # of messages, as the times are
-        while (count := self._agree(block, self._wanted(found, share_ns, last_ns))) > 0:
+        while (count := self._agree(block, self._wanted(found, share_ns, fresh) if tells else 0)) > 0:
             fresh = self._repeat(block, step, count, label)
-            found, last_ns = np.concatenate([found, fresh]), float(np.median(fresh))
+            found = np.concatenate([found, fresh])
 
     def _step_of(self, block: Block) -> Step | None:
         """Returns this rank's part of a step of a block; spans record it where there is no operation to record."""
@@ -126,7 +148,8 @@ class _Meter:
             if self._loopback is None:
                 self._loopback = Loopback(block, self._ring, self._plan.timeout_s, self._device)
             bare = self._loopback.make_step(outgoing, incoming)
-        return bare if self._gpu else self._in_span(block, bare)
+        tells = rank in timed_ranks(block, self._ring.ranks)
+        return self._in_span(block, bare) if tells and not self._gpu else bare
 
     def _in_span(self, block: Block, bare: Step) -> Step:
         begin, end, name = self._recorder.span_begin, self._recorder.span_end, block.label
@@ -151,8 +174,8 @@ class _Meter:
             return outgoing.view(torch.float32), incoming.view(torch.float32)
         return outgoing, incoming
 
-    def _repeat(self, block: Block, step: Step, count: int, label: int | None) -> Any:
-        """Does ``count`` steps, under the block's label if they count, and returns their times on this rank in ns."""
+    def _repeat(self, block: Block, step: Step, count: int, label: int | None) -> Floats:
+        """Does ``count`` steps, under a label if they count, and returns their times in ns as far as this rank records them."""
         if self._gpu:
             times_ns = [whole_ns / parts_of(block) for whole_ns in time_steps(step, count)]
             if label is not None:
@@ -169,23 +192,24 @@ class _Meter:
         return step_ns(block, records["post_ns"], records["done_ns"])
 
     @staticmethod
-    def _wanted(found: Any, share_ns: float, last_ns: float) -> int:
+    def _wanted(found: Floats, share_ns: float, fresh: Floats) -> int:
         """Returns how many steps should follow: none when the estimate is steady, or the time of the block is up."""
         n = len(found)
         if is_steady(found) or n >= STEPS_MAX:
             return 0
-        affordable = int((share_ns - found.sum()) / max(last_ns, 1.0))
+        affordable = int((share_ns - found.sum()) / max(float(np.median(fresh)), 1.0))
         return max(min(max(STEPS_MIN, n), affordable, STEPS_MAX - n), _LEAST_STEPS - n, 0)
 
     def _agree(self, block: Block, count: int) -> int:
-        """Returns what the leader of a block wants: its src, or the ring's first rank."""
+        """Returns what the leader of a block wants."""
         if block.backend == "memcpy" or self._ring.world_size == 1:
             return count
         told = torch.tensor([count], dtype=torch.int64, device=self._device)
+        (leader, *_) = timed_ranks(block, self._ring.ranks)
         if block.src < 0:
-            dist.broadcast(told, src=self._ring.ranks[0])
-        elif self._ring.rank == block.src:
-            dist.send(told, block.dst, group=group_of(block, self._ring))
+            dist.broadcast(told, src=leader)
+        elif self._ring.rank == leader:
+            dist.send(told, block.dst if leader == block.src else block.src, group=group_of(block, self._ring))
         else:
-            dist.recv(told, block.src, group=group_of(block, self._ring))
+            dist.recv(told, leader, group=group_of(block, self._ring))
         return int(told.item())
