@@ -110,7 +110,8 @@ def bandwidth(
         "world_size": len(ranks),
         "comm_device": comm_device,
         "load": [*load, _load()],
-        "notes": notes + _what_is_missing(plan, samples),
+        "interrupted": bool(notes),
+        "notes": notes + _what_is_missing(plan, samples) + _who_else_ran(load[0]),
     }
     return make_bandwidths(make_rows(samples, ranks), metadata)
 
@@ -191,6 +192,15 @@ def _what_is_missing(plan: Plan, samples: Samples) -> list[str]:
     smallest = bytes_text(min(block.size_bytes for block in missing))
     return [
         f"{len(missing)} of {len(plan.blocks)} measurements are not there, from {smallest} on: the time (limit_s={plan.limit_s:g}) was up."
+    ]
+
+
+def _who_else_ran(load: float | None) -> list[str]:
+    cores = provenance.machine()["cores"]
+    if load is None or load < cores:
+        return []
+    return [
+        f"other programs ran: the load average was {load:g} on {cores} cores before the start. Times of small messages are theirs, too."
     ]
 
 

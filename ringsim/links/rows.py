@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringsim.costs import bus_factor
-from ringsim.links.plan import Block
+from ringsim.links.plan import PATTERNS, Block
 from ringsim.links.samples import Floats, combine, step_ns, timed_ranks
+from ringsim.traces.bandwidths import CEILINGS
 from ringsim.traces.events import NONE, Events
 
 __all__ = ["make_rows", "samples_of"]
@@ -36,7 +37,7 @@ def samples_of(events: Events) -> Samples:
 
 
 def make_rows(samples: Samples, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Turns the times of steps into rows, smallest size first; blocks that were not measured on all ranks that tell have none.
+    """Turns the times of steps into rows, series by series, ceilings last; what was not measured on all ranks that tell has none.
 
     Args:
         samples: as ``samples_of`` gives them.
@@ -46,7 +47,7 @@ def make_rows(samples: Samples, ranks: Sequence[int]) -> list[dict[str, Any]]:
         Rows, as ``ringsim.traces.bandwidths.make_bandwidths`` takes them.
     """
     rows = []
-    for block in sorted(samples, key=lambda one: one.size_bytes):  # a stable sort: patterns and edges stay in order
+    for block in sorted(samples, key=_place):
         by_rank = samples[block]
         if block.pattern == "shift":  # each rank tells of the edge on which it receives
             edges = [(src, ranks[(place + 1) % len(ranks)]) for place, src in enumerate(ranks)]
@@ -56,6 +57,11 @@ def make_rows(samples: Samples, ranks: Sequence[int]) -> list[dict[str, Any]]:
         if all(len(by_rank.get(rank, ())) for rank in tellers):
             rows.append(_row(block, combine([by_rank[rank] for rank in tellers]), len(ranks)))
     return rows
+
+
+def _place(block: Block) -> tuple[int, int, int, int]:
+    pattern = (*PATTERNS, "copy").index(block.pattern)
+    return (CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0), pattern, block.src, block.size_bytes
 
 
 def _row(block: Block, times_ns: Floats, group_size: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["COLUMNS", "Bandwidths", "load", "make_bandwidths"]
+__all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "load", "make_bandwidths"]
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
