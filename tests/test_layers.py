@@ -75,9 +75,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
-        *("ringsim.check.timed", "ringsim.check.chunks"),
+        *("ringsim.check.fits", "ringsim.check.timed", "ringsim.check.chunks"),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script")),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script", "measure")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )
