@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["plot_bandwidth", "png"]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
+MOST_ERROR: Final = 0.25  # of alpha: with more, the title says nothing of it
 MOST_NAMED: Final = 3  # measurements that the title names
 
 
@@ -152,7 +153,8 @@ def _message(curves: Sequence[Curve]) -> tuple[str, str]:
         return f"{last}: {rates} GB/s", f"{first}: {times}"
     title = f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at {curve.gb_per_s[-1]:.3g} GB/s"
     link = curve.regimes[-1].link
-    if len(curve.regimes) > 1 or link is None or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
+    known = link is not None and link.alpha_error_s < MOST_ERROR * link.alpha_s
+    if len(curve.regimes) > 1 or not known or link is None or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
         return title, "each point is a median; the line is what two numbers, alpha and beta, make of them"
     return title, f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost of a message, alpha"
 

@@ -49,8 +49,10 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
                 *zip(*shown, strict=True), color=colour, linestyle=DASHES, linewidth=1.2, marker="s", markersize=4.5,
                 markerfacecolor="white", gid=f"published {name}", zorder=3,
             )  # fmt: skip
+            beside = len(shown) <= 2  # a longer row has its name below it
             below.annotate(
-                name, shown[0], xytext=(-3, -6), textcoords="offset points", va="top", fontsize=8, color=DARK_ORANGE, zorder=8,
+                name, shown[-1] if beside else shown[0], xytext=(7, 0) if beside else (-3, -6), textcoords="offset points",
+                va="center" if beside else "top", fontsize=8, color=DARK_ORANGE, zorder=8,
                 path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )  # fmt: skip
     return labels
