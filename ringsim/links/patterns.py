@@ -68,18 +68,21 @@ def make_step(block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.
         for work in works:
             _wait(work)
 
-    def exchange() -> None:
-        recv = dist.irecv(incoming, peer, group=group)
-        send = dist.isend(outgoing, peer, group=group)
-        _wait(recv)
-        _wait(send)
+    def exchange() -> None:  # as one batch: on NCCL two by themselves would queue up, each behind a recv that nobody answers
+        recv = dist.P2POp(dist.irecv, incoming, peer, group)
+        send = dist.P2POp(dist.isend, outgoing, peer, group)
+        for work in dist.batch_isend_irecv([recv, send]):
+            work.wait()
 
     return {"pingpong": pingpong, "oneway": oneway, "exchange": exchange}[block.pattern]
 
 
 def _shift(ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+    send = None
+    if ring.comm_device == "gpu" and ring.ranks.index(ring.rank) % 2 == 0:
+        send = dist.isend(outgoing, ring.succ, group=ring.succ_group)  # NCCL's first recv of a pair blocks until the other side sends
     recv = dist.irecv(incoming, ring.pred, group=ring.pred_group)
-    send = dist.isend(outgoing, ring.succ, group=ring.succ_group)
+    send = send or dist.isend(outgoing, ring.succ, group=ring.succ_group)
     _wait(recv)
     _wait(send)
 

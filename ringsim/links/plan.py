@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
@@ -132,11 +133,11 @@ def make_plan(
 
 def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
     try:
-        given = [sizes] if isinstance(sizes, int) else list(sizes)
+        given = [operator.index(size) for size in sizes if not isinstance(size, bool)]
+        known = len(given) == len(sizes)
     except TypeError:
-        given = []
-    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in given)
-    if not given or not whole or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
+        given, known = [], False
+    if not given or not known or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
         raise ArgumentError(
             f"sizes must be whole numbers of bytes from 1 to 2**30, one or more, got {sizes!r}. Try sizes=[8, 4096, 2**20]."
         )
@@ -150,6 +151,7 @@ def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
     edges = [(rank, ranks[(place + 1) % len(ranks)]) for place, rank in enumerate(ranks)] if len(ranks) > 1 else []
     if edge is None:
         return edges
-    if tuple(edge) not in edges:
+    chosen = tuple(edge) if isinstance(edge, tuple | list) else None
+    if chosen not in edges:
         raise ArgumentError(f"edge must be (src, dst), one of the ring's {edges}, got {edge!r}. Leave it out for all of them.")
-    return [tuple(edge)]
+    return [chosen]

@@ -20,9 +20,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -149,15 +151,16 @@ class Bandwidths:
             text = json.dumps(value, indent=1, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise TraceFileError(f"A table must be plain data to be saved, got one where {error} ({path}). Change its metadata.") from error
-        temporary = f"{os.fspath(path)}.tmp"
+        temporary = f"{os.fsdecode(path)}.{secrets.token_hex(6)}.tmp"
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(temporary, path)
+            try:
+                Path(temporary).write_text(text + "\n", encoding="utf-8")
+                os.replace(temporary, path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
-            raise TraceFileError(
-                f"The path of a table must be writable, got {path}: {error}. Make the directory, or choose one."
-            ) from error
+            reason = getattr(error, "strerror", None) or error
+            raise TraceFileError(f"The path of a table must be writable, got {path}: {reason}. Choose another directory.") from error
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure."""
