@@ -14,8 +14,9 @@ and that is no break.
 
 The rule: between two neighbouring sizes is a break where
 
-- both sides have at least three sizes, each side's fit, continued to the next size beyond, misses the time measured there by more than a
-  quarter and by more than three times what it misses its own points by; of several such places, the one whose two fits leave least;
+- both sides have at least three sizes, and each side's fit, continued to the next size beyond, misses the time measured there by more
+  than a quarter, by more than three times what it misses its own points by, and by more than the middle four fifths of the times there
+  spread; of several such places, the one whose two fits leave least;
 - or the larger message takes less time by more than a quarter, and nine in ten of its times are below nine in ten of the smaller's.
 
 Each side is then looked at again in the same way.
@@ -110,7 +111,7 @@ def _breaks(sizes: Floats, times: Floats, low: Floats, high: Floats, offset: int
     """Indices of the sizes that begin a regime, but for the first."""
     at = next((place for place in range(1, len(sizes)) if _falls(times, low, high, place)), None)
     if at is None:
-        jumps = [jump for place in range(1, len(sizes)) if (jump := _jump(sizes, times, place)) is not None]
+        jumps = [jump for place in range(1, len(sizes)) if (jump := _jump(sizes, times, low, high, place)) is not None]
         if not jumps:
             return []
         _, at = min(jumps)
@@ -119,7 +120,7 @@ def _breaks(sizes: Floats, times: Floats, low: Floats, high: Floats, offset: int
 
 
 def _holds(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> bool:
-    return _falls(times, low, high, at) or _jump(sizes, times, at) is not None
+    return _falls(times, low, high, at) or _jump(sizes, times, low, high, at) is not None
 
 
 def _falls(times: Floats, low: Floats, high: Floats, at: int) -> bool:
@@ -127,7 +128,7 @@ def _falls(times: Floats, low: Floats, high: Floats, at: int) -> bool:
     return bool(times[at] < times[at - 1] * (1 - LEAST_MISS) and high[at] < low[at - 1])
 
 
-def _jump(sizes: Floats, times: Floats, at: int) -> tuple[float, int] | None:
+def _jump(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> tuple[float, int] | None:
     """What the fits of both sides leave, and the index, where the fits of both miss the other side; None elsewhere."""
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
@@ -135,7 +136,8 @@ def _jump(sizes: Floats, times: Floats, at: int) -> tuple[float, int] | None:
     own_left, own_right = _misses(left, sizes[:at], times[:at]), _misses(right, sizes[at:], times[at:])
     beyond_left, beyond_right = _misses(left, sizes[at], times[at]), _misses(right, sizes[at - 1], times[at - 1])
     limits = [max(LEAST_MISS, LEAST_SCATTERS * float(np.sqrt(np.mean(own**2)))) for own in (own_left, own_right)]
-    if abs(beyond_left) > limits[0] and abs(beyond_right) > limits[1]:
+    outside = [not low[size] <= (1 + miss) * times[size] <= high[size] for miss, size in ((beyond_left, at), (beyond_right, at - 1))]
+    if abs(beyond_left) > limits[0] and abs(beyond_right) > limits[1] and all(outside):
         return float((own_left**2).sum() + (own_right**2).sum()), at
     return None
 

@@ -67,6 +67,14 @@ def test_a_fall_is_a_break_where_the_bands_are_apart() -> None:
     assert bounds([100e-6] * 4 + [90e-6] * 2) == [(0, 5)], "by less than a quarter"
 
 
+def test_a_jump_within_the_spread_of_the_times_is_none() -> None:
+    times = [line(size, 40e-6, 3) * (3 if index >= 10 else 1) for index, size in enumerate(SIZES)]
+    narrow = {"p10_s": [0.9 * time for time in times], "p90_s": [1.2 * time for time in times]}
+    wide = {"p10_s": [time / 5 for time in times], "p90_s": [5 * time for time in times]}
+    assert bounds(times, **narrow) == [(0, 9), (10, 25)]
+    assert bounds(times, **wide) == [(0, 25)]
+
+
 def test_few_sizes() -> None:
     assert find_regimes([], []) == []
     (alone,) = find_regimes([8], [1e-6])

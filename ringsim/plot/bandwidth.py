@@ -135,7 +135,7 @@ def _dress(
 ) -> style.Margins:
     height_points = ax.get_window_extent().height * 72 / ax.figure.dpi
     return style.dress(
-        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=metadata, columns=3, left=62, right=right + 8,
+        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=metadata, columns=3, left=76, right=right + 8,
         below=BELOW * height_points + 42,
     )  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 
 from ringsim.plot.curves import pen
 from ringsim.published import FIGURES, PublishedFigure
@@ -53,7 +52,7 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
             below.annotate(
                 name, shown[-1] if beside else shown[0], xytext=(7, 0) if beside else (-3, -6), textcoords="offset points",
                 va="center" if beside else "top", fontsize=8, color=DARK_ORANGE, zorder=8,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             )  # fmt: skip
     return labels
 
