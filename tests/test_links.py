@@ -68,6 +68,7 @@ def test_a_ring_of_one_has_no_links_and_a_gpu_no_sockets() -> None:
         ({"edge": 0}, "edge must be"),
         ({"limit_s": 0}, "limit_s must be a positive number"),
         ({"limit_s": True}, "limit_s must be a positive number"),
+        ({"sizes": [2**30], "world_size": 1000}, "sizes must leave half of the memory"),
         ({"comm_device": "tpu"}, 'comm_device must be "cpu"'),
         ({"world_size": 0}, "world_size must be an integer from 1"),
         ({"timeout_s": -1}, "timeout_s must be a positive number"),

@@ -20,13 +20,16 @@ from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.links.plan import Block, Plan, make_plan
 from ringsim.links.rows import Samples, make_rows, samples_of
-from ringsim.links.samples import STEADY, STEPS_MAX, STEPS_MIN
+from ringsim.links.samples import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
 
 __all__ = ["bandwidth"]
 
-STEADY_RULE = f"median's 95 % interval within {STEADY:.1%} of it, from {STEPS_MIN} repetitions on; {STEPS_MAX} at most"
+STEADY_RULE = (
+    f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms on; "
+    f"{STEPS_MAX} repetitions at most"
+)
 
 
 def bandwidth(
@@ -47,8 +50,9 @@ def bandwidth(
 
     The times are those of the recorded operations, as in every trace; ``ringsim.traces.bandwidths`` says what the time of each pattern
     is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within 2.5 % of it
-    on either side, from 10 repetitions on. It ends early when its share of ``limit_s`` is used up, with 3 repetitions or more; sizes that
-    no time is left for are left out, and the table says so. Edges are measured one after the other, except for "shift" and "all_reduce".
+    on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3 repetitions or more;
+    sizes that no time is left for are left out, and the table says so. Edges are measured one after the other, except for "shift" and
+    "all_reduce".
 
     In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
 
@@ -67,7 +71,7 @@ def bandwidth(
         The table. On a GPU of its own a single rank measures copies within the GPU's memory.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or there are fewer GPUs than ranks.
+        ArgumentError: an argument breaks its rule, there are fewer GPUs than ranks, or the sizes need too much memory.
         RankFailed: a rank raised or died.
         Interrupted: Ctrl-C came before anything was measured.
 
@@ -103,6 +107,7 @@ def bandwidth(
             check_gpus(count)
         ranks = list(range(count))
         plan = make(ranks)
+        _check_memory(plan, count)
         samples, results, notes = _launch(plan, kind)
     _take_gpu_times(samples, results)
     metadata = {
@@ -114,6 +119,16 @@ def bandwidth(
         "notes": notes + _what_is_missing(plan, samples) + _who_else_ran(load[0]),
     }
     return make_bandwidths(make_rows(samples, ranks), metadata)
+
+
+def _check_memory(plan: Plan, ranks: int) -> None:
+    """Checks that what all ranks send and receive has room in half of this machine's memory."""
+    largest, memory = max(block.size_bytes for block in plan.blocks), provenance.machine()["memory_bytes"]
+    if memory is not None and 2 * largest * ranks > memory / 2:
+        raise ArgumentError(
+            f"sizes must leave half of the memory ({bytes_text(memory)}) free, got {bytes_text(largest)}, twice on each of {ranks} ranks. "
+            "Choose smaller sizes or fewer ranks."
+        )
 
 
 def _ranks_run_already() -> bool:

@@ -27,7 +27,8 @@ Floats = npt.NDArray[Any]
 OPERATIONS: Final = {"pingpong": 2, "oneway": STREAM, "exchange": 2, "shift": 2, "all_reduce": 1, "copy": 1}  # of one rank in one step
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
 STEPS_MIN: Final = 10
-STEPS_MAX: Final = 2000
+STEADY_S: Final = 0.03  # a machine has moods that last for milliseconds: no block is shorter, unless its time is
+STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:

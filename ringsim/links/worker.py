@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -27,14 +28,16 @@ from ringsim.links.ceilings import Loopback, make_copy
 from ringsim.links.gpu import paths_between, time_steps
 from ringsim.links.patterns import Step, group_of, make_step
 from ringsim.links.plan import Block, Plan
-from ringsim.links.samples import STEPS_MAX, STEPS_MIN, Floats, is_steady, parts_of, step_ns, timed_ranks
+from ringsim.links.samples import STEADY_S, STEPS_MAX, STEPS_MIN, Floats, is_steady, parts_of, step_ns, timed_ranks
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
+from ringsim.traces.bandwidths import CEILINGS
 from ringsim.traces.hot_path import label_in_force
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["measure"]
 
+WARM_UP: Final = "warm-up"
 _LARGE_BYTES: Final = 2**24
 _LEAST_STEPS: Final = 3  # of a block, also where they take longer than its time
 
@@ -122,37 +125,32 @@ class _Meter:
         if step is None:
             return
         tells = self._ring.rank in timed_ranks(block, self._ring.ranks)
+        spans = tells and block.backend in CEILINGS and not self._gpu  # where there is no operation to record
         with nullcontext() if tells else not_recorded(self._recorder):
-            self._repeat_until_steady(block, step, share_s, tells)
-
-    def _repeat_until_steady(self, block: Block, step: Step, share_s: float, tells: bool) -> None:
-        label = self._recorder.number_label(block.label) if tells else None
-        found, fresh = np.zeros(0), self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, None)
-        share_ns = share_s * 1e9 / parts_of(block)  # of messages, as the times are
-        while (count := self._agree(block, self._wanted(found, share_ns, fresh) if tells else 0)) > 0:
-            fresh = self._repeat(block, step, count, label)
-            found = np.concatenate([found, fresh])
+            warm = self._in_span(WARM_UP, step) if spans else step
+            fresh = self._repeat(block, warm, 1 if block.size_bytes >= _LARGE_BYTES else 3, None)
+            label = self._recorder.number_label(block.label) if tells else None
+            found, repeated = np.zeros(0), self._in_span(block.label, step) if spans else step
+            while (count := self._agree(block, self._wanted(block, found, share_s, fresh) if tells else 0)) > 0:
+                fresh = self._repeat(block, repeated, count, label)
+                found = np.concatenate([found, fresh])
 
     def _step_of(self, block: Block) -> Step | None:
-        """Returns this rank's part of a step of a block; spans record it where there is no operation to record."""
+        """Returns this rank's part of a step of a block; None where it has none."""
         rank = self._ring.rank
-        involved = {"memcpy": (self._ring.ranks[0],), "tcp": (block.src, block.dst)}.get(block.backend, (rank,))
-        if rank not in involved or (block.src >= 0 and rank not in (block.src, block.dst)):
+        if (block.src >= 0 and rank not in (block.src, block.dst)) or (block.pattern == "copy" and rank != self._ring.ranks[0]):
             return None
         outgoing, incoming = self._buffers_of(block)
-        if block.backend not in ("memcpy", "tcp"):
-            return make_step(block, self._ring, outgoing, incoming)
         if block.backend == "memcpy":
-            bare = make_copy(block, outgoing, incoming)
-        else:
+            return make_copy(block, outgoing, incoming)
+        if block.backend == "tcp":
             if self._loopback is None:
                 self._loopback = Loopback(block, self._ring, self._plan.timeout_s, self._device)
-            bare = self._loopback.make_step(outgoing, incoming)
-        tells = rank in timed_ranks(block, self._ring.ranks)
-        return self._in_span(block, bare) if tells and not self._gpu else bare
+            return self._loopback.make_step(outgoing, incoming)
+        return make_step(block, self._ring, outgoing, incoming)
 
-    def _in_span(self, block: Block, bare: Step) -> Step:
-        begin, end, name = self._recorder.span_begin, self._recorder.span_end, block.label
+    def _in_span(self, name: str, bare: Step) -> Step:
+        begin, end = self._recorder.span_begin, self._recorder.span_end
 
         def step() -> None:
             slot = begin(name)
@@ -192,13 +190,15 @@ class _Meter:
         return step_ns(block, records["post_ns"], records["done_ns"])
 
     @staticmethod
-    def _wanted(found: Floats, share_ns: float, fresh: Floats) -> int:
+    def _wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
         """Returns how many steps should follow: none when the estimate is steady, or the time of the block is up."""
         n = len(found)
-        if is_steady(found) or n >= STEPS_MAX:
+        spent_s, step_s = (float(value) * parts_of(block) * 1e-9 for value in (found.sum(), max(np.median(fresh), 1.0)))
+        if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
             return 0
-        affordable = int((share_ns - found.sum()) / max(float(np.median(fresh)), 1.0))
-        return max(min(max(STEPS_MIN, n), affordable, STEPS_MAX - n), _LEAST_STEPS - n, 0)
+        wished = max(STEPS_MIN, n, math.ceil((STEADY_S - spent_s) / step_s))
+        affordable = int((share_s - spent_s) / step_s)
+        return max(min(wished, affordable, STEPS_MAX - n), _LEAST_STEPS - n, 0)
 
     def _agree(self, block: Block, count: int) -> int:
         """Returns what the leader of a block wants."""

@@ -78,6 +78,14 @@ def test_only_the_rank_that_tells_the_time_is_recorded() -> None:
         assert {events.tables.groups[group].name for group in mine.group.tolist()} == {"ring:0>1"}
 
 
+def test_warm_ups_do_not_count() -> None:
+    plan = make_plan((0, 1), [2**24], "pingpong", "gloo", edge=(0, 1), limit_s=2)
+    frame = ringsim.trace(measure, world_size=2, args=(plan,)).to_pandas()
+    large = frame[(frame["size_bytes"] == 2**24) & ~frame["label"].str.startswith("bandwidth", na=False)]
+    assert sorted(zip(large["rank"], large["op"], strict=True)) == [(0, "recv"), (0, "send")], "one round trip"
+    assert (frame["label"] == "warm-up").sum() == 2, "once for TCP, once for the copy"
+
+
 def around() -> tuple[int, int]:
     """Measures within a worker that sends messages of its own before and after; returns how many the recorder saw of these."""
     import torch.distributed as dist
