@@ -14,7 +14,7 @@ from ringsim.plot.achieved import Achieved, achieved
 from ringsim.plot.curve_lines import curve_legend, draw_curves, fit_notes, measured_groups
 from ringsim.plot.curves import Curve, make_curves, pen
 from ringsim.plot.labels import label_heights
-from ringsim.plot.published_marks import draw_published, published_legend
+from ringsim.plot.published_marks import draw_published, published_legend, published_notes
 from ringsim.plot.size_axes import BELOW, add_time_panel, scale_sizes
 from ringsim.provenance import footer
 from ringsim.traces.bandwidths import Bandwidths
@@ -100,7 +100,12 @@ def _draw_table(table: Bandwidths, ax: Axes) -> style.Margins:
     ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if {one.bus_factor for one in curves} <= {1.0} else "bus bandwidth, GB/s")
     title, subtitle = _message(curves)
     handles = curve_legend(curves) + (published_legend() if with_published else [])
-    notes = fit_notes(curves) + _counts(curves) + [str(note) for note in table.metadata.get("notes", ())]
+    notes = (
+        fit_notes(curves)
+        + _counts(curves)
+        + (published_notes() if with_published else [])
+        + [str(note) for note in table.metadata.get("notes", ())]
+    )
     return _dress(ax, title, subtitle, notes, handles, table.metadata, right)
 
 

@@ -12,7 +12,7 @@ from ringsim.published import FIGURES, PublishedFigure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_published", "published_legend"]
+__all__ = ["draw_published", "published_legend", "published_notes"]
 
 DASHES: Final = (0, (3, 2))
 SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
@@ -48,13 +48,19 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
                 *zip(*shown, strict=True), color=colour, linestyle=DASHES, linewidth=1.2, marker="s", markersize=4.5,
                 markerfacecolor="white", gid=f"published {name}", zorder=3,
             )  # fmt: skip
-            beside = len(shown) <= 2  # a longer row has its name below it
+            beside = len(shown) == 1  # a row has its name below it
             below.annotate(
-                name, shown[-1] if beside else shown[0], xytext=(7, 0) if beside else (-3, -6), textcoords="offset points",
+                figures[0].link, shown[-1] if beside else shown[0], xytext=(7, 0) if beside else (-3, -6), textcoords="offset points",
                 va="center" if beside else "top", fontsize=8, color=DARK_ORANGE, zorder=8,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             )  # fmt: skip
     return labels
+
+
+def published_notes() -> list[str]:
+    """Names the sources of the points; those of the dashes stand beside them."""
+    points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
+    return [f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}."]
 
 
 def published_legend() -> list[Any]:
