@@ -71,7 +71,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.plot",
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
-        *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks", "bandwidth")),
+        *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
+        "ringsim.plot.bandwidth_chart",
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),

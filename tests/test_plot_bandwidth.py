@@ -18,7 +18,7 @@ from synthetic import Story, pipeline
 
 from ringsim.link import Link
 from ringsim.plot.achieved import achieved
-from ringsim.plot.bandwidth import plot_bandwidth, png
+from ringsim.plot.bandwidth_chart import plot_bandwidth, png
 from ringsim.plot.curve_lines import link_text
 from ringsim.plot.curves import make_curves, pen
 from ringsim.plot.labels import spread

@@ -16,9 +16,9 @@ REACHED: Final = {
     "save": "ringsim.traces.files:save",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
-    "plot_bandwidth": "ringsim.plot.bandwidth:plot_bandwidth",
+    "plot_bandwidth": "ringsim.plot.bandwidth_chart:plot_bandwidth",
     "png": "ringsim.plot.display:png",
-    "bandwidth_png": "ringsim.plot.bandwidth:png",
+    "bandwidth_png": "ringsim.plot.bandwidth_chart:png",
 }
 
 
