@@ -70,10 +70,11 @@ def test_rows_can_be_picked(table: Bandwidths) -> None:
 
 def test_it_reads_as_a_table() -> None:
     rows = [{**one, "p10_latency_us": 39.0, "p90_latency_us": 140.5, "busbw_gb_per_s": 0.25} for one in line(40, 1e-3)[1:2]]
-    assert repr(make_bandwidths(rows, {"notes": ["it rained"]})).splitlines() == [
+    assert repr(make_bandwidths(rows, {"notes": ["it rained"], "paths": {"0>1": "p2p"}})).splitlines() == [
         "pattern     backend    edge      size    latency        p10        p90    algbw    busbw      n",
         "pingpong    gloo       0->1     1 KiB      41 µs      39 µs     140 µs    0.025     0.25     30",
         "bandwidths in GB/s, 1 GB = 10**9 bytes",
+        "path 0>1: p2p",
         "note: it rained",
     ]
 

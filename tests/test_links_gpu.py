@@ -10,7 +10,7 @@ import torch
 
 from ringsim.errors import ArgumentError
 from ringsim.links import gpu
-from ringsim.links.api import _take_gpu_times
+from ringsim.links.api import _gpus, _take_gpu_times
 from ringsim.links.plan import Block
 
 
@@ -39,10 +39,22 @@ def test_a_gpu_for_each_rank_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_lies_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 3, {(0, 1), (1, 0)})
-    assert gpu.paths_between((0, 1, 2, 3)) == {"0>1": "p2p", "1>2": "host-staged", "2>3": "network", "3>0": "network"}
-    assert gpu.paths_between((0,)) == {}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    places = [gpu.place_of(number) for number in range(3)]
+    assert [place["peers"] for place in places] == [[1], [0], []]
+    elsewhere = {**places[0], "host": "another"}
+    assert gpu.paths_between((0, 1, 2, 3), [*places, elsewhere]) == {"0>1": "p2p", "1>2": "host-staged", "2>3": "network", "3>0": "network"}
+    assert gpu.paths_between((0,), places) == {}
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    assert gpu.paths_between((0, 1)) == {"0>1": "host-staged", "1>0": "host-staged"}
+    assert gpu.paths_between((0, 1), [gpu.place_of(0), gpu.place_of(1)]) == {"0>1": "host-staged", "1>0": "host-staged"}
+
+
+def test_the_table_says_what_lies_between_its_gpus() -> None:
+    place = {"host": "one", "name": "GPU", "peers": [1]}
+    results = [{"place": {**place, "gpu": 0}}, {"place": {**place, "gpu": 1}}]
+    assert _gpus((0, 1), results) == {"gpus": ["GPU", "GPU"], "paths": {"0>1": "p2p", "1>0": "host-staged"}}
+    assert _gpus((0, 1), [{"place": None}] * 2) == {}
+    assert _gpus((0, 1), []) == {}
 
 
 class Event:

@@ -112,6 +112,7 @@ def bandwidth(
     _take_gpu_times(samples, results)
     metadata = {
         **_about(plan, results, backend),
+        **_gpus(ranks, results),
         "world_size": len(ranks),
         "comm_device": comm_device,
         "load": [*load, _load()],
@@ -194,10 +195,19 @@ def _about(plan: Plan, results: Sequence[Any], backend: str) -> dict[str, Any]:
         "versions": provenance.versions(),
         "backend": backend,
         "interface": first.get("interface"),
-        "paths": first.get("paths", {}),
         "limit_s": plan.limit_s,
         "steady": STEADY_RULE,
     }
+
+
+def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
+    """Says which GPUs were measured, and what lies between them; nothing on Gloo."""
+    places = [result["place"] for result in results]
+    if not places or places[0] is None:
+        return {}
+    from ringsim.links.gpu import paths_between
+
+    return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
 
 
 def _what_is_missing(plan: Plan, samples: Samples) -> list[str]:

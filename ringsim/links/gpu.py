@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["check_gpus", "paths_between", "time_steps"]
+__all__ = ["check_gpus", "paths_between", "place_of", "time_steps"]
 
 
 def time_steps(step: Callable[[], None], count: int) -> list[float]:
@@ -47,23 +49,42 @@ def check_gpus(world_size: int) -> None:
         )
 
 
-def paths_between(ranks: Sequence[int]) -> dict[str, str]:
-    """Returns how NCCL moves data along the edges of a ring on this machine, as far as torch and the environment tell.
+def place_of(local_rank: int) -> dict[str, Any]:
+    """Returns where this rank's GPU is and whom it can reach, as JSON can say it; every rank calls it by itself.
 
     Args:
-        ranks: the ring's ranks in order; each is on the GPU of its number.
+        local_rank: the number of the rank's GPU on its machine.
 
     Returns:
-        By edge ("0>1"): "p2p" where one GPU can read the other's memory and nobody has forbidden it, else "host-staged"; "network" where
-        the other GPU is not on this machine.
+        ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``; ``peers``, the GPUs of the machine whose memory
+        it can read, none where the environment forbids NCCL to do so.
     """
-    count = torch.cuda.device_count()
     forbidden = os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") or os.environ.get("NCCL_P2P_LEVEL") == "LOC"
+    others = [other for other in range(torch.cuda.device_count()) if other != local_rank]
+    peers = [] if forbidden else [other for other in others if torch.cuda.can_device_access_peer(local_rank, other)]
+    return {"host": socket.gethostname(), "gpu": local_rank, "name": torch.cuda.get_device_name(local_rank), "peers": peers}
+
+
+def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns how NCCL moves data along the edges of a ring, as far as torch and the environment tell.
+
+    Args:
+        ranks: the ring's ranks in order.
+        places: ``place_of`` of every rank, by rank.
+
+    Returns:
+        By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it goes through the machine's memory,
+        "network" where the other GPU is on another machine.
+
+    Example:
+        >>> place = {"host": "one", "peers": [1]}
+        >>> paths_between((0, 1), [{**place, "gpu": 0}, {**place, "gpu": 1, "host": "other"}])
+        {'0>1': 'network', '1>0': 'network'}
+    """
     paths = {}
-    for place, src in enumerate(ranks if len(ranks) > 1 else ()):
-        dst = ranks[(place + 1) % len(ranks)]
-        if max(src, dst) >= count:
-            paths[f"{src}>{dst}"] = "network"
-        else:
-            paths[f"{src}>{dst}"] = "p2p" if not forbidden and torch.cuda.can_device_access_peer(src, dst) else "host-staged"
+    for number, src in enumerate(ranks if len(ranks) > 1 else ()):
+        dst = ranks[(number + 1) % len(ranks)]
+        here, there = places[src], places[dst]
+        local = "p2p" if there["gpu"] in here["peers"] else "host-staged"
+        paths[f"{src}>{dst}"] = local if here["host"] == there["host"] else "network"
     return paths

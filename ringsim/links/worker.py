@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ringsim.comm import torch_hooks
 from ringsim.errors import RingError
 from ringsim.links.ceilings import Loopback, make_copy
-from ringsim.links.gpu import paths_between, time_steps
+from ringsim.links.gpu import place_of, time_steps
 from ringsim.links.patterns import Step, group_of, make_step
 from ringsim.links.plan import Block, Plan
 from ringsim.links.samples import STEADY_S, STEPS_MAX, STEPS_MIN, Floats, is_steady, parts_of, step_ns, timed_ranks
@@ -52,7 +52,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
     Returns:
         What this rank knows beside the record, as JSON can say it: ``gpu_ns``, by label, the times in ns that CUDA events gave (none on
-        Gloo); ``interface``, the network interface that Gloo was told to use; ``paths``, how two GPUs of this machine are joined.
+        Gloo); ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
 
     Raises:
         RingError: nothing is recorded, or there is no ring.
@@ -69,8 +69,8 @@ def measure(plan: Plan) -> dict[str, Any]:
         raise RingError("a measurement must be recorded, got no recorder. Call ringsim.bandwidth, which records it.")
     ring = current_ring()
     gpu_ns = _Meter(plan, ring).run()
-    paths = paths_between(ring.ranks) if ring.comm_device == "gpu" else {}
-    return {"gpu_ns": gpu_ns, "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "paths": paths}
+    place = place_of(ring.local_rank) if ring.comm_device == "gpu" else None
+    return {"gpu_ns": gpu_ns, "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "place": place}
 
 
 @contextmanager

@@ -195,6 +195,7 @@ class Bandwidths:
         lines.append("bandwidths in GB/s, 1 GB = 10**9 bytes")
         for (pattern, backend, src, dst), link in self.fits.items():
             lines.append(f"fit {pattern} {backend} {_edge(src, dst)}: {_fit_text(link)}")
+        lines += [f"path {edge}: {path}" for edge, path in self.metadata.get("paths", {}).items()]
         lines += [f"note: {note}" for note in self.metadata.get("notes", ())]
         return "\n".join(lines)
 

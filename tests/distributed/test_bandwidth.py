@@ -54,6 +54,13 @@ def test_every_pattern_on_every_edge() -> None:
     np.testing.assert_allclose(all_reduce.columns["busbw_gb_per_s"], all_reduce.columns["algbw_gb_per_s"] * 4 / 3)
 
 
+def test_a_ring_of_one_has_its_memory_alone() -> None:
+    table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=2)
+    check_rows(table)
+    assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
+    assert table.columns["busbw_gb_per_s"][0] == 0, "a rank alone moves nothing over a link"
+
+
 def test_where_the_numbers_come_from_is_said() -> None:
     table = ringsim.bandwidth(sizes=[8], limit_s=2)
     said = table.metadata
