@@ -132,14 +132,17 @@ def _jump(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> t
     """What the fits of both sides leave, and the index, where the fits of both miss the other side; None elsewhere."""
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
-    left, right = _line(sizes[:at], times[:at]), _line(sizes[at:], times[at:])
-    own_left, own_right = _misses(left, sizes[:at], times[:at]), _misses(right, sizes[at:], times[at:])
-    beyond_left, beyond_right = _misses(left, sizes[at], times[at]), _misses(right, sizes[at - 1], times[at - 1])
-    limits = [max(LEAST_MISS, LEAST_SCATTERS * float(np.sqrt(np.mean(own**2)))) for own in (own_left, own_right)]
-    outside = [not low[size] <= (1 + miss) * times[size] <= high[size] for miss, size in ((beyond_left, at), (beyond_right, at - 1))]
-    if abs(beyond_left) > limits[0] and abs(beyond_right) > limits[1] and all(outside):
-        return float((own_left**2).sum() + (own_right**2).sum()), at
-    return None
+    left = 0.0
+    for side, beyond in ((slice(None, at), at), (slice(at, None), at - 1)):
+        # A line that may start below 0 follows a change of slope; one that may not is all that makes sense of times that scatter.
+        link = fit_link(sizes[side], times[side])
+        for line in (_line(sizes[side], times[side]), np.array([link.alpha_s, link.beta_s_per_byte])):
+            own, miss = _misses(line, sizes[side], times[side]), _misses(line, sizes[beyond], times[beyond])
+            explained = max(LEAST_MISS, LEAST_SCATTERS * float(np.sqrt(np.mean(own**2))))
+            if abs(miss) <= explained or low[beyond] <= (1 + miss) * times[beyond] <= high[beyond]:
+                return None
+        left += float((own**2).sum())
+    return left, at
 
 
 def _line(sizes: Floats, times: Floats) -> Floats:

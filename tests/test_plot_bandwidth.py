@@ -182,6 +182,15 @@ def test_the_chart_says_where_it_comes_from() -> None:
     assert "Medians of n = 30 repetitions" in words(plot_bandwidth(table(rows(line))))
 
 
+def test_the_chart_says_what_went_on_meanwhile() -> None:
+    value = table(rows(line))
+    assert "oad average" not in words(plot_bandwidth(value))
+    value.metadata.update(interface="lo", load=[0.26, 1.5], paths={}, notes=["Stopped early."])
+    assert "Sockets over lo; load average 0.3 before and 1.5 after.\nStopped early.\n" in words(plot_bandwidth(value))
+    value.metadata.update(interface=None, load=None, paths={"0>1": "p2p", "1>0": "host-staged"})
+    assert "Between the GPUs 0>1: p2p, 1>0: host-staged." in words(plot_bandwidth(value))
+
+
 def test_on_given_axes_nothing_else_is_made() -> None:
     figure, ax = plt.subplots()
     assert table(rows(line)).plot(ax=ax) is ax

@@ -104,6 +104,7 @@ def _draw_table(table: Bandwidths, ax: Axes) -> style.Margins:
         fit_notes(curves)
         + _counts(curves)
         + (published_notes() if with_published else [])
+        + _circumstances(table.metadata)
         + [str(note) for note in table.metadata.get("notes", ())]
     )
     return _dress(ax, title, subtitle, notes, handles, table.metadata, right)
@@ -171,6 +172,19 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
         return []
     low, high = int(counts.min()), int(counts.max())
     return [f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions of each size, warm-up left out."]
+
+
+def _circumstances(metadata: dict[str, Any]) -> list[str]:
+    """Says what carried the messages and what else the machine was doing, as far as that is known."""
+    parts = []
+    if metadata.get("interface"):
+        parts.append(f"sockets over {metadata['interface']}")
+    if metadata.get("paths"):
+        parts.append("between the GPUs " + ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items()))
+    if len(metadata.get("load") or ()) == 2:
+        parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
+    text = "; ".join(parts)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []
 
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:

@@ -54,7 +54,12 @@ def draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bo
         if curve.is_ceiling:
             look = pen(curve.backend)
             for panel, values in ((ax, curve.gb_per_s), (below, curve.latency_us)):
-                panel.plot(curve.size_bytes, values, color=look.colour, linestyle=look.line, linewidth=1.5, gid=f"ceiling {curve.backend}")
+                for regime in curve.regimes:
+                    part = slice(regime.first, regime.last + 1)
+                    panel.plot(
+                        curve.size_bytes[part], values[part], color=look.colour, linestyle=look.line, linewidth=1.5,
+                        marker="." if regime.first == regime.last else "", gid=f"ceiling {curve.backend}",
+                    )  # fmt: skip
             labels.append((float(curve.gb_per_s[-1]), look.name, look.colour))
     groups = measured_groups(curves)
     for (backend, pattern), edges in groups.items():
@@ -100,7 +105,7 @@ def fit_notes(curves: Sequence[Curve]) -> list[str]:
             notes.append(f"{which}:")
             notes += [f"    up to {bytes_text(last)}: {link_text(link)};" for last, link in fitted[:-1]]
             notes.append(f"    beyond: {link_text(fitted[-1][1])}.")
-    if any(len(curve.regimes) > 1 for edges in groups for curve in edges):
+    if any(len(curve.regimes) > 1 for curve in curves):
         notes.append("Interrupted where the time jumps by more than the fits of both sides explain.")
     return notes
 
