@@ -277,7 +277,7 @@ def test_a_lower_bound_is_an_open_point(is_bound: bool) -> None:
 
 def test_every_message_of_a_trace_is_a_point_and_equal_ones_are_one() -> None:
     found = achieved(pipeline(4))
-    assert len(found) + found.empty + found.unfinished == len(pipeline(4).messages)
+    assert len(found) + found.empty + found.unfinished + found.queued == len(pipeline(4).messages)
     points = found.points()
     assert {*zip(points.size_bytes, points.is_bound, strict=True)} == {*zip(found.size_bytes, found.is_bound, strict=True)}
     assert set(points.gb_per_s) <= set(found.gb_per_s)
@@ -290,6 +290,15 @@ def test_messages_lie_over_a_measured_curve() -> None:
     assert len(drawn(ax, "median gloo")) == 1
     assert drawn(ax, "published") == []
     assert "Lines: measured on some CPU" in words(ax)
+
+
+def test_nccl_messages_are_not_drawn_for_their_ends_are_not_recorded() -> None:
+    """A wait of NCCL ends when the work is queued: a bandwidth from it would be any number."""
+    trace = one_message(0, 1000, 1000, 11_000)
+    trace.metadata["backend"] = "nccl"
+    ax = trace.plot_bandwidth()
+    assert drawn(ax, "messages") == []
+    assert "Not drawn: 1 message: on NCCL the record has the end of queueing" in words(ax)
 
 
 def test_what_is_not_drawn_is_said() -> None:

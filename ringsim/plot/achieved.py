@@ -32,6 +32,7 @@ class Achieved:
         is_bound: whether that is only a lower bound (bool).
         empty: messages of 0 bytes, which have no bandwidth and are left out.
         unfinished: messages that never arrived, left out, too.
+        queued: messages of NCCL, left out: a wait on them ends when the GPU has been told, and says nothing of the bytes.
     """
 
     size_bytes: Any
@@ -40,6 +41,7 @@ class Achieved:
     is_bound: Any
     empty: int
     unfinished: int
+    queued: int
 
     def __len__(self) -> int:
         """Returns the number of messages."""
@@ -47,9 +49,9 @@ class Achieved:
 
     def points(self) -> Achieved:
         """Returns each point of the picture once, however many messages lie on it."""
-        place = np.stack([self.size_bytes, np.round(np.log10(self.time_us) * STEPS).astype(np.int64), self.is_bound], axis=1)
-        _, first = np.unique(place, axis=0, return_index=True)
-        return Achieved(self.size_bytes[first], self.time_us[first], self.gb_per_s[first], self.is_bound[first], 0, 0)
+        step = np.round(np.log10(self.time_us) * STEPS).astype(np.int64) + 2**11  # 10**-20 to 10**20 us
+        _, first = np.unique((self.size_bytes << 13) + (step << 1) + self.is_bound, return_index=True)
+        return Achieved(self.size_bytes[first], self.time_us[first], self.gb_per_s[first], self.is_bound[first], 0, 0, 0)
 
 
 def achieved(trace: Trace) -> Achieved:
@@ -76,11 +78,13 @@ def achieved(trace: Trace) -> Achieved:
     send, recv = messages.send, messages.recv
     start, end, watched = np.maximum(events.post_ns[send], events.post_ns[recv]), events.done_ns[recv], events.wait_ns[recv]
     sizes = events.size_bytes[send]
+    queued = trace.metadata.get("backend") == "nccl"
     arrived = (events.status[recv] == OK) & (end != NONE) & (watched != NONE) & (end > start)
-    drawn = arrived & (sizes > 0)
+    drawn = arrived & (sizes > 0) & (not queued)
     time_ns = (end - start)[drawn]
     unwatched_ns = np.maximum(watched - start, 0)[drawn]
     return Achieved(
         sizes[drawn], time_ns * 1e-3, sizes[drawn] / time_ns, unwatched_ns > LATE * time_ns,
-        int(np.count_nonzero(arrived & (sizes <= 0))), int(np.count_nonzero(~arrived)),
+        0 if queued else int(np.count_nonzero(arrived & (sizes <= 0))), 0 if queued else int(np.count_nonzero(~arrived)),
+        len(messages) if queued else 0,
     )  # fmt: skip

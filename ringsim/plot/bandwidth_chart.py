@@ -189,7 +189,7 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
     if not len(found):
-        return "No message arrived", ""
+        return ("NCCL's messages have no times of their own" if found.queued else "No message arrived"), ""
     best = int(np.argmax(found.gb_per_s))
     bounds = int(np.count_nonzero(found.is_bound))
     title = f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with {bytes_text(found.size_bytes[best])}"
@@ -200,6 +200,8 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
 def _left_out(found: Achieved) -> list[str]:
     """Says what is not drawn."""
     notes = []
+    if found.queued:
+        notes.append(f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of queueing, not of the transfer.")
     if found.empty:
         notes.append(f"Not drawn: {count(found.empty, 'message')} of 0 bytes.")
     if found.unfinished:

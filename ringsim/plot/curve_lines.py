@@ -60,7 +60,7 @@ def draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bo
                         curve.size_bytes[part], values[part], color=look.colour, linestyle=look.line, linewidth=1.5,
                         marker="." if regime.first == regime.last else "", gid=f"ceiling {curve.backend}",
                     )  # fmt: skip
-            labels.append((float(curve.gb_per_s[-1]), look.name, look.colour))
+            labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
     groups = measured_groups(curves)
     for (backend, pattern), edges in groups.items():
         for curve in edges:
@@ -68,7 +68,7 @@ def draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bo
         look = pen(backend)
         words = look.name if len({other for other in groups if other[0] == backend}) == 1 else f"{look.name} {pattern}"
         several = f", {len(edges)} edges" if len(edges) > 1 else ""
-        labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.colour))
+        labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink))
     slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()]
     for curve in slowest:
         _draw_fit(curve, ax, below, name=name_half and len(slowest) == 1)

@@ -23,27 +23,29 @@ class Pen:
 
     Args:
         name: what the chart calls it.
-        colour: as "#RRGGBB".
+        colour: of lines, as "#RRGGBB".
+        ink: of words, dark enough to be read on white.
         line: matplotlib's line style.
     """
 
     name: str
     colour: str
+    ink: str
     line: Dashes = "-"
 
 
 PENS: Final = {
-    "gloo": Pen("Gloo", BLUE),
-    "nccl": Pen("NCCL", ORANGE),
-    "mpi": Pen("MPI", GREEN),
-    "tcp": Pen("TCP, no torch", MUTED, (0, (6, 1.5, 1.2, 1.5))),
-    "memcpy": Pen("memory copy", MUTED, (0, (1.2, 1.6))),
+    "gloo": Pen("Gloo", BLUE, BLUE),
+    "nccl": Pen("NCCL", ORANGE, "#8A5A00"),
+    "mpi": Pen("MPI", GREEN, "#006B4E"),
+    "tcp": Pen("TCP, no torch", MUTED, MUTED, (0, (6, 1.5, 1.2, 1.5))),
+    "memcpy": Pen("memory copy", MUTED, MUTED, (0, (1.2, 1.6))),
 }
 
 
 def pen(backend: str) -> Pen:
     """Returns how a backend is drawn, also one that is the user's own."""
-    return PENS.get(backend, Pen(backend or "unknown backend", PURPLE))
+    return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#8C4A74"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ __all__ = ["draw_published", "published_legend", "published_notes"]
 
 DASHES: Final = (0, (3, 2))
 SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
-DARK_ORANGE: Final = "#8A5A00"  # words in NCCL's colour, dark enough to be read on white
 
 
 def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
@@ -29,29 +28,29 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
     Returns:
         Labels for the right edge of the upper panel: height, words and colour of each.
     """
-    colour, labels = pen("nccl").colour, []
+    look, labels = pen("nccl"), []
     times: dict[str, list[PublishedFigure]] = {}
     for figure in FIGURES:
         if figure.latency_us is not None:
             times.setdefault(f"{figure.link} ({figure.source})", []).append(figure)
         elif figure.bandwidth_gb_per_s is not None:
             ax.plot(
-                (1 - SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), color=colour, linestyle=DASHES,
+                (1 - SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), color=look.colour, linestyle=DASHES,
                 linewidth=1.6, gid=f"published {figure.source}", zorder=3,
             )  # fmt: skip
-            labels.append((figure.bandwidth_gb_per_s, f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})", DARK_ORANGE))
+            labels.append((figure.bandwidth_gb_per_s, f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})", look.ink))
     low, high = ax.get_xlim()
     for name, figures in times.items():
         shown = [(figure.size_bytes, figure.latency_us) for figure in figures if figure.size_bytes and low <= figure.size_bytes <= high]
         if shown:
             below.plot(
-                *zip(*shown, strict=True), color=colour, linestyle=DASHES, linewidth=1.2, marker="s", markersize=4.5,
+                *zip(*shown, strict=True), color=look.colour, linestyle=DASHES, linewidth=1.2, marker="s", markersize=4.5,
                 markerfacecolor="white", gid=f"published {name}", zorder=3,
             )  # fmt: skip
             beside = len(shown) == 1  # a row has its name below it
             below.annotate(
                 figures[0].link, shown[-1] if beside else shown[0], xytext=(7, 0) if beside else (-3, -6), textcoords="offset points",
-                va="center" if beside else "top", fontsize=8, color=DARK_ORANGE, zorder=8,
+                va="center" if beside else "top", fontsize=8, color=look.ink, zorder=8,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             )  # fmt: skip
     return labels
