@@ -6,7 +6,6 @@ come to; few give times of single sizes. Nothing in between is filled in::
     link                       small messages       large messages
     NVLink 4, H100             3 us                 180 GB/s measured, 370 GB/s to be expected (line rate 450)
     NVLink 3, A100, 12 links   -                    230 GB/s (line rate 300)
-    NVLink, H800               -                    160 GB/s (line rate 200)
     NVLink 3, A100, 4 links    9.8 us               72 GB/s (line rate 100)
     InfiniBand HDR, 200 Gbit/s -                    24 GB/s (line rate 25)
     network, A40               31-34 us             -
@@ -86,14 +85,10 @@ FIGURES: Final[tuple[PublishedFigure, ...]] = (
         remark="what NCCL's maintainer says is to be expected of 450 GB/s",
     ),
     PublishedFigure(_H100, "2024-11-19", "nccl-tests #268", f"{_TESTS}268", bandwidth_gb_per_s=180.0, remark="two GPUs, to 4 GiB"),
-    PublishedFigure(_H100, "2024-10-18", "nccl #1487", f"{_NCCL}1487", size_bytes=1000, latency_us=3.0, remark="said to be about 3 us"),
+    PublishedFigure(_H100, "2024-10-18", "nccl #1487", f"{_NCCL}1487", size_bytes=1000, latency_us=3.0, remark="about, by nccl-tests"),
     PublishedFigure(
         "NVLink 3, A100, 12 links", "2023-07-05", "nccl-tests #149", f"{_TESTS}149", bandwidth_gb_per_s=230.0,
-        remark="what NCCL's maintainer says is to be expected from 1 GiB on",
-    ),
-    PublishedFigure(
-        "NVLink, H800", "2024-12-31", "DeepSeek-V3 #28", "https://github.com/deepseek-ai/DeepSeek-V3/issues/28",
-        bandwidth_gb_per_s=160.0, remark="measured one way by the authors of the report",
+        remark="what NCCL's maintainer says is to be expected beyond 1 GiB",
     ),
     *(
         PublishedFigure(_A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", size, time_us, remark="sendrecv_perf, NCCL 2.22.3")

@@ -129,6 +129,20 @@ def test_ceilings_are_lines_without_fit() -> None:
     assert "TCP, no torch" in words(ax)
 
 
+def test_what_was_not_measured_is_dashed_and_named() -> None:
+    ax = plot_bandwidth(table(rows(line), rows(lambda size: 2 * line(size), kind="simulated")))
+    measured, simulated = [one for one in ax.lines if (one.get_gid() or "").startswith("median gloo")]
+    assert (measured.get_linestyle(), simulated.get_linestyle()) == ("-", "--")
+    assert measured.get_color() == simulated.get_color()
+    assert {"Gloo pingpong", "Gloo pingpong, simulated"} <= set(words(ax).splitlines())
+
+
+def test_the_bandwidth_of_a_message_needs_no_second_name() -> None:
+    (curve,) = make_curves(table(rows(line, busbw_gb_per_s=math.nan)))
+    assert curve.bus_factor == 1
+    assert curve.gb_per_s.tolist() == pytest.approx([size / line(size) * 1e-9 for size in SIZES])
+
+
 def test_a_backend_has_one_colour_in_every_chart() -> None:
     charts = [table(rows(line)), table(rows(line, backend="nccl"), rows(line)), table(rows(line, pattern="shift"))]
     for chart in charts:

@@ -55,7 +55,7 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
         >>> from ringsim.traces.bandwidths import make_bandwidths
         >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
         >>> times_us = {2**k: 40 + 2**k / 4e3 for k in range(3, 28)}
-        >>> rows = [{**row, "size_bytes": size, "latency_us": t, "busbw_gb_per_s": size / t / 1e3} for size, t in times_us.items()]
+        >>> rows = [{**row, "size_bytes": size, "latency_us": t} for size, t in times_us.items()]
         >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """

@@ -24,16 +24,17 @@ __all__ = ["curve_legend", "draw_curves", "fit_notes", "measured_groups"]
 MARKERS: Final = {"pingpong": "o", "oneway": ">", "exchange": "D", "shift": "s", "all_reduce": "^"}
 OTHER_MARKER: Final = "P"
 FIT_LINE: Final = (0, (4, 2))
+NOT_MEASURED_LINE: Final = (0, (3, 2))
 MOST_NOTES: Final = 3
-Groups = dict[tuple[str, str], list[Curve]]
+Groups = dict[tuple[str, str, str], list[Curve]]
 
 
 def measured_groups(curves: Sequence[Curve]) -> Groups:
-    """Returns the curves that are no ceilings by (backend, pattern): the edges of one measurement."""
+    """Returns the curves that are no ceilings by (backend, pattern, kind): the edges of one measurement."""
     groups: Groups = {}
     for curve in curves:
         if not curve.is_ceiling:
-            groups.setdefault((curve.backend, curve.pattern), []).append(curve)
+            groups.setdefault((curve.backend, curve.pattern, curve.kind), []).append(curve)
     return groups
 
 
@@ -62,12 +63,12 @@ def draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bo
                     )  # fmt: skip
             labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
     groups = measured_groups(curves)
-    for (backend, pattern), edges in groups.items():
+    for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
             _draw_edge(curve, ax, below, alone=len(edges) == 1)
         look = pen(backend)
         words = look.name if len({other for other in groups if other[0] == backend}) == 1 else f"{look.name} {pattern}"
-        several = f", {len(edges)} edges" if len(edges) > 1 else ""
+        several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (f", {kind}" if kind != "measured" else "")
         labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink))
     slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()]
     for curve in slowest:
@@ -80,10 +81,10 @@ def curve_legend(curves: Sequence[Curve]) -> list[Any]:
     groups = measured_groups(curves)
     if not groups:
         return []
-    colour = pen(next(iter(groups))[0]).colour if len({backend for backend, _ in groups}) == 1 else style.INK
+    colour = pen(next(iter(groups))[0]).colour if len({backend for backend, _, _ in groups}) == 1 else style.INK
     entries: list[Any] = [
         Line2D([], [], color=colour, marker=MARKERS.get(pattern, OTHER_MARKER), markersize=5, label=f"{pattern}: median")
-        for pattern in dict.fromkeys(pattern for _, pattern in groups)
+        for pattern in dict.fromkeys(pattern for _, pattern, _ in groups)
     ]
     if any(len(edges) == 1 for edges in groups.values()):
         entries.append(Patch(facecolor=colour, alpha=0.22, linewidth=0, label="p10 to p90"))
@@ -131,12 +132,13 @@ def _with_error(value: float, error: float) -> str:
 def _draw_edge(curve: Curve, ax: Axes, below: Axes, *, alone: bool) -> None:
     """Draws the medians of one edge, each regime by itself, and the band where the edge stands alone."""
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
+    line = look.line if curve.kind == "measured" else NOT_MEASURED_LINE
     marker = MARKERS.get(curve.pattern, OTHER_MARKER)
     for panel, values, band in ((ax, curve.gb_per_s, curve.band_gb_per_s), (below, curve.latency_us, curve.latency_band_us)):
         for regime in curve.regimes:
             part = slice(regime.first, regime.last + 1)
             panel.plot(
-                curve.size_bytes[part], values[part], color=look.colour, linestyle=look.line, linewidth=1.6 if alone else 0.8,
+                curve.size_bytes[part], values[part], color=look.colour, linestyle=line, linewidth=1.6 if alone else 0.8,
                 marker=marker, markersize=4 if alone else 2, gid=f"median {name}", zorder=4,
             )  # fmt: skip
             if alone and np.isfinite(band[:, part]).all():

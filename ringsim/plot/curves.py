@@ -87,7 +87,7 @@ class Curve:
     def name(self) -> str:
         """Backend, pattern and edge, for notes."""
         edge = f" {self.src} -> {self.dst}" if self.src >= 0 and self.dst >= 0 else ""
-        return f"{pen(self.backend).name} {self.pattern}{edge}"
+        return f"{pen(self.backend).name} {self.pattern}{edge}{'' if self.kind == 'measured' else f', {self.kind}'}"
 
     @property
     def label(self) -> str:
@@ -123,8 +123,10 @@ def make_curves(table: Bandwidths) -> list[Curve]:
             rows = np.flatnonzero(mine["kind"] == kind)
             _, first = np.unique(mine["size_bytes"][rows], return_index=True)
             column = {name: values[rows[first]] for name, values in mine.items()}
-            factor = column["busbw_gb_per_s"] / column["algbw_gb_per_s"]
             pattern, backend, src, dst = key
+            if src >= 0:  # a message, for which both bandwidths are the same: either may be missing
+                column["busbw_gb_per_s"] = column["algbw_gb_per_s"]
+            factor = column["busbw_gb_per_s"] / column["algbw_gb_per_s"]
             curves.append(
                 Curve(
                     pattern, backend, kind, src, dst, column["size_bytes"], column["latency_us"], column["busbw_gb_per_s"],
