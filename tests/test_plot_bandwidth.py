@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from synthetic import Story, pipeline
 
+from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.plot.achieved import achieved
 from ringsim.plot.bandwidth_chart import plot_bandwidth, png
@@ -313,6 +314,11 @@ def test_nccl_messages_are_not_drawn_for_their_ends_are_not_recorded() -> None:
     ax = trace.plot_bandwidth()
     assert drawn(ax, "messages") == []
     assert "Not drawn: 1 message: on NCCL the record has the end of queueing" in words(ax)
+
+
+def test_a_curve_belongs_to_a_trace() -> None:
+    with pytest.raises(ArgumentError, match="curve must be left out for a table of bandwidths"):
+        plot_bandwidth(table(rows(line)), curve=table(rows(line)))
 
 
 def test_what_is_not_drawn_is_said() -> None:

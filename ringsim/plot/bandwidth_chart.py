@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from ringsim.errors import ArgumentError
 from ringsim.plot import style
 from ringsim.plot.achieved import Achieved, achieved
 from ringsim.plot.curve_lines import curve_legend, draw_curves, fit_notes, measured_groups
@@ -50,6 +51,9 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
     Returns:
         The axes of the upper panel; the lower one is its child.
 
+    Raises:
+        ArgumentError: a curve is given for a table, which has its own.
+
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
         >>> from ringsim.traces.bandwidths import make_bandwidths
@@ -59,6 +63,8 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
         >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
+    if isinstance(trace, Bandwidths) and curve is not None:
+        raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
     with style.drawing():
         if ax is not None:
             _draw(trace, curve, ax)
