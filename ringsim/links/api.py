@@ -48,11 +48,11 @@ def bandwidth(
     From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that run already (torchrun, or a
     worker of ``ringsim.trace``) every rank calls it with the same arguments, is blocked until all have measured, and gets the same table.
 
-    The times are those of the recorded operations, as in every trace; ``ringsim.traces.bandwidths`` says what the time of each pattern
-    is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within 2.5 % of it
-    on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3 repetitions or more;
-    sizes that no time is left for are left out, and the table says so. Edges are measured one after the other, except for "shift" and
-    "all_reduce".
+    The times come from the record, where each step (a round trip, say) is a span; ``ringsim.traces.bandwidths`` says what the time of
+    each pattern is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within
+    2.5 % of it on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3
+    repetitions or more; sizes that no time is left for are left out, and the table says so. Edges are measured one after the other,
+    except for "shift" and "all_reduce".
 
     In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
 

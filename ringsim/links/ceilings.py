@@ -1,6 +1,6 @@
 """The ceilings: what a raw TCP connection and a copy in memory give, in the same processes, with the same sizes.
 
-No library on top of them can be faster, so they say how much of a time is the library's own. A step is recorded as a span.
+No library on top of them can be faster, so they say how much of a time is the library's own.
 """
 
 from __future__ import annotations

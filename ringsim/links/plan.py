@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label that its operations bear in the trace."""
+        """The label that its steps bear in the trace."""
         return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
 
     @classmethod

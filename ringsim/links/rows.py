@@ -31,7 +31,7 @@ def samples_of(events: Events) -> Samples:
             continue
         chosen = np.flatnonzero((events.label == number) & (events.post_ns != NONE))
         for rank in np.unique(events.rank[chosen]).tolist():
-            mine = chosen[events.rank[chosen] == rank]  # by rank, then by posting: the order of the events
+            mine = chosen[events.rank[chosen] == rank]
             found.setdefault(block, {})[rank] = step_ns(block, events.post_ns[mine], events.done_ns[mine])
     return found
 

@@ -1,13 +1,13 @@
-"""From the times of recorded operations to the time of a message: the arithmetic of each pattern, and when there are enough of them.
+"""From the recorded steps to the time of a message: the arithmetic of each pattern, and when there are enough of them.
 
-A block is measured in steps: one round trip, one burst of a stream, one exchange. A step's time is read from the record, from the moment
-at which its first operation was posted to the moment at which its last was done, on one rank, so that no two clocks are compared::
+A block is measured in steps: one round trip, one burst of a stream, one exchange. Each is a span in the record of one rank, from the moment
+at which its first operation is called to the moment at which its last is done, so that no two clocks are compared::
 
-    src, recorded        send.post ... send.done  recv.post ............... recv.done       of a ping-pong, half of this
-    dst, not recorded                 recv .................... send
+    src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
+    dst                       recv .......... send ---
 
-The rank at the other end is not recorded meanwhile: it would record between the message that comes and the one that goes, and each
-message would take longer by that (by a tenth at 4 KiB).
+The operations themselves are not recorded meanwhile, on any rank: that would lie between the message that comes and the one that goes, and
+each message would take longer by it (by a tenth at 4 KiB).
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import numpy.typing as npt
 
 from ringsim.links.plan import STREAM, Block
 
-__all__ = ["OPERATIONS", "combine", "is_steady", "parts_of", "step_ns", "timed_ranks"]
+__all__ = ["combine", "is_steady", "parts_of", "step_ns", "timed_ranks"]
 
 Floats = npt.NDArray[Any]
 
-OPERATIONS: Final = {"pingpong": 2, "oneway": STREAM, "exchange": 2, "shift": 2, "all_reduce": 1, "copy": 1}  # of one rank in one step
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
 STEPS_MIN: Final = 10
 STEADY_S: Final = 0.03  # a machine has moods that last for milliseconds: no block is shorter, unless its time is
@@ -32,7 +31,7 @@ STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks whose record tells the time of a block; the first of them leads.
+    """Returns the ranks that record the steps of a block; the first of them leads.
 
     Args:
         block: the block.
@@ -46,26 +45,22 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns how long each complete step of a block took on one rank, as that rank's share of the definition says.
+    """Returns the times of a message that the steps of a block gave on one rank.
 
     Args:
         block: the block.
-        post_ns: when the rank's operations of the block were posted, in order; shape (n,).
-        done_ns: when they were done, -1 for not yet; shape (n,).
+        post_ns: when each step began; shape (n,).
+        done_ns: when it ended, -1 for one that was cut off; shape (n,).
 
     Returns:
-        ns of each step, float64: half a round trip, the time per message of a stream, otherwise the whole step.
+        ns of each complete step, float64, divided by ``parts_of(block)``.
 
     Example:
-        >>> step_ns(Block("gloo", "pingpong", 0, 1, 8), np.array([0, 40, 100, 140]), np.array([30, 80, 130, 180]))
+        >>> step_ns(Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100, 200]), np.array([80, 180, -1]))
         array([40., 40.])
     """
-    each = 1 if block.backend in ("tcp", "memcpy") else OPERATIONS[block.pattern]  # a span around a whole step
-    steps = len(post_ns) // each
-    post, done = post_ns[: steps * each].reshape(steps, each), done_ns[: steps * each].reshape(steps, each)
-    complete = (done >= 0).all(axis=1)
-    last = done[:, 0] if block.pattern == "shift" else done.max(axis=1)  # of a shift the recv, posted first, is what arrives
-    found: Floats = (last - post.min(axis=1))[complete] / parts_of(block)
+    complete = done_ns >= 0
+    found: Floats = (done_ns[complete] - post_ns[complete]) / parts_of(block)
     return found
 
 

@@ -4,9 +4,9 @@
 
     for each block
         all ranks         barrier, so that no other edge is busy; rank 0 says how much time the block has
-        its ranks         warm up, unlabelled
+        its ranks         warm up
         repeat            the leader says how many steps follow: none when the estimate is steady or the time is up
-                          the steps, recorded under the block's label
+                          the steps, each a span with the block's label on the ranks that tell the time
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -31,8 +31,6 @@ from ringsim.links.plan import Block, Plan
 from ringsim.links.samples import STEADY_S, STEPS_MAX, STEPS_MIN, Floats, is_steady, parts_of, step_ns, timed_ranks
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
-from ringsim.traces.bandwidths import CEILINGS
-from ringsim.traces.hot_path import label_in_force
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["measure"]
@@ -125,14 +123,11 @@ class _Meter:
         if step is None:
             return
         tells = self._ring.rank in timed_ranks(block, self._ring.ranks)
-        spans = tells and block.backend in CEILINGS and not self._gpu  # where there is no operation to record
-        with nullcontext() if tells else not_recorded(self._recorder):
-            warm = self._in_span(WARM_UP, step) if spans else step
-            fresh = self._repeat(block, warm, 1 if block.size_bytes >= _LARGE_BYTES else 3, None)
-            label = self._recorder.number_label(block.label) if tells else None
-            found, repeated = np.zeros(0), self._in_span(block.label, step) if spans else step
+        with not_recorded(self._recorder):
+            fresh = self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, WARM_UP if tells else None)
+            found = np.zeros(0)
             while (count := self._agree(block, self._wanted(block, found, share_s, fresh) if tells else 0)) > 0:
-                fresh = self._repeat(block, repeated, count, label)
+                fresh = self._repeat(block, step, count, block.label if tells else None)
                 found = np.concatenate([found, fresh])
 
     def _step_of(self, block: Block) -> Step | None:
@@ -149,17 +144,6 @@ class _Meter:
             return self._loopback.make_step(outgoing, incoming)
         return make_step(block, self._ring, outgoing, incoming)
 
-    def _in_span(self, name: str, bare: Step) -> Step:
-        begin, end = self._recorder.span_begin, self._recorder.span_end
-
-        def step() -> None:
-            slot = begin(name)
-            bare()
-            if slot is not None:
-                end(slot)
-
-        return step
-
     def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what a step sends and where it receives; every page of it has been touched."""
         size = block.size_bytes
@@ -172,20 +156,24 @@ class _Meter:
             return outgoing.view(torch.float32), incoming.view(torch.float32)
         return outgoing, incoming
 
-    def _repeat(self, block: Block, step: Step, count: int, label: int | None) -> Floats:
-        """Does ``count`` steps, under a label if they count, and returns their times in ns as far as this rank records them."""
+    def _repeat(self, block: Block, step: Step, count: int, name: str | None) -> Floats:
+        """Does ``count`` steps; records each as a span where there is a name for them, and returns the times in ns."""
         if self._gpu:
             times_ns = [whole_ns / parts_of(block) for whole_ns in time_steps(step, count)]
-            if label is not None:
-                self._gpu_ns.setdefault(block.label, []).extend(times_ns)
+            if name == block.label:
+                self._gpu_ns.setdefault(name, []).extend(times_ns)
             return np.array(times_ns)
+        if name is None:
+            for _ in range(count):
+                step()
+            return np.zeros(0)
         recorder = self._recorder
-        before = recorder.hot.skip()
-        outer = label_in_force.set(label) if label is not None else None
+        begin, end, before = recorder.span_begin, recorder.span_end, recorder.hot.skip()
         for _ in range(count):
+            slot = begin(name)
             step()
-        if outer is not None:
-            label_in_force.reset(outer)
+            if slot is not None:
+                end(slot)
         records = recorder.records_between(before, recorder.hot.skip())
         return step_ns(block, records["post_ns"], records["done_ns"])
 

@@ -5,8 +5,8 @@ A row is one pattern on one edge at one size. S is ``size_bytes``, t is ``latenc
     pattern      S                        t
     pingpong     the message              half the time of a round trip
     oneway       the message              time per message of a stream from src to dst, several in flight
-    exchange     the message, each way    until both of two messages, one in each direction, are there
-    shift        the message              until the message from src is at dst, while all ranks send to their successors
+    exchange     the message, each way    until src has sent one message and received another
+    shift        the message              until dst has the message from src, and its own is gone: all ranks send to their successors
     all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1, the whole group
 
 algbw is S / t, and busbw is algbw times the factor of ``ringsim.costs`` (nccl-tests' definitions). 1 GB is 10**9 bytes. Latency and

@@ -21,7 +21,6 @@ from ringsim.errors import ArgumentError, Interrupted
 from ringsim.links.plan import PATTERNS, make_plan
 from ringsim.links.worker import measure
 from ringsim.traces.bandwidths import Bandwidths, load
-from ringsim.traces.events import RECV, SEND
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -73,24 +72,16 @@ def test_where_the_numbers_come_from_is_said() -> None:
     assert {"cpu", "cores", "memory_bytes", "platform"} == set(said["machine"])
 
 
-def test_only_the_rank_that_tells_the_time_is_recorded() -> None:
-    plan = make_plan((0, 1), [4096], ("pingpong", "oneway"), "gloo", edge=(0, 1), ceilings=False, limit_s=3)
-    trace = ringsim.trace(measure, world_size=2, args=(plan,))
-    events = trace.events
-    for pattern, teller in (("pingpong", 0), ("oneway", 1)):
-        mine = events.select(events.label == events.tables.labels.index(f"bandwidth gloo {pattern} 0 1 4096"))
-        assert set(mine.rank.tolist()) == {teller}
-        assert set(mine.size_bytes.tolist()) == {4096}
-        assert set(mine.kind.tolist()) == ({SEND, RECV} if pattern == "pingpong" else {RECV})
-        assert {events.tables.groups[group].name for group in mine.group.tolist()} == {"ring:0>1"}
-
-
-def test_warm_ups_do_not_count() -> None:
-    plan = make_plan((0, 1), [2**24], "pingpong", "gloo", edge=(0, 1), limit_s=2)
+def test_steps_are_spans_of_the_rank_that_tells_and_warm_ups_do_not_count() -> None:
+    plan = make_plan((0, 1), [4096, 2**24], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=4)
     frame = ringsim.trace(measure, world_size=2, args=(plan,)).to_pandas()
-    large = frame[(frame["size_bytes"] == 2**24) & ~frame["label"].str.startswith("bandwidth", na=False)]
-    assert sorted(zip(large["rank"], large["op"], strict=True)) == [(0, "recv"), (0, "send")], "one round trip"
-    assert (frame["label"] == "warm-up").sum() == 2, "once for TCP, once for the copy"
+    for pattern, teller in (("pingpong", 0), ("oneway", 1)):
+        for size in (4096, 2**24):
+            steps = frame[frame["label"] == f"bandwidth gloo {pattern} 0 1 {size}"]
+            assert set(steps["rank"]) == {teller}
+            assert set(steps["kind"]) == {"span"}
+    assert not frame["size_bytes"].isin([4096, 2**24]).any(), "what is measured is not slowed down by being recorded"
+    assert (frame["label"] == "warm-up").sum() == 4 * (3 + 1)
 
 
 def around() -> tuple[int, int]:
