@@ -112,6 +112,15 @@ def test_the_fit_goes_through_and_n_half_reaches_half() -> None:
     assert re.search(r"Gloo pingpong 0 -> 1: alpha = 40\.0+ ± 0\.0+ µs, 1/beta = 4\.0+ ± 0\.0+ GB/s, n½ = 156 KiB\.", words(ax))
 
 
+def test_n_half_is_not_marked_where_the_fit_does_not_know_alpha() -> None:
+    times = dict(zip(SIZES, np.random.default_rng(1).lognormal(0, 1.5, len(SIZES)), strict=True))
+    wild = [row | {"p10_latency_us": 1e-3, "p90_latency_us": 1e9} for row in rows(lambda size: line(size) * times[size])]
+    ax = plot_bandwidth(table(wild))
+    assert len(drawn(ax, "fit ")) == 1
+    assert drawn(ax, "n half") == []
+    assert "n½ = " not in ax.texts[0].get_text()
+
+
 def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
     ax = plot_bandwidth(table(rows(jump)))
     for panel in (ax, *ax.child_axes):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ringsim.errors import ArgumentError
 from ringsim.plot import style
 from ringsim.plot.achieved import Achieved, achieved
-from ringsim.plot.curve_lines import curve_legend, draw_curves, fit_notes, measured_groups
+from ringsim.plot.curve_lines import curve_legend, draw_curves, fit_notes, is_sure, measured_groups
 from ringsim.plot.curves import Curve, make_curves, pen
 from ringsim.plot.labels import label_heights
 from ringsim.plot.published_marks import draw_published, published_legend, published_notes
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["plot_bandwidth", "png"]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
-MOST_ERROR: Final = 0.25  # of alpha: with more, the title says nothing of it
 MOST_NAMED: Final = 3  # measurements that the title names
 
 
@@ -165,8 +164,7 @@ def _message(curves: Sequence[Curve]) -> tuple[str, str]:
         return f"{last}: {rates} GB/s", f"{first}: {times}"
     title = f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at {curve.gb_per_s[-1]:.3g} GB/s"
     link = curve.regimes[-1].link
-    known = link is not None and link.alpha_error_s < MOST_ERROR * link.alpha_s
-    if len(curve.regimes) > 1 or not known or link is None or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
+    if len(curve.regimes) > 1 or link is None or not is_sure(link) or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
         return title, "each point is a median; the line is what two numbers, alpha and beta, make of them"
     return title, f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost of a message, alpha"
 

@@ -19,13 +19,14 @@ from ringsim.traces.units import bytes_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["curve_legend", "draw_curves", "fit_notes", "measured_groups"]
+__all__ = ["curve_legend", "draw_curves", "fit_notes", "is_sure", "measured_groups"]
 
 MARKERS: Final = {"pingpong": "o", "oneway": ">", "exchange": "D", "shift": "s", "all_reduce": "^"}
 OTHER_MARKER: Final = "P"
 FIT_LINE: Final = (0, (4, 2))
 NOT_MEASURED_LINE: Final = (0, (3, 2))
 MOST_NOTES: Final = 3
+MOST_ERROR: Final = 0.25  # of alpha
 Groups = dict[tuple[str, str, str], list[Curve]]
 
 
@@ -111,6 +112,11 @@ def fit_notes(curves: Sequence[Curve]) -> list[str]:
     return notes
 
 
+def is_sure(link: Link) -> bool:
+    """Tells whether a fit knows its alpha well enough for more to be said of it: n½ follows from it."""
+    return not link.alpha_error_s > MOST_ERROR * link.alpha_s
+
+
 def link_text(link: Link) -> str:
     """Writes a fit: alpha, 1 / beta and n½, with one standard error each where it is known."""
     alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
@@ -159,7 +165,7 @@ def _draw_fit(curve: Curve, ax: Axes, below: Axes, *, name: bool) -> None:
         for panel, values in ((ax, curve.bus_factor * sizes / times_s * 1e-9), (below, times_s * 1e6)):
             panel.plot(sizes, values, color=style.INK, linestyle=FIT_LINE, linewidth=1.1, gid=f"fit {curve.name}", zorder=5)
         half = link.n_half_bytes
-        if ends[0] <= half <= ends[1]:
+        if ends[0] <= half <= ends[1] and is_sure(link):
             points = ((ax, curve.bus_factor * link.bandwidth_gb_per_s / 2), (below, 2e6 * link.alpha_s))
             for panel, value in points:
                 panel.plot(half, value, "D", color=style.INK, markerfacecolor="white", markersize=6, gid="n half", zorder=7)
