@@ -117,7 +117,7 @@ def bandwidth(
         "comm_device": comm_device,
         "load": [*load, _load()],
         "interrupted": bool(notes),
-        "notes": notes + _what_is_missing(plan, samples) + _who_else_ran(load[0]),
+        "notes": notes + _what_is_missing(plan, samples, results, interrupted=bool(notes)) + _who_else_ran(load[0]),
     }
     return make_bandwidths(make_rows(samples, ranks), metadata)
 
@@ -210,14 +210,16 @@ def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
     return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
 
 
-def _what_is_missing(plan: Plan, samples: Samples) -> list[str]:
+def _what_is_missing(plan: Plan, samples: Samples, results: Sequence[Any], *, interrupted: bool) -> list[str]:
     missing = [block for block in plan.blocks if block not in samples]
-    if not missing:
-        return []
-    smallest = bytes_text(min(block.size_bytes for block in missing))
-    return [
-        f"{len(missing)} of {len(plan.blocks)} measurements are not there, from {smallest} on: the time (limit_s={plan.limit_s:g}) was up."
-    ]
+    apart = [block for block in missing if block.backend == "tcp" and results and results[block.src]["host"] != results[block.dst]["host"]]
+    notes = [f"no TCP over loopback: ranks {apart[0].src} and {apart[0].dst} are on two machines."] if apart else []
+    late = [block for block in missing if block not in apart]
+    if late:
+        first = bytes_text(min(block.size_bytes for block in late))
+        why = "the run was interrupted" if interrupted else f"the time (limit_s={plan.limit_s:g}) was up"
+        notes.append(f"{len(late)} of {len(plan.blocks)} measurements are not there, from {first} on: {why}.")
+    return notes
 
 
 def _who_else_ran(load: float | None) -> list[str]:

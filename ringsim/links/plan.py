@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
@@ -16,6 +17,7 @@ SIZES: Final = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
 STREAM: Final = 8  # messages in flight in the pattern "oneway"
 MAX_SIZE_BYTES: Final = 2**30
 _WORD: Final = "bandwidth"
+_LABEL: Final = re.compile(rf"{_WORD} (\w+) (\w+) (-?\d+) (-?\d+) (\d+)")
 
 
 class Block(NamedTuple):
@@ -46,13 +48,11 @@ class Block(NamedTuple):
 
         Example:
             >>> block = Block("gloo", "pingpong", 0, 1, 4096)
-            >>> Block.from_label(block.label) == block, Block.from_label("compute")
+            >>> Block.from_label(block.label) == block, Block.from_label("bandwidth of a b c d")
             (True, None)
         """
-        words = label.split(" ")
-        if len(words) != 6 or words[0] != _WORD:
-            return None
-        return cls(words[1], words[2], int(words[3]), int(words[4]), int(words[5]))
+        found = _LABEL.fullmatch(label)
+        return cls(found[1], found[2], int(found[3]), int(found[4]), int(found[5])) if found else None
 
     @property
     def copies(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
     Returns:
         What this rank knows beside the record, as JSON can say it: ``gpu_ns``, by label, the times in ns that CUDA events gave (none on
-        Gloo); ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
+        Gloo); ``host``, this machine; ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
 
     Raises:
         RingError: nothing is recorded, or there is no ring.
@@ -68,7 +69,7 @@ def measure(plan: Plan) -> dict[str, Any]:
     ring = current_ring()
     gpu_ns = _Meter(plan, ring).run()
     place = place_of(ring.local_rank) if ring.comm_device == "gpu" else None
-    return {"gpu_ns": gpu_ns, "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "place": place}
+    return {"gpu_ns": gpu_ns, "host": socket.gethostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "place": place}
 
 
 @contextmanager
@@ -97,7 +98,7 @@ class _Meter:
 
     def run(self) -> dict[str, list[float]]:
         deadline_s = time.monotonic() + self._plan.limit_s
-        blocks = self._plan.blocks
+        blocks = self._without_loopback_between_machines()
         try:
             for place, block in enumerate(blocks):
                 share_s = self._meet((deadline_s - time.monotonic()) / (len(blocks) - place))
@@ -108,6 +109,14 @@ class _Meter:
             if self._loopback is not None:
                 self._loopback.close()
         return self._gpu_ns
+
+    def _without_loopback_between_machines(self) -> list[Block]:
+        blocks = list(self._plan.blocks)
+        if not any(block.backend == "tcp" for block in blocks):
+            return blocks
+        hosts: list[Any] = [None] * self._ring.world_size
+        dist.all_gather_object(hosts, socket.gethostname())
+        return [block for block in blocks if block.backend != "tcp" or hosts[block.src] == hosts[block.dst]]
 
     def _meet(self, share_s: float) -> float:
         """Waits for all ranks; returns what rank 0 says that the next block may take."""

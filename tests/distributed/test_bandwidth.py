@@ -106,6 +106,21 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table() -> None:
     assert sorted(frame["rank"]) == [0, 0, 1, 1], "the recorder is back after the measurement, also on the rank that was not recorded"
 
 
+def on_two_machines() -> tuple[list[str], list[str]]:
+    import socket
+
+    socket.gethostname = lambda: f"machine {ringsim.current_ring().rank}"
+    table = ringsim.bandwidth(sizes=[8], edge=(0, 1), limit_s=2)
+    return [backend for _, backend, _, _ in table.series()], table.metadata["notes"]
+
+
+def test_no_loopback_joins_two_machines() -> None:
+    backends, notes = ringsim.trace(on_two_machines, world_size=2).results[1]
+    assert backends == ["gloo", "memcpy"]
+    assert "no TCP over loopback: ranks 0 and 1 are on two machines." in notes
+    assert not any("the time" in note for note in notes)
+
+
 def wrong_size() -> None:
     ringsim.bandwidth(3, [8])
 
@@ -144,6 +159,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     check_rows(table.select(table.columns["size_bytes"] == 8))
     assert table.metadata["interrupted"]
     assert "interrupted: what had been measured by then is here." in table.metadata["notes"]
+    assert not any("limit_s" in note for note in table.metadata["notes"])
 
 
 def test_ctrl_c_before_anything_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
