@@ -42,7 +42,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),
         *(f"ringsim.comm.deepspeed_{name}" for name in ("ops", "queries", "start")),
         *("ringsim.comm", "ringsim.comm.deepspeed"),
-        *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
+        *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring_building", "ringsim.ring"),
     ),
     (
         "ringsim.launch",

@@ -211,7 +211,9 @@ class MpiBackend(MpiObjects, Backend):
         comm = world.comm.Create(world.comm.Get_group().Incl(list(members)))
         if comm == job.mpi.COMM_NULL:
             return GroupMember.NON_GROUP_MEMBER
-        group = MpiGroup(comm, members, f"mpi:{number}", number, to_seconds(timeout) or world.timeout_s, group_desc or "undefined")
+        desc = group_desc or "undefined"
+        name = desc if desc.startswith("ring:") else f"mpi:{number}"  # pair groups bear their edge, as on torch
+        group = MpiGroup(comm, members, name, number, to_seconds(timeout) or world.timeout_s, desc)
         job.groups.add(group)
         return group
 
