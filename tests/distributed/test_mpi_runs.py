@@ -32,6 +32,13 @@ def test_a_block_is_recorded(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == []  # the parts are gone
 
 
+def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one() -> None:
+    run = run_mpi(2, JOBS, "summary")
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = [line.split() for line in run.stdout.splitlines()]
+    assert [line[0] for line in lines if line and line[0] in ("exchange", "send", "recv")] == ["exchange", "exchange", "recv", "send"] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "said"),
     [
