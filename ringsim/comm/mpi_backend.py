@@ -56,7 +56,8 @@ class MpiBackend(MpiObjects, Backend):
     ) -> None:
         """Joins the ranks that mpirun has started: all of them call it, and it blocks until all have.
 
-        While the ranks are joined, an exception that ends one of them ends the whole job, for the others would wait for it.
+        While the ranks are joined, an exception that ends one of them ends the whole job, and so does ``sys.exit`` with another code than
+        0, for the others would wait for it.
 
         Args:
             backend: "mpi" or None.

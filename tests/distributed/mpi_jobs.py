@@ -177,6 +177,22 @@ def fail() -> None:
     dist.barrier()
 
 
+def leave(how: str) -> None:
+    """Rank 1 leaves by sys.exit while the others wait for it; or does not, though it looks like it."""
+    rank, _ = join(timeout_s=60)
+    if how == "well":  # without destroy_process_group
+        dist.barrier()
+        sys.exit()
+    if rank == 1 and how == "caught":
+        with pytest.raises(SystemExit) as caught:
+            sys.exit(3)
+        assert caught.value.code == 3
+    elif rank == 1:
+        sys.exit(3 if how == "3" else how)
+    dist.barrier()
+    print("met")
+
+
 def wrong_size() -> None:
     dist.set_backend("mpi")
     with pytest.raises(ArgumentError, match="world_size must be 2 as MPI has it"):
