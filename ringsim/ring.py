@@ -291,8 +291,8 @@ def get_comm_device() -> str:
 def destroy_distributed() -> None:
     """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
 
-    Every rank calls it when its messages are done. Rank 0 stays until the others have called it too, a few seconds at most, since what
-    they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
+    Every rank calls it when its messages are done. On torch, rank 0 stays until the others have called it too, a few seconds at most, since
+    what they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
 
     Example:
         >>> destroy_distributed()

@@ -126,7 +126,7 @@ class MpiBackend(MpiObjects, Backend):
                 pass  # the program was told, or did not ask
         job.undo()
         self._job = None
-        for each in job.groups:
+        for each in sorted(job.groups, key=lambda group: group.number):  # a rank may wait here for the others: all go in one order
             each.comm.Free()
         job.control.Free()
 
