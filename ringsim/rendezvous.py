@@ -45,7 +45,7 @@ class Rendezvous:
     Attributes:
         roll: this rank's part in the roll-call; its ``store`` is theirs alone.
         rings: every ring of this world, as its global ranks in order.
-        loopback: all of them are on this machine.
+        loopback: all of them are on this machine, and say so.
         listener: the file descriptor this process listens on, None where another does.
     """
 
@@ -125,18 +125,24 @@ def meet(
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("MASTER_PORT") == str(port)
     if listen_socket is not None or (rank == 0 and not agent):
         listener = listen_socket or listen(head_ip, port, timeout_s=timeout_s)
-        loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        address = listener.getsockname()[0]
+        loopback = ipaddress.ip_address(address).is_loopback
         descriptor = listener.fileno()
         store = host(listener, timeout_s)
         roll = RollCall(store, rank, world_size, hosts=True, reused=False)
         try:
-            return Rendezvous(roll, roll.start(card, deadline), loopback, descriptor)
-        except BaseException:
+            return Rendezvous(roll, roll.start(card, deadline), loopback and _leads_alike(head_ip), descriptor)
+        except BaseException as error:
             _stop_listening(descriptor)
+            if isinstance(error, RendezvousFailed) and loopback and not _leads_alike(head_ip):
+                raise RendezvousFailed(
+                    f"{error} If those that are missing are on other machines: {head_ip!r} leads to {address} on rank 0's own machine, "
+                    "where no other machine can reach it. Pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
+                ) from error
             raise
     where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
     addresses = _resolve(head_ip, deadline)
-    loopback = all(ipaddress.ip_address(address).is_loopback for _, address in addresses)
+    loopback = _leads_alike(head_ip) and all(ipaddress.ip_address(address).is_loopback for _, address in addresses)
     while True:
         store = _join(addresses, port, deadline, where)
         try:
@@ -275,6 +281,20 @@ def _unanswered(where: str, found: str) -> RendezvousFailed:
         f"rank 0 must answer at head_ip and port within the time limit, got {found} ({where}). "
         "Rank 0 is missing, and who else is there shows only where it is: start it, or correct head_ip and port."
     )
+
+
+def _leads_alike(host: str) -> bool:
+    """Tells whether a host that leads to loopback here does so on every machine: an address, or "localhost".
+
+    A machine's own name does not: its /etc/hosts may lead to loopback (Debian: 127.0.1.1) where the others find its address on the network.
+    """
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _resolve(host: str, deadline: float) -> list[Address]:

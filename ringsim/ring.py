@@ -14,23 +14,21 @@ distinct groups over the same two ranks, one for each direction.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
-from ringsim.pair_groups import PairGroups, build_pair_groups, default_store, destroy_group, pair_name, pairs_of
+from ringsim.comm.backend import Backend
+from ringsim.comm.registry import get_backend_object
+from ringsim.comm.torch_backend import TORCH
+from ringsim.errors import ArgumentError, RingError
+from ringsim.pair_groups import pair_name, pairs_of
 from ringsim.printing import restore_output, suppress_output
-from ringsim.rendezvous import build_default_group, leave, meet, meet_over
 from ringsim.ring_arguments import RingArguments, check_ring_arguments, complete_ring_arguments
-from ringsim.roll_call import Card
+from ringsim.ring_building import build_on_backend, build_on_torch
 from ringsim.state import change_state, get_state
 
 __all__ = [
@@ -58,12 +56,13 @@ class Ring:
         succ: the global rank that this one sends to.
         pred_group: the group that this rank receives on, None in a ring of one.
         succ_group: the group that this rank sends on, None in a ring of one.
-        comm_device: "cpu" (Gloo) or "gpu" (NCCL).
+        comm_device: "cpu" (Gloo, or another backend) or "gpu" (NCCL).
         ranks: the ring's global ranks, in order.
         local_rank: this rank's number on its machine, and its GPU with "gpu".
         head_ip: where rank 0 is.
         port: where rank 0 listens.
         timeout_s: limit of one operation, in seconds.
+        backend: what made the groups and carries their messages.
         take_down: destroys what was built for this ring; ``destroy_distributed`` calls it.
 
     Example:
@@ -84,6 +83,7 @@ class Ring:
     head_ip: str = "127.0.0.1"
     port: int = 0
     timeout_s: float = _DEFAULT_TIMEOUT_S
+    backend: Backend = field(default=TORCH, repr=False, compare=False)
     take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
@@ -111,6 +111,9 @@ def initialize_distributed(
     called ``init_process_group`` already, the ring is built on that group, and ``head_ip`` and ``port`` are only kept. Afterwards only
     rank 0's prints are shown (``suppress_output``). A second call with the values in force returns at once; what it leaves out, and the
     default ``timeout_s``, agree with any.
+
+    On a backend other than torch (``ringsim.comm.set_backend`` before this) the ranks are joined and the groups made by that backend, whose
+    errors are then raised; ``head_ip`` and ``port`` are only kept.
 
     What is left out is found: in the default process group if there is one, then in what the launcher says (``ringsim.environment``:
     torchrun, ``srun``, ``mpirun`` and others). A process that no launcher started must be told; ``world_size=1`` is a world of one.
@@ -171,15 +174,24 @@ def initialize(
         The ring.
     """
     wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks)
-    ring = get_state().ring
-    if ring is not None and not dist.is_initialized():
+    ring, backend = get_state().ring, get_backend_object()
+    if ring is not None and not ring.backend.is_initialized():
         destroy_distributed()  # the script took the default group down, and the pair groups went with it
     elif ring is not None:
-        _check_same(ring, wanted)
+        _check_same(ring, wanted, backend)
         return ring
     with ExitStack() as undo:
-        ring = _build(wanted, listen_socket, undo)
-        ring = replace(ring, take_down=undo.pop_all().close)
+        groups = build_on_torch(wanted, listen_socket, undo) if backend is TORCH else build_on_backend(backend, wanted, undo)
+        place = wanted.ranks.index(wanted.rank)
+        ring = Ring(
+            **vars(wanted),
+            pred=wanted.ranks[place - 1],
+            succ=wanted.ranks[(place + 1) % len(wanted.ranks)],
+            pred_group=groups[0],
+            succ_group=groups[1],
+            backend=backend,
+            take_down=undo.pop_all().close,
+        )
     change_state(ring=ring)
     suppress_output(ring.rank)
     return ring
@@ -260,7 +272,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
 
 
 def get_comm_device() -> str:
-    """Returns "cpu" where the ring's messages go by Gloo, "gpu" where they go by NCCL.
+    """Returns "gpu" where the ring's messages go by NCCL, "cpu" where they go by Gloo or another backend.
 
     Any rank calls it at any time after ``initialize_distributed``; it does not block.
 
@@ -279,8 +291,8 @@ def get_comm_device() -> str:
 def destroy_distributed() -> None:
     """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
 
-    Every rank calls it when its messages are done. Rank 0 stays until the others have called it too, a few seconds at most, since what
-    they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
+    Every rank calls it when its messages are done. On torch, rank 0 stays until the others have called it too, a few seconds at most, since
+    what they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
 
     Example:
         >>> destroy_distributed()
@@ -296,13 +308,19 @@ def destroy_distributed() -> None:
 def _known() -> dict[str, Any]:
     """Returns what the ring or the default process group that exists says of this rank."""
     ring = get_state().ring
-    if not dist.is_initialized():
+    backend = ring.backend if ring is not None else get_backend_object()
+    if not backend.is_initialized():
         return {}
-    return vars(ring) if ring is not None else {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
+    return vars(ring) if ring is not None else {"world_size": backend.get_world_size(), "rank": backend.get_rank()}
 
 
-def _check_same(ring: Ring, wanted: RingArguments) -> None:
+def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
     """Raises unless a second call asks for the ring that exists."""
+    if backend is not ring.backend:
+        raise ArgumentError(
+            f"the backend must be {ring.backend.name!r} as in the ring that exists, got {backend.name!r} (rank {ring.rank} of "
+            f"{ring.world_size}). Call set_backend before initialize_distributed, or destroy_distributed on every rank first."
+        )
     for each in fields(RingArguments):
         is_value, wanted_value = getattr(ring, each.name), getattr(wanted, each.name)
         if wanted_value != is_value and not (each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S):
@@ -311,89 +329,3 @@ def _check_same(ring: Ring, wanted: RingArguments) -> None:
                 f"{name} must be {is_value!r} as in the ring that exists, got {wanted_value!r} (rank {ring.rank} of {ring.world_size}). "
                 "Use that ring (current_ring), or call destroy_distributed on every rank first."
             )
-
-
-def _build(wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack) -> Ring:
-    """Meets the other ranks and builds the groups; what takes them down again goes on ``undo``."""
-    rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
-    timeout = timedelta(seconds=timeout_s)
-    backend = "nccl" if wanted.comm_device == "gpu" else "gloo"
-    gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
-    card = Card(world_size, wanted.comm_device, wanted.ranks, gpu)
-    builds_default = not dist.is_initialized()
-    if builds_default:
-        rendezvous = meet(wanted.head_ip, wanted.port, rank, world_size, card, timeout_s, listen_socket)
-    else:
-        rendezvous = meet_over(_store_of_default_group(wanted), rank, world_size, card, timeout_s)
-    undo.callback(leave, rendezvous, timeout_s)
-    failure: RuntimeError | None = None
-    groups: PairGroups = (None, None)
-    try:
-        if builds_default:
-            undo.callback(build_default_group(rendezvous, rank, world_size, backend, timeout))
-            undo.callback(destroy_group, dist.group.WORLD)
-        groups = build_pair_groups(rank, wanted.ranks, rendezvous.rings, rendezvous.roll.store, backend, timeout)
-        for group in groups:
-            undo.callback(destroy_group, group)
-    except RuntimeError as error:
-        failure = error
-    try:
-        rendezvous.roll.finish(
-            time.monotonic() + timeout_s, None if failure is None else f"rank {rank} must reach its peers, got {_first_line(failure)}"
-        )
-    except RendezvousFailed as error:
-        raise error from failure
-    place = wanted.ranks.index(rank)
-    return Ring(
-        rank=rank,
-        world_size=world_size,
-        pred=wanted.ranks[place - 1],
-        succ=wanted.ranks[(place + 1) % len(wanted.ranks)],
-        ranks=wanted.ranks,
-        pred_group=groups[0],
-        succ_group=groups[1],
-        comm_device=wanted.comm_device,
-        local_rank=wanted.local_rank,
-        head_ip=wanted.head_ip,
-        port=wanted.port,
-        timeout_s=timeout_s,
-    )
-
-
-def _store_of_default_group(wanted: RingArguments) -> Store:
-    """Returns the store of the group that the script made, if that group is as the arguments say."""
-    found = {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
-    for name, value in found.items():
-        if getattr(wanted, name) != value:
-            raise ArgumentError(
-                f"{name} must be {value} as in the default process group that exists, got {getattr(wanted, name)} "
-                f"(rank {found['rank']} of {found['world_size']}). Pass what init_process_group was told."
-            )
-    store = default_store()
-    if store is None:
-        raise RingError(
-            "initialize_distributed must come before init_process_group with this version of torch, which hides the store of a group, "
-            f"got a group that exists (rank {wanted.rank} of {wanted.world_size}). Leave init_process_group out."
-        )
-    return store
-
-
-def _select_gpu(wanted: RingArguments) -> str:
-    """Makes this rank's GPU the current device and returns what tells it from every other GPU."""
-    where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
-    if not torch.cuda.is_available() or not dist.is_nccl_available():
-        raise ArgumentError(
-            f"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' {where}. Pass 'cpu', or use a CUDA build of torch."
-        )
-    count = torch.cuda.device_count()
-    if wanted.local_rank >= count:
-        raise ArgumentError(
-            f"local_rank must be below the number of GPUs of this machine, {count}, got {wanted.local_rank} {where}. "
-            "Start at most one rank for each GPU, or pass comm_device='cpu'."
-        )
-    torch.cuda.set_device(wanted.local_rank)
-    return f"{torch.cuda.get_device_name(wanted.local_rank)} {torch.cuda.get_device_properties(wanted.local_rank).uuid}"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

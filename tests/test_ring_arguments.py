@@ -97,10 +97,10 @@ def test_use_before_initialize_says_what_to_do() -> None:
 def test_gpu_without_a_gpu_says_so_and_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from ringsim import ring
+    from ringsim import ring, ring_building
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(ring, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
+    monkeypatch.setattr(ring_building, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
     with pytest.raises(
         ArgumentError, match=r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 of 1, local_rank 0\)"
     ):

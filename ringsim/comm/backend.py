@@ -9,7 +9,8 @@ what it has (``ringsim.comm.fallbacks``), in the last resort from ``isend`` and 
 * ``group=None`` means all ranks. A group is an opaque value that answers ``size()``, ``rank()`` and ``group_name``, and that the backend's
   own methods accept. On a rank outside the group, ``get_rank(group)`` is -1, and operations on it do nothing and return None.
 * A handle answers ``wait(timeout=None) -> bool``, which may be called again, and ``is_completed() -> bool``; that of an ``irecv``, once
-  it is complete, also ``source_rank()`` (or ``_source_rank()``, as torch has it), a rank within the group.
+  it is complete, also ``source_rank()`` (or ``_source_rank()``, as torch has it), a rank within the group. It may have a method
+  ``complete_record(recorder, slot) -> bool``: its wait then completes that record as well (``timed_op``); False where it is over.
 * Messages of one (group, source, destination, tag) arrive in the order in which they were sent. An ``isend`` may wait for its receiver.
 * A message that a fallback sends has the tag ``FALLBACK_TAG``.
 """

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from ringsim.state import get_state
+from ringsim.traces.recorder import Recorder
+
 __all__ = ["Handle"]
 
 
@@ -31,6 +34,17 @@ class Handle:
         self._finish: Callable[[], None] | None = finish
         self._results = list(results)
         self._lock = threading.RLock()
+        self._recorder: Recorder | None = None
+        self._slots: list[int] = []  # records, besides those of the operations, that the wait completes
+
+    def complete_record(self, recorder: Recorder, slot: int) -> bool:
+        """Has the wait complete the record at ``slot``; False where it is over."""
+        with self._lock:
+            if self._finish is None:
+                return False
+            self._recorder = recorder
+            self._slots.append(slot)
+            return True
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operations are complete and the results are in place; the second time it returns at once.
@@ -42,13 +56,30 @@ class Handle:
             True.
         """
         with self._lock:
-            while self._works:
-                self._works[0].wait() if timeout is None else self._works[0].wait(timeout)
-                del self._works[0]  # a second wait for a message of Gloo would break the connection
-            if self._finish is not None:
-                finish, self._finish = self._finish, None
-                finish()
+            recorder = self._recorder if self._recorder is get_state().recorder else None
+            if recorder is None:
+                self._wait(timeout)
+                return True
+            for slot in self._slots:
+                recorder.hot.begin_wait(slot)
+            try:
+                self._wait(timeout)
+            except BaseException:
+                for slot in self._slots:
+                    recorder.hot.fail(slot)
+                raise
+            for slot in self._slots:
+                recorder.hot.finish(slot)
+            self._recorder = None
         return True
+
+    def _wait(self, timeout: Any) -> None:
+        while self._works:
+            self._works[0].wait() if timeout is None else self._works[0].wait(timeout)
+            del self._works[0]  # a second wait for a message of Gloo would break the connection
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
 
     def is_completed(self) -> bool:
         """Returns whether the results are in place. Gloo tells of messages only in ``wait``."""

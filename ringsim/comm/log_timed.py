@@ -14,6 +14,7 @@ from ringsim.comm.torch_backend import TORCH
 from ringsim.state import get_state
 from ringsim.traces.events import NONE
 from ringsim.traces.hot_path import label_in_force
+from ringsim.traces.recorder import Recorder
 
 __all__ = ["timed_op"]
 
@@ -26,7 +27,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
 
     While the log is on and the call is selected (``prof_all``, the name in ``prof_ops``, or ``prof=True`` where the function has that
     parameter), the call is recorded as a span with a size and a group, and what it sends bears its name. It is done when the function
-    returns, or, if that returns a handle of torch's, when the handle has been waited for. At other times it is a plain call. Name,
+    returns, or, if that returns the handle of an operation, when the handle has been waited for. At other times it is a plain call. Name,
     signature, docstring and result are the function's own.
 
     Args:
@@ -80,11 +81,17 @@ def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[],
         failed = False
     finally:
         label_in_force.reset(label)
-        if slot is not None and (failed or not recorder.complete_with(result, slot)):
+        if slot is not None and (failed or not _leave_to_wait(recorder, result, slot)):
             recorder.span_end(slot, failed=failed)
         if log.verbose:
             write_lines(recorder, before)
     return result
+
+
+def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
+    """Lets the wait for a handle complete a record; False where ``result`` is no handle, or has been waited for."""
+    complete_record = getattr(result, "complete_record", None)  # torch's handles have none: the hooks know them
+    return recorder.complete_with(result, slot) if complete_record is None else complete_record(recorder, slot)
 
 
 def _number_group(log: LogOptions, group: Any) -> int:

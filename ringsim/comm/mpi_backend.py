@@ -56,7 +56,8 @@ class MpiBackend(MpiObjects, Backend):
     ) -> None:
         """Joins the ranks that mpirun has started: all of them call it, and it blocks until all have.
 
-        While the ranks are joined, an exception that ends one of them ends the whole job, for the others would wait for it.
+        While the ranks are joined, an exception that ends one of them ends the whole job, and so does ``sys.exit`` with another code than
+        0, for the others would wait for it.
 
         Args:
             backend: "mpi" or None.
@@ -125,7 +126,7 @@ class MpiBackend(MpiObjects, Backend):
                 pass  # the program was told, or did not ask
         job.undo()
         self._job = None
-        for each in job.groups:
+        for each in sorted(job.groups, key=lambda group: group.number):  # a rank may wait here for the others: all go in one order
             each.comm.Free()
         job.control.Free()
 
@@ -211,7 +212,9 @@ class MpiBackend(MpiObjects, Backend):
         comm = world.comm.Create(world.comm.Get_group().Incl(list(members)))
         if comm == job.mpi.COMM_NULL:
             return GroupMember.NON_GROUP_MEMBER
-        group = MpiGroup(comm, members, f"mpi:{number}", number, to_seconds(timeout) or world.timeout_s, group_desc or "undefined")
+        desc = group_desc or "undefined"
+        name = desc if desc.startswith("ring:") else f"mpi:{number}"  # pair groups bear their edge, as on torch
+        group = MpiGroup(comm, members, name, number, to_seconds(timeout) or world.timeout_s, desc)
         job.groups.add(group)
         return group
 

@@ -48,7 +48,7 @@ class MpiHandle:
         "_request",
         "_results",
         "_size_bytes",
-        "_slot",
+        "_slots",
         "_source",
         "_timeout_s",
         "_under_way",
@@ -86,7 +86,7 @@ class MpiHandle:
         self._over = False
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
-        self._slot = 0
+        self._slots: list[int] = []
 
     @property
     def receives(self) -> bool:
@@ -95,7 +95,14 @@ class MpiHandle:
 
     def record(self, recorder: Recorder, slot: int) -> None:
         """Has the wait written down at ``slot`` of ``recorder``."""
-        self._recorder, self._slot = recorder, slot
+        self._recorder, self._slots = recorder, [slot]
+
+    def complete_record(self, recorder: Recorder, slot: int) -> bool:
+        """Has the wait complete the record at ``slot`` too; False where nobody is going to wait, or another recorder is told."""
+        if self._recorder is not recorder:
+            return False
+        self._slots.append(slot)
+        return True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Waits until the operation is done, on this rank; a second wait returns at once.
@@ -112,18 +119,21 @@ class MpiHandle:
             RingError: MPI reports something else.
         """
         limit_s = to_seconds(timeout) or self._timeout_s
-        recorder, slot = self._recorder, self._slot
+        recorder, slots = self._recorder, self._slots
         if recorder is None or recorder is not get_state().recorder:
             return self._wait(limit_s)
-        recorder.hot.begin_wait(slot)
+        for slot in slots:
+            recorder.hot.begin_wait(slot)
         try:
             self._wait(limit_s)
         except BaseException:
-            recorder.hot.fail(slot)
+            for slot in slots:
+                recorder.hot.fail(slot)
             raise
         if self._source >= 0:
-            recorder.hot.set_peer(slot, self._ranks[self._source])
-        recorder.hot.finish(slot)
+            recorder.hot.set_peer(slots[0], self._ranks[self._source])
+        for slot in slots:
+            recorder.hot.finish(slot)
         self._recorder = None
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
+from ringsim.comm.mpi_exit import watch_exit
 from ringsim.errors import ArgumentError, RingError
 
 
@@ -35,10 +36,12 @@ def enter_job(everybody: Any) -> Callable[[], None]:
         everybody: the communicator of all ranks.
     """
     undo_hook = _end_all_ranks_on_failure(everybody)
+    undo_exit = watch_exit(everybody.Abort)
     undo_signpost = _point_torch_to_ringsim()
 
     def undo() -> None:
         undo_signpost()
+        undo_exit()
         undo_hook()
 
     return undo

@@ -28,7 +28,8 @@ def get_backend_object() -> Backend:
 def set_backend(backend: Backend | str) -> Backend:
     """Makes ``ringsim.comm`` send through another backend from now on.
 
-    Every rank calls it, before ``init_process_group``; it does not block. Groups and handles of one backend mean nothing to another.
+    Every rank calls it, before ``init_process_group`` and ``initialize_distributed``; it does not block. Groups and handles of one backend
+    mean nothing to another.
 
     Args:
         backend: an object that keeps the protocol of ``ringsim.comm.backend.Backend``; or the name of one: "torch", "mpi", or an entry

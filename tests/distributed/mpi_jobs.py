@@ -57,6 +57,41 @@ def log() -> None:
     dist.destroy_process_group()
 
 
+def summary() -> None:
+    """Logs messages, collectives and an operation of the script's own that rank 1 answers late."""
+    rank, _ = join()
+
+    @dist.timed_op
+    def exchange(tensor: torch.Tensor) -> object:
+        return dist.all_reduce(tensor, async_op=True)
+
+    dist.configure(enabled=True)
+    for turn in range(4):
+        if rank == 0:
+            dist.send(torch.ones(256), 1, tag=turn)
+        else:
+            dist.recv(torch.empty(256), 0, tag=turn)
+    work = exchange(torch.ones(8))
+    time.sleep(0.1 * rank)
+    work.wait()  # type: ignore[attr-defined]
+    table = dist.log_summary()
+    data = dist.log_summary(return_dict=True)
+    dist.configure(enabled=False)
+    rows = {(row.op, row.size_bytes): row for row in table.rows}
+    assert {key: row.count for key, row in rows.items()} == {
+        ("send", 1024): 4,
+        ("recv", 1024): 4,
+        ("all_reduce", 32): 1,
+        ("span", 32): 1,
+    }
+    assert all(row.in_flight == 0 for row in table.rows)
+    span, inner = rows["span", 32], rows["all_reduce", 32]
+    assert span.name == "exchange"
+    assert span.first_mean_us > inner.first_mean_us > 50_000  # the span ends with the wait, too
+    assert [each["count"] for each in data["summary"]["send"][1024]] == [4]
+    dist.destroy_process_group()
+
+
 def live_twice() -> None:
     """A job may begin again; what nobody waited for does not hold it up."""
     for _ in range(2):
@@ -140,6 +175,22 @@ def fail() -> None:
     if rank == 1:
         raise SystemError("rank 1 is out of order")
     dist.barrier()
+
+
+def leave(how: str) -> None:
+    """Rank 1 leaves by sys.exit while the others wait for it; or does not, though it looks like it."""
+    rank, _ = join(timeout_s=60)
+    if how == "well":  # without destroy_process_group
+        dist.barrier()
+        sys.exit()
+    if rank == 1 and how == "caught":
+        with pytest.raises(SystemExit) as caught:
+            sys.exit(3)
+        assert caught.value.code == 3
+    elif rank == 1:
+        sys.exit(3 if how == "3" else how)
+    dist.barrier()
+    print("met")
 
 
 def wrong_size() -> None:

