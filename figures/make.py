@@ -1,9 +1,9 @@
-"""Draws the figures of README.md and docs/ from the traces in ``figures/data``: the same bytes from the same trace.
+"""Draws the figures of README.md and docs/ from the traces and tables in ``figures/data``: the same bytes from the same data.
 
     python figures/make.py            draws them all
     python figures/make.py --check    draws them elsewhere and compares; exit code 1 where one differs
 
-Each figure is one small function; ``FIGURES`` says which trace it is drawn from and in which formats it is wanted. The bytes are the same
+Each figure is one small function; ``FIGURES`` says which file it is drawn from and in which formats it is wanted. The bytes are the same
 with the versions in ``requirements/lock.txt``; another matplotlib may draw a line a pixel elsewhere.
 """
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 
@@ -25,6 +25,7 @@ from matplotlib.axes import Axes
 
 import ringsim
 from ringsim.plot.style import save_figure
+from ringsim.traces import bandwidths
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,18 +40,24 @@ def timeline(trace: ringsim.Trace) -> Axes:
     return trace.plot_timeline()
 
 
+def bandwidth(table: bandwidths.Bandwidths) -> Axes:
+    """What a message costs on loopback: latency at the left, bandwidth at the right, and what the machine could do."""
+    return table.plot()
+
+
 class Wanted(NamedTuple):
     """One figure: its files are called ``name`` with each ending."""
 
     name: str
     data: str
-    draw: Callable[[ringsim.Trace], Axes]
+    draw: Callable[[Any], Axes]
     endings: tuple[str, ...] = (".png", ".svg")
 
 
 FIGURES = (
     Wanted("ring", "pipeline.ringtrace", ring),
     Wanted("timeline", "pipeline.ringtrace", timeline),
+    Wanted("bandwidth", "bandwidth-gloo.json", bandwidth),
 )
 
 
@@ -58,11 +65,12 @@ def draw_all(directory: Path) -> list[str]:
     """Draws every figure into a directory; returns the names of the files."""
     names = []
     for figure in FIGURES:
-        trace = ringsim.load(HERE / "data" / figure.data)
-        ax = figure.draw(trace)
+        file = HERE / "data" / figure.data
+        data = bandwidths.load(file) if file.suffix == ".json" else ringsim.load(file)
+        ax = figure.draw(data)
         for ending in figure.endings:
             names.append(figure.name + ending)
-            save_figure(ax.figure, directory / names[-1], title=ax.get_title(loc="left"), description=trace.describe())
+            save_figure(ax.figure, directory / names[-1], title=ax.get_title(loc="left"), description=data.describe())
         plt.close(ax.figure)
     return names
 
@@ -76,7 +84,7 @@ def differing() -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Draws or checks; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Draws the figures from the traces in figures/data.")
+    parser = argparse.ArgumentParser(description="Draws the figures from what was recorded in figures/data.")
     parser.add_argument("--check", action="store_true", help="compare with the figures that are here, and write nothing")
     if not parser.parse_args(arguments).check:
         print("\n".join(f"figures/{name}" for name in draw_all(HERE)))

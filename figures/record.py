@@ -1,13 +1,15 @@
-"""Records the traces that the figures are drawn from: real runs on this machine.
+"""Records what the figures are drawn from: real runs on this machine.
 
-    python figures/record.py [directory]
+    python figures/record.py pipeline [directory]      writes pipeline.ringtrace
+    python figures/record.py bandwidth [directory]     writes bandwidth-gloo.json; wants a quiet machine, and takes two minutes at most
 
-writes ``pipeline.ringtrace`` into the directory, ``figures/data`` by default. Every run gives other times, so this is done by hand and the
-result is committed; ``figures/make.py`` then draws the same bytes from it each time.
+The directory is ``figures/data`` by default. Every run gives other times, so this is done by hand and the result is committed;
+``figures/make.py`` then draws the same bytes from it each time.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ DATA = ROOT / "figures" / "data"
 RANKS = 4
 MICROBATCHES = 4
 ROWS, WIDTH = 64, 512
+BANDWIDTH_S = 120
 
 
 def pipeline(microbatches: int, rows: int, width: int) -> float:
@@ -77,11 +80,30 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
     return float(sum(loss.item() for loss in losses))
 
 
-def main(directory: Path) -> None:
-    """Records every trace."""
+def record_pipeline(directory: Path) -> None:
+    """Records one training step."""
     trace = ringsim.trace(pipeline, world_size=RANKS, args=(MICROBATCHES, ROWS, WIDTH))
     anonymous(trace).save(directory / "pipeline.ringtrace")
     print(trace.summary())
+
+
+def record_bandwidth(directory: Path) -> None:
+    """Measures one edge, from 8 bytes to 256 MiB."""
+    table = ringsim.bandwidth(world_size=2, edge=(0, 1), limit_s=BANDWIDTH_S)
+    table.save(directory / "bandwidth-gloo.json")
+    print(table)
+
+
+RECORDERS = {"pipeline": record_pipeline, "bandwidth": record_bandwidth}
+
+
+def main(arguments: list[str]) -> None:
+    """Records what is asked for."""
+    parser = argparse.ArgumentParser(description="Records what the figures are drawn from.")
+    parser.add_argument("what", choices=RECORDERS)
+    parser.add_argument("directory", nargs="?", type=Path, default=DATA)
+    options = parser.parse_args(arguments)
+    RECORDERS[options.what](options.directory)
 
 
 def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
@@ -94,4 +116,4 @@ def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DATA)
+    main(sys.argv[1:])

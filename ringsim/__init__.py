@@ -10,6 +10,8 @@ Contents::
     Trace                             what was recorded: events, messages, results, pictures
     span                              name a piece of work in the timeline
     mark                              name a moment in the timeline
+    bandwidth                         measure what the links of a ring give
+    Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
     destroy_distributed               leave it
@@ -43,8 +45,10 @@ __version__ = "0.1.0"
 
 # The table of contents: public name -> the module that defines it (or that it is).
 _CONTENTS: Final = {
+    "Link": "ringsim.link",
     "Ring": "ringsim.ring",
     "Trace": "ringsim.traces.value",
+    "bandwidth": "ringsim.links.api",
     "check": "ringsim.check",
     "current_ring": "ringsim.ring",
     "destroy_distributed": "ringsim.ring",
@@ -68,6 +72,8 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim.launch.api import trace as trace
+    from ringsim.link import Link as Link
+    from ringsim.links.api import bandwidth as bandwidth
     from ringsim.magics import load_ipython_extension as load_ipython_extension
     from ringsim.printing import suppress_output as suppress_output
     from ringsim.ring import Ring as Ring

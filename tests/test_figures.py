@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import ringsim
+from ringsim.traces import bandwidths
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "figures"
@@ -60,3 +61,13 @@ def test_the_traces_are_real_small_and_say_nothing_private(path: Path) -> None:
     assert trace.metadata["machine"]["cpu"]
     assert not trace.unmatched
     assert all(not Path(name).is_absolute() for name in trace.events.tables.files)
+
+
+@pytest.mark.parametrize("path", sorted((FIGURES / "data").glob("*.json")), ids=lambda path: path.name)
+def test_the_tables_are_real_small_and_say_nothing_private(path: Path) -> None:
+    assert path.stat().st_size < 100_000
+    table = bandwidths.load(path)
+    assert table.metadata["source"] == "measured"
+    assert set(table.columns["kind"].tolist()) == {"measured"}
+    assert table.metadata["machine"]["cpu"]
+    assert set(table.metadata["machine"]) == {"cpu", "cores", "memory_bytes", "platform"}, "no name of a machine or a user"

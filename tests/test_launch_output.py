@@ -61,17 +61,25 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     line = progress.Progress(4)
-    line.update(1)
+    line.update(1, lambda: "")
     line.clear()
     assert terminal.getvalue() == "", "a short run shows nothing"
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
     line = progress.Progress(4)
-    line.update(1)
+    line.update(1, lambda: "")
     assert terminal.getvalue().endswith("ringsim: 4 ranks, 0 s, 1 done")
-    line.update(2)
+    line.update(2, lambda: "")
     assert "2 done" not in terminal.getvalue(), "it does not flicker"
     line.clear()
     assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_the_progress_line_says_what_the_ranks_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    progress.Progress(2).update(0, lambda: "3 of 8 measured")
+    assert terminal.getvalue().endswith("ringsim: 2 ranks, 0 s, 0 done, 3 of 8 measured")
 
 
 def test_no_progress_line_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +87,6 @@ def test_no_progress_line_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stderr", log)
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
     line = progress.Progress(4)
-    line.update(1)
+    line.update(1, lambda: "")
     line.clear()
     assert log.getvalue() == ""

@@ -1,8 +1,8 @@
 """The layer rule: a module imports only from the rows above it, or from earlier in its own row. Read from the source, without importing it.
 
 Imports inside functions count. Imports under ``if TYPE_CHECKING`` do not: they are for type checkers, and nothing runs. The table of dotted
-names that a ``Trace``'s convenience methods use, like the contents in ``ringsim/__init__.py``, is not an import: that is the exemption, and
-the last test names the files that may have one.
+names that the convenience methods of ``Trace`` and ``Bandwidths`` use, like the contents in ``ringsim/__init__.py``, is not an import: that
+is the exemption, and the last test names the files that may have one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,26 @@ MODULES = {
 # Row by row from below, and within a row in the order in which modules may import each other. `ringsim` itself, the table of contents,
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
+    ("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.traces", "ringsim.traces.events"),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
+        *("ringsim.published", "ringsim.regimes"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
         *(
             f"ringsim.traces.{name}"
-            for name in ("units", "matching", "waits", "log_table", "log_rows", "frames", "summary", "value", "files")
+            for name in (
+                "units",
+                "matching",
+                "waits",
+                "log_table",
+                "log_rows",
+                "frames",
+                "summary",
+                "reached",
+                "bandwidths",
+                "value",
+                "files",
+            )
         ),
     ),
     (
@@ -42,7 +55,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),
         *(f"ringsim.comm.deepspeed_{name}" for name in ("ops", "queries", "start")),
         *("ringsim.comm", "ringsim.comm.deepspeed"),
-        *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring_building", "ringsim.ring"),
+        *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring_building", "ringsim.ring", "ringsim.backend_choice"),
     ),
     (
         "ringsim.launch",
@@ -51,17 +64,21 @@ ROWS: tuple[tuple[str, ...], ...] = (
             for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
         ),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
+        *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
+        *("ringsim.links.here", "ringsim.links.api"),
     ),
     (
         "ringsim.plot",
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
+        *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
+        "ringsim.plot.bandwidth_chart",
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
-        *("ringsim.check.timed", "ringsim.check.chunks"),
+        *("ringsim.check.fits", "ringsim.check.timed", "ringsim.check.chunks"),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script")),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script", "measure")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )
@@ -168,4 +185,4 @@ def test_only_the_named_files_import_by_a_dotted_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Name) and node.id in by_name) or (isinstance(node, ast.Attribute) and node.attr in by_name)
     }
-    assert users == {"ringsim", "ringsim.traces.value"}
+    assert users == {"ringsim", "ringsim.traces.reached"}

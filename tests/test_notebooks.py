@@ -48,7 +48,7 @@ def tagged(lesson: Path, tag: str) -> list[str]:
 
 
 def test_the_lessons_are_there() -> None:
-    assert [lesson.stem for lesson in LESSONS] == ["00_four_processes", "01_ring", "08_communication_layer"]
+    assert [lesson.stem for lesson in LESSONS] == ["00_four_processes", "01_ring", "03_bandwidth", "08_communication_layer"]
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
@@ -126,7 +126,7 @@ def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     assert pictures
     for name, output in pictures:
         assert output["metadata"]["image/png"]["alt"].endswith("."), name
-        assert output["data"]["text/plain"].startswith("Trace of "), name
+        assert output["data"]["text/plain"].startswith(("Trace of ", "pattern ")), name  # a trace or a table of bandwidths
     drawn = [name for name, output in outputs(lesson) if {"image/svg+xml", "application/javascript"} & set(output.get("data", {}))]
     assert drawn == [], "a front end that does not trust the notebook would not show these"
 
@@ -171,6 +171,25 @@ def columns(text: str) -> list[list[float]]:
     """The numbers of a printed table, row by row; lines with anything else are left out."""
     rows = [line.replace(",", "").split() for line in text.splitlines()]
     return [[float(word) for word in row] for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
+
+
+def test_lesson_03_shows_what_it_claims() -> None:
+    texts = texts_of("03_bandwidth")
+    assert re.search(r"^8 B: \d+ us, 8 MB: \d+ us, \d+ times as long$", texts["million-run"], re.MULTILINE)
+    assert {line.split()[1] for line in texts["sweep-run"].splitlines() if line.startswith(("pingpong ", "copy "))} == {
+        "gloo",
+        "tcp",
+        "memcpy",
+    }
+    assert texts["predict-line"].count(" us predicted\n") == 2
+    assert re.search(r"^ +65536 B: +\d+ us measured, +\d+ predicted, ratio \d+\.\d\d$", texts["predict-measure"], re.MULTILINE)
+    edges = dict(re.findall(r"^(\w+) +(\d) ", texts["patterns-run"], re.MULTILINE))
+    assert edges == {"pingpong": "3", "exchange": "3", "shift": "3", "all_reduce": "1"}
+    assert re.search(r"Gloo \(CPU\)  up to [\d.]+ GB/s \(pingpong 0 -> 1\)", texts["claims-here"])
+    sent, through = map(float, re.findall(r"([\d.]+) MB", texts["claims-shared"]))
+    assert sent == 67.1
+    assert through > sent, "every byte passed through the loopback interface"
+    assert texts["claims-nvlink"].count("nccl-tests #") >= 10
 
 
 def test_lesson_08_shows_what_it_claims() -> None:

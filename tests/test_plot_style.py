@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Story, pipeline
 
-from ringsim.plot import display, style
+from ringsim.plot import curves, display, style
 from ringsim.plot.bars import OPERATION_LOOKS, SPAN_LOOKS
 from ringsim.plot.circle import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES
 from ringsim.plot.paths import arc, arrow, beside, place, ribbon
@@ -66,6 +66,12 @@ def test_a_texture_can_be_seen_on_its_colour() -> None:
 
 
 @pytest.mark.parametrize("vision", VISION)
+def test_backends_differ_for_every_eye(vision: str) -> None:
+    for one, other in combinations([curves.pen(backend).colour for backend in ("gloo", "nccl", "mpi", "tcp", "mine")], 2):
+        assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 15
+
+
+@pytest.mark.parametrize("vision", VISION)
 def test_pair_groups_differ_for_every_eye(vision: str) -> None:
     looks = [*zip(PAIR_COLOURS, PAIR_TEXTURES, strict=True), (CLOSING_COLOUR, CLOSING_TEXTURE)]
     for (colour, texture), (other_colour, other_texture) in combinations(looks, 2):
@@ -73,7 +79,9 @@ def test_pair_groups_differ_for_every_eye(vision: str) -> None:
         assert texture != other_texture
 
 
-@pytest.mark.parametrize("colour", [style.INK, style.MUTED])
+@pytest.mark.parametrize(
+    "colour", [style.INK, style.MUTED, *(curves.pen(backend).ink for backend in ("gloo", "nccl", "mpi", "tcp", "mine"))]
+)
 def test_words_can_be_read_on_white(colour: str) -> None:
     srgb = np.array(mpl.colors.to_rgb(colour))
     luminance = TO_XYZ[1] @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
@@ -122,7 +130,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from pathlib import Path
 from synthetic import pipeline
-from ringsim.plot import display, style
+from ringsim.plot import curves, display, style
 from ringsim.plot.ring import plot_ring
 from ringsim.plot.timeline import plot_timeline
 trace = pipeline(4)

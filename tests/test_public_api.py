@@ -18,8 +18,10 @@ import pytest
 import ringsim
 
 PUBLIC_NAMES = {
+    "Link",
     "Ring",
     "Trace",
+    "bandwidth",
     "check",
     "current_ring",
     "destroy_distributed",
@@ -103,7 +105,7 @@ def test_docstring_says_what_it_takes_gives_and_raises(name: str) -> None:
     _check_sections(name, value, text)
 
 
-@pytest.mark.parametrize("name", ["Ring", "Trace"])
+@pytest.mark.parametrize("name", ["Link", "Ring", "Trace"])
 def test_methods_are_documented(name: str) -> None:
     value = getattr(ringsim, name)
     fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import socket
 import sys
@@ -13,32 +12,46 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ringsim import provenance
+from ringsim.backend_choice import NO_TORCH, BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.environment import discover
 from ringsim.errors import RingError
+from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
-    add_verb(verbs, "doctor", "say what works on this machine: backends, GPUs, start method, versions", "ringsim doctor", run)
+    parser = add_verb(
+        verbs, "doctor", "say what works on this machine, which backend is used and why", "ringsim doctor --bandwidths links.json", run
+    )
+    parser.add_argument("--bandwidths", metavar="FILE", help="a table that `ringsim bandwidth -o FILE` measured here, for the comparison")
 
 
-def run(_options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code: 0 when ranks can run here."""
-    findings = list(examine())
+    table = load_table(options.bandwidths) if options.bandwidths else None
+    facts = backend_facts()
+    findings = list(examine(facts))
     for good, what, detail in findings:
         print(f"{'ok' if good else 'no':3} {what:16} {detail}")
+    print("\nWhich backend, and why:\n")
+    for device in ("cpu", "gpu"):
+        choice = choose_backend(device, facts)
+        default = ", the default" if device == "cpu" else ""
+        print(f'comm_device="{device}"{default}: {choice.backend or "cannot run here"}; {choice.reason}')
+    print()
+    print(criteria_text(backend_criteria(facts, table)))
     return 0 if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback")) else 1
 
 
-def examine() -> Iterator[tuple[bool, str, str]]:
+def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
     """Yields (works, what, detail) for everything that ringsim stands on."""
     machine = provenance.machine()
     memory = bytes_text(machine["memory_bytes"]) if machine["memory_bytes"] else "memory unknown"
     yield True, "machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['platform']}"
     yield True, "Python", f"{sys.version.split()[0]} ({sys.executable})"
-    yield from _torch()
+    yield from _torch(facts)
     yield _loopback()
     yield _start_method()
     yield _launcher()
@@ -50,24 +63,15 @@ def examine() -> Iterator[tuple[bool, str, str]]:
     yield _processes()
 
 
-def _torch() -> Iterator[tuple[bool, str, str]]:
-    if importlib.util.find_spec("torch") is None:
-        yield False, "torch", "not installed: traces can be read and drawn, ranks cannot run"
+def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
+    if not facts.has_torch:
+        yield False, "torch", NO_TORCH
         return
-    import torch
-    import torch.distributed as dist
-
-    yield True, "torch", torch.__version__
-    if not dist.is_available():
-        yield False, "Gloo", "this torch was built without torch.distributed"
-        return
-    yield dist.is_gloo_available(), "Gloo", 'comm_device="cpu" uses it' if dist.is_gloo_available() else "this torch was built without it"
-    gpus = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(gpus))
-    yield gpus > 0, "GPUs", f"{gpus}: {names}" if gpus else "none: ranks compute on processors"
-    nccl = dist.is_nccl_available() and gpus > 0
-    detail = f'comm_device="gpu" uses it, up to {gpus} ranks (one a GPU)' if nccl else "needs a GPU and a CUDA build of torch"
-    yield nccl, "NCCL", detail
+    yield True, "torch", importlib.metadata.version("torch")
+    gloo, nccl = choose_backend("cpu", facts), choose_backend("gpu", facts)
+    yield gloo.backend is not None, "Gloo", 'comm_device="cpu" uses it' if gloo.backend else gloo.reason
+    yield bool(facts.gpus), "GPUs", f"{len(facts.gpus)}: {', '.join(facts.gpus)}" if facts.gpus else "none: ranks compute on processors"
+    yield nccl.backend is not None, "NCCL", 'comm_device="gpu" uses it' if nccl.backend else nccl.reason
 
 
 def _loopback() -> tuple[bool, str, str]:

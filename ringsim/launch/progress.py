@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from ringsim.launch.notebook import in_notebook
@@ -25,17 +26,19 @@ class Progress:
         self._next_s = self._start_s + QUIET_S
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, doing: Callable[[], str]) -> None:
         """Shows how many ranks are done, if it is time to.
 
         Args:
             done: ranks whose worker has returned.
+            doing: says what they are at, in a few words or none; asked only when it is time.
         """
         now = time.monotonic()
         if now < self._next_s:
             return
         self._next_s = now + _EVERY_S
-        self._show(f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done")
+        words = doing()
+        self._show(f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done" + (f", {words}" if words else ""))
 
     def clear(self) -> None:
         """Takes the line away."""

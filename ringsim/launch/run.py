@@ -9,6 +9,7 @@ import os
 import pickle
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -40,12 +41,14 @@ class RunOptions:
         show: whether the ranks' output is shown as it comes.
         show_hidden: whether that goes for what print suppression hides, too.
         keep_at: where the ranks' records go, None for a private directory that is removed at the end.
+        doing: given the directory of the run, says in a few words what the ranks are at, for the progress line; None for nothing.
     """
 
     limit_s: float | None = None
     show: bool = True
     show_hidden: bool = False
     keep_at: Path | None = None
+    doing: Callable[[Path], str] | None = None
 
 
 def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
@@ -136,12 +139,15 @@ class _Run:
                 if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
                     open_channels.remove(channel)  # type: ignore[arg-type]
             self._outputs.follow()
-            self._progress.update(len(self._results))
+            self._progress.update(len(self._results), self._doing)
             now = time.monotonic()
             if self._reports and grace_ends is None:
                 grace_ends = now + GRACE_S
             if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
                 break
+
+    def _doing(self) -> str:
+        return self._options.doing(self._ranks.directory) if self._options.doing is not None else ""
 
     def _read(self, channel: Connection) -> bool:
         """Takes one message of a rank; False when there will be no other."""

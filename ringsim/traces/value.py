@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import importlib
-import sys
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringsim.traces import frames, summary
 from ringsim.traces.events import COLUMN_DTYPES, Events
 from ringsim.traces.matching import Messages, Unmatched, describe_unmatched, match
+from ringsim.traces.reached import bundle, reach
 from ringsim.traces.waits import Waits, split_waits
 
 if TYPE_CHECKING:
@@ -22,20 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from ringsim.traces.bandwidths import Bandwidths
+
 __all__ = ["Trace"]
-
-# Functions of lower layers behind methods of Trace, found on use. The layer test exempts this table, and nothing else.
-_REACHED: Final = {
-    "save": "ringsim.traces.files:save",
-    "plot_ring": "ringsim.plot.ring:plot_ring",
-    "plot_timeline": "ringsim.plot.timeline:plot_timeline",
-    "png": "ringsim.plot.display:png",
-}
-
-
-def _reach(name: str) -> Any:
-    module, function = _REACHED[name].split(":")
-    return getattr(importlib.import_module(module), function)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,16 +109,21 @@ class Trace:
         Raises:
             TraceFileError: the file cannot be written.
         """
-        _reach("save")(self, path)
+        reach("save")(self, path)
 
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
-        axes: Axes = _reach("plot_ring")(self, ax=ax)
+        axes: Axes = reach("plot_ring")(self, ax=ax)
         return axes
 
     def plot_timeline(self, *, ax: Axes | None = None) -> Axes:
         """Draws what each rank did when; on ``ax`` where given, else on a new figure."""
-        axes: Axes = _reach("plot_timeline")(self, ax=ax)
+        axes: Axes = reach("plot_timeline")(self, ax=ax)
+        return axes
+
+    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
+        """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
+        axes: Axes = reach("plot_bandwidth")(self, curve=curve, ax=ax)
         return axes
 
     def summary(self) -> str:
@@ -161,19 +153,4 @@ class Trace:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gives Jupyter the pictures with a text beside them, or the text alone where there is no matplotlib."""
-        data: dict[str, Any] = {"text/plain": self.summary()}
-        if not _shows_images():
-            return data, {}
-        try:
-            png = _reach("png")(self)
-        except ImportError:
-            return data, {}
-        data["image/png"] = base64.b64encode(png).decode("ascii")
-        return data, {"image/png": {"alt": self.describe()}}
-
-
-def _shows_images() -> bool:
-    """Tells whether the front end shows more than text: IPython in a terminal asks as a notebook does, and would drop the picture."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]
+        return bundle(self, self.summary(), "png", self.describe())

@@ -1,0 +1,179 @@
+"""The exercise of the lesson on bandwidth: two numbers, alpha and beta, from the times of messages of many sizes."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ringsim.check.examination import Examination, Wrong, examine, shown
+from ringsim.check.result import CheckResult
+from ringsim.link import Link, fit_link
+from ringsim.traces.events import RECV, SEND
+from ringsim.traces.units import bytes_text
+from ringsim.traces.value import Trace
+
+__all__ = ["alphabeta"]
+
+TOLERANCE: Final = 0.3
+SIZES: Final = (8, 1024, 16 * 1024, 128 * 1024, 1024**2, 4 * 1024**2)
+LINKS: Final = 5
+REPEATS: Final = 9
+SLOW: Final = 2  # of the times of each size, in the made-up data
+_UNITS_HINT: Final = "Return two numbers: alpha in seconds (40e-6, not 40) and beta in seconds for each byte: return alpha, beta."
+_SLOW_HINT: Final = (
+    "Some messages were held up on the way and took many times as long. Take the median of the times of each size first, and fit those."
+)
+_WEIGHT_HINT: Final = (
+    "In a plain least-squares fit the largest messages decide alone: one percent of 50 ms is more than a hundred times alpha. Divide each "
+    "error by the time: np.polyfit(sizes, times, 1, w=1 / times) gives beta, alpha."
+)
+_RAISED_HINT: Final = "It gets two numpy arrays of one length: sizes in bytes and times in seconds, each size several times."
+
+
+class Data(NamedTuple):
+    """Times of messages, and where they come from: the link that they were made up with, or None where they were measured."""
+
+    sizes_bytes: list[int]
+    times_s: list[float]
+    link: Link | None
+
+
+def alphabeta(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that fits alpha and beta.
+
+    ``function(sizes_bytes, times_s)`` gets two numpy arrays of one length, in which each size occurs several times, and returns ``(alpha,
+    beta)`` in seconds and seconds for each byte, or a ``ringsim.Link``. It is tried on times that were made up with links drawn at random,
+    with noise and with some messages that were held up: there both numbers must be right within 30 %. And on messages between two real
+    ranks: there the line must pass within 30 % of the medians of at least half of the sizes. Where the machine is so busy that a larger
+    message takes less time, or that ``ringsim.link.fit_link`` does not come within 15 %, the real messages do not count.
+
+    Args:
+        function: the answer.
+        seed: what links and noise are drawn from; None to draw the seed, too.
+
+    Returns:
+        The verdict; its trace is that of the real messages.
+
+    Example:
+        >>> print(alphabeta(lambda sizes, times: (0.0, 1e-9), seed=1).reason)
+        alpha must be 5.03 µs within 30 %, got 0 µs.
+    """
+    return examine("alphabeta", function, _judge, seed)
+
+
+def _judge(examination: Examination) -> tuple[str, Trace | None]:
+    made_up = [_make_up(examination.random) for _ in range(LINKS)]
+    trace = examination.run(_messages_on_rank, 2)
+    data = [*made_up, _measured(trace)]
+    answers = (examination.run(_fits_on_rank, 1, data, hint=_RAISED_HINT).results or [])[0]
+    close = False
+    for each, answer in zip(data, answers, strict=True):
+        if isinstance(answer, str):
+            raise Wrong(f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT)
+        if each.link is not None:
+            _judge_numbers(each.link, Link(*answer))
+        else:
+            close = _judge_line(each, Link(*answer), trace)
+    real = (
+        "close to the medians of messages between two real ranks"
+        if close
+        else "real messages were too irregular to judge by: a busy machine"
+    )
+    return f"Right for {LINKS} links drawn at random; {real}.", trace
+
+
+def _make_up(draw: random.Random) -> Data:
+    """Times as a link of the model gives them: 5 % of noise, and of each size some messages that were held up."""
+    link = Link(10 ** draw.uniform(-5.5, -4), 10 ** draw.uniform(-10.5, -9))
+    half = link.n_half_bytes
+    sizes = [8, *(round(half * 4.0**power) for power in range(-4, 6))]
+    pairs = []
+    for size in sizes:
+        for repeat in range(REPEATS):
+            held_up = draw.uniform(4, 30) if repeat < SLOW else 1.0
+            pairs.append((size, link.time_s(size) * draw.uniform(0.95, 1.05) * held_up))
+    draw.shuffle(pairs)
+    return Data([size for size, _ in pairs], [time_s for _, time_s in pairs], link)
+
+
+def _messages_on_rank(_function: Callable[..., Any]) -> None:
+    """Sends messages of each size there and back, one more of each than counts."""
+    import torch
+    import torch.distributed as dist
+
+    from ringsim.ring import current_ring
+
+    ring = current_ring()
+    for size in SIZES:
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        for _ in range(REPEATS + 1):
+            if ring.rank == 0:
+                dist.send(tensor, 1, group=ring.succ_group)
+                dist.recv(tensor, 1, group=ring.pred_group)
+            else:
+                dist.recv(tensor, 0, group=ring.pred_group)
+                dist.send(tensor, 0, group=ring.succ_group)
+
+
+def _measured(trace: Trace) -> Data:
+    """Half of the time of each round trip, from the record of rank 0; the first of each size is warm-up."""
+    events = trace.events
+    mine = events.rank == 0
+    sends, recvs = np.flatnonzero(mine & (events.kind == SEND)), np.flatnonzero(mine & (events.kind == RECV))
+    times_s = (events.done_ns[recvs] - events.post_ns[sends]).reshape(len(SIZES), -1)[:, 1:] * 0.5e-9
+    sizes = np.repeat(SIZES, times_s.shape[1])
+    return Data(sizes.tolist(), times_s.ravel().tolist(), None)
+
+
+def _fits_on_rank(function: Callable[..., Any], data: Sequence[Data]) -> list[tuple[float, float] | str]:
+    return [_plain_line(function(np.array(each.sizes_bytes), np.array(each.times_s))) for each in data]
+
+
+def _plain_line(answer: Any) -> tuple[float, float] | str:
+    """Returns an answer as alpha and beta; what is neither as a few words."""
+    if isinstance(answer, Link):
+        return answer.alpha_s, answer.beta_s_per_byte
+    try:
+        alpha_s, beta_s_per_byte = (float(number) for number in answer)
+        Link(max(alpha_s, 0.0), max(beta_s_per_byte, 0.0))  # finite
+    except Exception:  # whatever a student returns
+        return shown(answer)
+    return max(alpha_s, 0.0), max(beta_s_per_byte, 0.0)  # below 0 is too little, and judged as such
+
+
+def _judge_numbers(link: Link, answer: Link) -> None:
+    """Both numbers must be right within the tolerance."""
+    for name, due, got, unit in (
+        ("alpha", link.alpha_s * 1e6, answer.alpha_s * 1e6, "µs"),
+        ("beta", link.beta_s_per_byte * 1e9, answer.beta_s_per_byte * 1e9, "ns a byte"),
+    ):
+        if abs(got / due - 1) > TOLERANCE:
+            swapped = answer.alpha_s < answer.beta_s_per_byte
+            hint = _UNITS_HINT if swapped or got > 1e5 * due else _SLOW_HINT if due < got < 20 * due else _WEIGHT_HINT
+            raise Wrong(f"{name} must be {due:.3g} {unit} within {100 * TOLERANCE:.0f} %, got {got:.3g} {unit}.", hint)
+
+
+def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
+    """The line must be close to the medians that were measured; returns False where no line is."""
+    medians = {
+        size: statistics.median(time for other, time in zip(data.sizes_bytes, data.times_s, strict=True) if other == size) for size in SIZES
+    }
+    reference = fit_link(list(medians), list(medians.values()))
+
+    def miss(link: Link) -> float:
+        return statistics.median(abs(link.time_s(size) / time_s - 1) for size, time_s in medians.items())
+
+    falls = any(after < 0.9 * before for before, after in pairwise(medians.values()))
+    if falls or miss(reference) > TOLERANCE / 2:
+        return False
+    if miss(answer) > TOLERANCE:
+        size, time_s = max(medians.items(), key=lambda one: abs(answer.time_s(one[0]) / one[1] - 1))
+        says, took = answer.time_s(size) * 1e6, time_s * 1e6
+        reason = f"Between two real ranks {bytes_text(size)} took {took:.3g} µs in the median, and the line says {says:.3g} µs."
+        raise Wrong(reason, _WEIGHT_HINT, world_size=2, trace=trace)
+    return True

@@ -1,0 +1,123 @@
+"""``ringsim bandwidth``: what the links of a ring on this machine give."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import ringsim
+from ringsim.cli.verb import Verbs, add_verb
+from ringsim.environment import discover
+from ringsim.errors import ArgumentError, RingError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ringsim.traces.bandwidths import Bandwidths
+
+_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_WAYS: Final = (".json", ".csv", ".png", ".svg")
+
+
+def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    parser = add_verb(
+        verbs,
+        "bandwidth",
+        "measure latency and bandwidth of a ring's links against message size",
+        "ringsim bandwidth -n 2 --sizes 8,4K,1M --limit 20 -o links.png -o links.json",
+        run,
+    )
+    parser.add_argument("-n", "--ranks", type=int, help="number of ranks (default: 2; under torchrun: all)")
+    parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="sizes, as in 8,4K,1MiB; units of 1024 (default: 8 B to 256 MiB)")
+    parser.add_argument(
+        "--pattern",
+        action="append",
+        choices=("pingpong", "oneway", "exchange", "shift", "all_reduce"),
+        help="what the ranks do; may be given several times (default: pingpong)",
+    )
+    parser.add_argument("--edge", type=_edge, metavar="SRC,DST", help="one edge of the ring alone, as in 0,1 (default: each in turn)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="cpu for Gloo, gpu for NCCL (default: cpu)")
+    parser.add_argument("--no-ceilings", action="store_true", help="leave out raw TCP and memory copy")
+    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="about how long it may take (default: 60)")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write the table (.json to be read again, .csv) or the chart (.png, .svg); may be given several times",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the verb says; returns the exit code."""
+    for file in options.out:
+        if file.suffix not in _WAYS:
+            raise ArgumentError(f"the file of -o must end in one of {', '.join(_WAYS)}, got {str(file)!r}.")
+    table = ringsim.bandwidth(
+        options.ranks,
+        options.sizes,
+        options.pattern or "pingpong",
+        options.device,
+        edge=options.edge,
+        ceilings=not options.no_ceilings,
+        limit_s=options.limit,
+    )
+    if _is_first():
+        print(table)
+        for file in options.out:
+            _write(table, file)
+            print(f"wrote {file}")
+    return 130 if table.metadata["interrupted"] else 0
+
+
+def _is_first() -> bool:
+    """Tells whether this process speaks: of ranks that a launcher started, all have the table, and one prints it."""
+    try:
+        return discover(ask_mpi=False).rank == 0
+    except RingError:
+        return True
+
+
+def _write(table: Bandwidths, file: Path) -> None:
+    if file.suffix == ".json":
+        table.save(file)
+        return
+    try:
+        if file.suffix == ".csv":
+            table.to_pandas().to_csv(file, index=False)
+        else:
+            _draw(table, file)
+    except OSError as error:
+        raise RingError(f"the file of -o must be writable, got {error}. Make the directory, or choose another file.") from None
+
+
+def _draw(table: Bandwidths, file: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure = cast("Figure", table.plot().figure)
+    try:
+        figure.savefig(file)
+    finally:
+        plt.close(figure)
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", word.lower())
+        if match is None:
+            raise argparse.ArgumentTypeError(f"a size must be a number of bytes, or have a unit (4K, 1MiB), got {word!r}")
+        sizes.append(int(match[1]) * _UNITS[match[2]])
+    return sizes
+
+
+def _edge(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:,|->|>)(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"an edge must be two ranks, as in 0,1, got {text!r}")
+    return int(match[1]), int(match[2])

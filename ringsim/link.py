@@ -1,0 +1,153 @@
+"""A link: what a message costs on its way, as one fixed part and one that grows with its size.
+
+The model of two numbers, named after Hockney::
+
+    time = alpha + beta * size
+
+                    time |              .-'      slope beta: seconds for one more byte, 1 / bandwidth
+                         |          .-'
+                         |      .-'
+                   alpha +--.-'                  what a message of no bytes would take
+                         +-------+-----------
+                               n_half            here both parts are equal, and half the bandwidth is reached
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsim.errors import ArgumentError
+
+__all__ = ["Link", "fit_link"]
+
+_FIELDS: Final = ("alpha_s", "beta_s_per_byte", "alpha_error_s", "beta_error_s_per_byte")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one message costs on one link: ``alpha_s + beta_s_per_byte * size_bytes`` seconds.
+
+    Args:
+        alpha_s: latency in seconds, 0 or more.
+        beta_s_per_byte: seconds for each byte, 0 or more; the inverse of the bandwidth.
+        alpha_error_s: one standard error of ``alpha_s``, in seconds; 0 for a link that is given, NaN where a fit could not tell.
+        beta_error_s_per_byte: the same of ``beta_s_per_byte``.
+
+    Raises:
+        ArgumentError: a number breaks its rule.
+
+    Example:
+        >>> link = Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
+        >>> round(link.bandwidth_gb_per_s, 3), round(link.n_half_bytes), round(link.time_s(1_000_000) * 1e6)
+        (12.5, 125000, 90)
+
+    Source:
+        R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20 (1994): the model, and
+        n_half.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    alpha_error_s: float = 0.0
+    beta_error_s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in _FIELDS:
+            value = getattr(self, name)
+            known = isinstance(value, int | float) and not isinstance(value, bool)
+            unknown_error = known and "error" in name and math.isnan(value)
+            if not known or not (unknown_error or 0 <= value < math.inf):
+                raise ArgumentError(f"{name} must be a number from 0, got {value!r}. Give seconds, not microseconds: alpha_s=10e-6.")
+
+    @property
+    def bandwidth_gb_per_s(self) -> float:
+        """The bandwidth that large messages approach, 1 / beta, in GB/s (1 GB = 10**9 bytes); infinite where beta is 0."""
+        return 1e-9 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
+
+    @property
+    def n_half_bytes(self) -> float:
+        """The size in bytes that reaches half the bandwidth, alpha / beta; infinite where beta is 0."""
+        return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
+
+    def time_s(self, size_bytes: float) -> float:
+        """Returns how long one message takes, in seconds.
+
+        Args:
+            size_bytes: its size, 0 or more.
+
+        Returns:
+            Seconds from the moment at which both sides are ready.
+
+        Raises:
+            ArgumentError: ``size_bytes`` is negative.
+        """
+        if not size_bytes >= 0:
+            raise ArgumentError(f"size_bytes must be 0 or more, got {size_bytes!r}.")
+        return self.alpha_s + self.beta_s_per_byte * size_bytes
+
+
+def fit_link(sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[float] | npt.NDArray[Any]) -> Link:
+    """Fits alpha and beta to measured times.
+
+    The least squares are those of the *relative* errors: 10 % too much counts the same at 8 bytes and at 256 MiB, which takes a thousand
+    times as long and would otherwise decide alone. Neither number comes out negative: where the best line would start below 0, it is the
+    best one through 0; where it would fall, the best level one.
+
+    Args:
+        sizes_bytes: sizes in bytes, at least two different ones; shape (n,).
+        times_s: seconds of each, above 0; shape (n,). Medians are a good choice.
+
+    Returns:
+        The link, with the standard errors that the scatter around the line implies; they are NaN for two points, which leave no scatter.
+        Where the model does not hold (another protocol from some size on), the errors are large, and the line fits neither part.
+
+    Raises:
+        ArgumentError: the two differ in length, there are fewer than two sizes, or a number breaks its rule.
+
+    Example:
+        >>> link = fit_link([1000, 2000, 4000], [11e-6, 12e-6, 14e-6])
+        >>> round(link.alpha_s * 1e6, 6), round(link.bandwidth_gb_per_s, 6)
+        (10.0, 1.0)
+    """
+    sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
+    if sizes.ndim != 1 or sizes.shape != times.shape:
+        raise ArgumentError(f"sizes_bytes and times_s must be two lists of one length, got shapes {sizes.shape} and {times.shape}.")
+    if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
+        raise ArgumentError(f"sizes_bytes must be 0 or more, got {sizes.tolist()}.")
+    if not (np.isfinite(times).all() and (times > 0).all()):
+        raise ArgumentError(f"times_s must be above 0, got {times.tolist()}. Leave out what was not measured.")
+    if len(np.unique(sizes)) < 2:
+        raise ArgumentError(
+            f"sizes_bytes must hold two sizes or more, got {len(np.unique(sizes))}: one point gives no slope. Measure more."
+        )
+    scale = sizes.max()  # of the order of 1, whatever the sizes: alpha and beta differ by ten powers of ten
+    ones, growing = 1 / times, sizes / scale / times
+    columns = np.stack([ones, growing], axis=1)
+    found, _, _, _ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
+    free = [0, 1]
+    if found.min() < 0:  # the best that is allowed lies on the border: one of the two alone
+        alone = [1 if found[0] < 0 else 0]
+        found = np.zeros(2)
+        found[alone] = columns[:, alone[0]].sum() / (columns[:, alone[0]] ** 2).sum()
+        free = alone
+    errors = _standard_errors(columns, found, free)
+    return Link(float(found[0]), float(found[1] / scale), float(errors[0]), float(errors[1] / scale))
+
+
+def _standard_errors(columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]) -> npt.NDArray[Any]:
+    """Returns one standard error of both numbers; 0 for one that is held at 0, NaN where no scatter is left to tell from."""
+    errors = np.zeros(2)
+    spare = len(columns) - len(free)
+    if len(columns) <= 2:
+        errors[free] = math.nan
+        return errors
+    scatter = ((columns @ found - 1) ** 2).sum() / spare
+    part = columns[:, free]
+    errors[free] = np.sqrt(scatter * np.diag(np.linalg.inv(part.T @ part)))
+    return errors

@@ -1,0 +1,1 @@
+"""Measuring links: what a message costs between two ranks, and around the ring."""

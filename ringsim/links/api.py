@@ -1,0 +1,239 @@
+"""``ringsim.bandwidth``: what the links of a ring give."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringsim import provenance
+from ringsim.environment import discover
+from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.launch.api import make_kind
+from ringsim.launch.job import pack_call
+from ringsim.launch.run import RunOptions, run
+from ringsim.links.plan import Block, Plan, make_plan
+from ringsim.links.rows import Samples, make_rows, samples_of
+from ringsim.links.samples import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN
+from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
+from ringsim.traces.units import bytes_text
+
+__all__ = ["bandwidth"]
+
+STEADY_RULE = (
+    f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms on; "
+    f"{STEPS_MAX} repetitions at most"
+)
+
+
+def bandwidth(
+    world_size: int | None = None,
+    sizes: Sequence[int] | None = None,
+    pattern: str | Sequence[str] = "pingpong",
+    comm_device: str = "cpu",
+    *,
+    edge: tuple[int, int] | None = None,
+    ceilings: bool = True,
+    limit_s: float = 60.0,
+    timeout_s: float = 30.0,
+) -> Bandwidths:
+    """Measures what the links of a ring give: latency and bandwidth against message size, and the line through them.
+
+    From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that run already (torchrun, or a
+    worker of ``ringsim.trace``) every rank calls it with the same arguments, is blocked until all have measured, and gets the same table.
+
+    The times come from the record, where each step (a round trip, say) is a span; ``ringsim.traces.bandwidths`` says what the time of
+    each pattern is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within
+    2.5 % of it on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3
+    repetitions or more; sizes that no time is left for are left out, and the table says so. Edges are measured one after the other,
+    except for "shift" and "all_reduce".
+
+    In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
+
+    Args:
+        world_size: number of ranks; None for 2, or for all where ranks run already.
+        sizes: message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256 MiB.
+        pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (both ways at once), "shift" (all ranks to their successors
+            at once), "all_reduce", or a list of these.
+        comm_device: "cpu" for Gloo, "gpu" for NCCL, which needs a GPU for each rank and is timed by CUDA events.
+        edge: (src, dst), the one edge of the ring to measure; None for all.
+        ceilings: whether the same sizes are also sent over a raw TCP connection on loopback (Gloo only), and copied in memory.
+        limit_s: about how long it may take, in seconds.
+        timeout_s: limit of one blocked operation, in seconds.
+
+    Returns:
+        The table. On a GPU of its own a single rank measures copies within the GPU's memory.
+
+    Raises:
+        ArgumentError: an argument breaks its rule, there are fewer GPUs than ranks, or the sizes need too much memory.
+        RankFailed: a rank raised or died.
+        Interrupted: Ctrl-C came before anything was measured.
+
+    Example:
+        >>> import ringsim
+        >>> table = ringsim.bandwidth(sizes=[1024, 65536], edge=(0, 1), limit_s=2)
+        >>> sorted(set(table.columns["backend"].tolist()))
+        ['gloo', 'memcpy', 'tcp']
+        >>> link = table.fits["pingpong", "gloo", 0, 1]
+        >>> link.alpha_s > 0
+        True
+    """
+    if comm_device not in ("cpu", "gpu"):
+        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+    backend = "nccl" if comm_device == "gpu" else "gloo"
+
+    def make(ranks: Sequence[int]) -> Plan:
+        return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
+
+    load = [_load()]
+    if _ranks_run_already():
+        from ringsim.links.here import measure_here  # needs torch, as below
+
+        ring, plan, samples, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
+        ranks = list(ring.ranks)
+        notes: list[str] = []
+    else:
+        count = 2 if world_size is None else world_size
+        kind = make_kind(count, comm_device, timeout_s, ring=True)
+        if comm_device == "gpu":
+            from ringsim.links.gpu import check_gpus
+
+            check_gpus(count)
+        ranks = list(range(count))
+        plan = make(ranks)
+        _check_memory(plan, count)
+        samples, results, notes = _launch(plan, kind)
+    _take_gpu_times(samples, results)
+    metadata = {
+        **_about(plan, results, backend),
+        **_gpus(ranks, results),
+        "world_size": len(ranks),
+        "comm_device": comm_device,
+        "load": [*load, _load()],
+        "interrupted": bool(notes),
+        "notes": notes + _what_is_missing(plan, samples, results, interrupted=bool(notes)) + _who_else_ran(load[0]),
+    }
+    return make_bandwidths(make_rows(samples, ranks), metadata)
+
+
+def _check_memory(plan: Plan, ranks: int) -> None:
+    """Checks that what all ranks send and receive has room in half of this machine's memory."""
+    largest, memory = max(block.size_bytes for block in plan.blocks), provenance.machine()["memory_bytes"]
+    if memory is not None and 2 * largest * ranks > memory / 2:
+        raise ArgumentError(
+            f"sizes must leave half of the memory ({bytes_text(memory)}) free, got {bytes_text(largest)}, twice on each of {ranks} ranks. "
+            "Choose smaller sizes or fewer ranks."
+        )
+
+
+def _ranks_run_already() -> bool:
+    """Tells whether this process is one of several ranks that somebody else started."""
+    torch_distributed: Any = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+        return True
+    try:
+        return discover(ask_mpi=False).world_size > 1
+    except RingError:
+        return False
+
+
+def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
+    """Starts ranks and measures in them; what was measured until Ctrl-C counts."""
+    job = pack_call(_measure, (plan,), {}, seed=0)
+    options = RunOptions(limit_s=2 * plan.limit_s + 4 * plan.timeout_s, doing=lambda directory: _doing(directory, len(plan.blocks)))
+    try:
+        trace = run(job, kind, options)
+    except Interrupted as interrupt:
+        samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
+        if not samples:
+            raise
+        return samples, [], ["interrupted: what had been measured by then is here."]
+    return samples_of(trace.events), trace.results, []
+
+
+def _measure(plan: Plan) -> dict[str, Any]:
+    """What the ranks run; torch is loaded there, and not in the process that starts them."""
+    from ringsim.links.worker import measure
+
+    return measure(plan)
+
+
+def _doing(directory: Path, total: int) -> str:
+    """Says how far the ranks are, for the progress line: a label is written when its block begins."""
+    lines = [line for names in directory.glob("rank-*.names") for line in names.read_text(encoding="utf-8").splitlines()]
+    blocks = [Block.from_label(json.loads(line)["name"]) for line in lines if '"label"' in line and line.endswith("}")]
+    known = {block for block in blocks if block is not None}
+    if not known:
+        return ""
+    latest = max(known, key=lambda block: block.size_bytes)
+    return f"{len(known)} of {total} measured, now {bytes_text(latest.size_bytes)}"
+
+
+def _take_gpu_times(samples: Samples, results: Sequence[Any]) -> None:
+    """Puts the times that CUDA events gave among the samples, in the place of what the record says of these blocks."""
+    timed: Samples = {}
+    for rank, result in enumerate(results):
+        for label, times_ns in result["gpu_ns"].items():
+            block = Block.from_label(label)
+            assert block is not None
+            timed.setdefault(block, {})[rank] = np.array(times_ns)
+    samples.update(timed)
+
+
+def _about(plan: Plan, results: Sequence[Any], backend: str) -> dict[str, Any]:
+    first = results[0] if results else {}
+    return {
+        "source": "measured",
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "backend": backend,
+        "interface": first.get("interface"),
+        "limit_s": plan.limit_s,
+        "steady": STEADY_RULE,
+    }
+
+
+def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
+    """Says which GPUs were measured, and what lies between them; nothing on Gloo."""
+    places = [result["place"] for result in results]
+    if not places or places[0] is None:
+        return {}
+    from ringsim.links.gpu import paths_between
+
+    return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
+
+
+def _what_is_missing(plan: Plan, samples: Samples, results: Sequence[Any], *, interrupted: bool) -> list[str]:
+    missing = [block for block in plan.blocks if block not in samples]
+    apart = [block for block in missing if block.backend == "tcp" and results and results[block.src]["host"] != results[block.dst]["host"]]
+    notes = [f"no TCP over loopback: ranks {apart[0].src} and {apart[0].dst} are on two machines."] if apart else []
+    late = [block for block in missing if block not in apart]
+    if late:
+        first = bytes_text(min(block.size_bytes for block in late))
+        why = "the run was interrupted" if interrupted else f"the time (limit_s={plan.limit_s:g}) was up"
+        notes.append(f"{len(late)} of {len(plan.blocks)} measurements are not there, from {first} on: {why}.")
+    return notes
+
+
+def _who_else_ran(load: float | None) -> list[str]:
+    cores = provenance.machine()["cores"]
+    if load is None or load < cores:
+        return []
+    return [
+        f"other programs ran: the load average was {load:g} on {cores} cores before the start. Times of small messages are theirs, too."
+    ]
+
+
+def _load() -> float | None:
+    """How busy the machine is: processes that ran or wanted to, on average over the last minute; None where nobody counts."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None

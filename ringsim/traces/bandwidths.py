@@ -1,0 +1,316 @@
+"""A table of bandwidths: what each link gave at each size, where the numbers come from, and the line through them.
+
+A row is one pattern on one edge at one size. S is ``size_bytes``, t is ``latency_us``::
+
+    pattern      S                        t
+    pingpong     the message              half the time of a round trip
+    oneway       the message              time per message of a stream from src to dst, several in flight
+    exchange     the message, each way    until src has sent one message and received another
+    shift        the message              until dst has the message from src, and its own is gone: all ranks send to their successors
+    all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1, the whole group
+
+algbw is S / t, and busbw is algbw times the factor of ``ringsim.costs`` (nccl-tests' definitions). 1 GB is 10**9 bytes. Latency and
+algbw are medians of n repetitions; p10 and p90 are percentiles of the same.
+
+A saved table is one JSON file: numbers and words, nothing that could be executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ringsim.errors import TraceFileError
+from ringsim.link import Link, fit_link
+from ringsim.traces.events import Ints
+from ringsim.traces.reached import bundle, reach
+from ringsim.traces.units import bytes_text, time_text
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "load", "make_bandwidths"]
+
+FORMAT: Final = 1
+MAX_FILE_BYTES: Final = 64 * 2**20
+CEILINGS: Final = ("tcp", "memcpy")  # backends that are no backends: what a raw socket and a copy in memory give
+KINDS: Final = ("measured", "published", "simulated")
+COLUMNS: Final[dict[str, str]] = {
+    "pattern": "U",
+    "src": "<i4",  # -1: no single edge
+    "dst": "<i4",
+    "size_bytes": "<i8",
+    "latency_us": "<f8",
+    "algbw_gb_per_s": "<f8",
+    "busbw_gb_per_s": "<f8",
+    "p10_latency_us": "<f8",
+    "p90_latency_us": "<f8",
+    "p10_algbw_gb_per_s": "<f8",
+    "p90_algbw_gb_per_s": "<f8",
+    "n": "<i8",
+    "backend": "U",
+    "kind": "U",
+}
+_DAMAGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bandwidths:
+    """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
+
+    In a notebook it shows itself as the chart, in a terminal as a table.
+
+    Args:
+        columns: numpy arrays of one length, named and typed as ``COLUMNS`` says; what is not known is NaN.
+        metadata: where the numbers come from (machine, versions, date, interface, load before and after, ...); only what JSON can say.
+
+    Example:
+        >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
+        >>> table = make_bandwidths([{**row, "size_bytes": size, "latency_us": 10 + size / 1000} for size in (1000, 2000, 4000)], {})
+        >>> len(table), round(table.fits["pingpong", "gloo", 0, 1].alpha_s * 1e6, 6)
+        (3, 10.0)
+    """
+
+    columns: Mapping[str, Ints]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.columns["size_bytes"])
+
+    def select(self, where: Ints) -> Bandwidths:
+        """Returns the rows that ``where`` (a mask, or indices) picks, with the same metadata."""
+        return Bandwidths({name: column[where] for name, column in self.columns.items()}, self.metadata)
+
+    @cached_property
+    def fits(self) -> dict[tuple[str, str, int, int], Link]:
+        """The line through the medians of each (pattern, backend, src, dst), where there are two sizes or more; ceilings have none.
+
+        One line over all sizes: what it says is only as good as the model, and its errors tell.
+        """
+        found = {}
+        columns = self.columns
+        usable = np.isfinite(columns["latency_us"]) & (columns["latency_us"] > 0) & ~np.isin(columns["backend"], CEILINGS)
+        for key in self.series():
+            mine = usable & self.where(*key)
+            if len(np.unique(columns["size_bytes"][mine])) >= 2:
+                found[key] = fit_link(columns["size_bytes"][mine], columns["latency_us"][mine] * 1e-6)
+        return found
+
+    def series(self) -> list[tuple[str, str, int, int]]:
+        """Returns the (pattern, backend, src, dst) that have rows, in the order of their first."""
+        names = ("pattern", "backend", "src", "dst")
+        return list(dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True)))
+
+    def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
+        """Returns the mask of the rows of one series.
+
+        Args:
+            pattern: as ``series`` gives it.
+            backend: likewise.
+            src: likewise.
+            dst: likewise.
+
+        Returns:
+            Booleans, as many as there are rows.
+        """
+        columns = self.columns
+        mask: Ints = (columns["pattern"] == pattern) & (columns["backend"] == backend) & (columns["src"] == src) & (columns["dst"] == dst)
+        return mask
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Gives the rows as a new pandas DataFrame; ``COLUMNS`` lists the columns."""
+        import pandas as pd
+
+        return pd.DataFrame({name: self.columns[name].astype(object if dtype == "U" else dtype) for name, dtype in COLUMNS.items()})
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the table to one JSON file, all of it or nothing; ``ringsim.traces.bandwidths.load`` reads it.
+
+        Args:
+            path: where to; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written, or the metadata is not what JSON can say.
+        """
+        columns = {name: [None if value != value else value for value in self.columns[name].tolist()] for name in COLUMNS}
+        value = {"format": FORMAT, "what": "ringsim bandwidths", "metadata": self.metadata, "columns": columns}
+        try:
+            text = json.dumps(value, indent=1, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise TraceFileError(f"A table must be plain data to be saved, got one where {error} ({path}). Change its metadata.") from error
+        temporary = f"{os.fsdecode(path)}.{secrets.token_hex(6)}.tmp"
+        try:
+            try:
+                Path(temporary).write_text(text + "\n", encoding="utf-8")
+                os.replace(temporary, path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
+            reason = getattr(error, "strerror", None) or error
+            raise TraceFileError(f"The path of a table must be writable, got {path}: {reason}. Choose another directory.") from error
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure."""
+        axes: Axes = reach("plot_bandwidth")(self, ax=ax)
+        return axes
+
+    def describe(self) -> str:
+        """Returns the table in one sentence, for those who cannot see its picture."""
+        if not len(self):
+            return "Bandwidths: nothing was measured."
+        sizes = self.columns["size_bytes"]
+        parts = []
+        for pattern, backend, src, dst in self.series():
+            where = self.where(pattern, backend, src, dst)
+            best = np.nanmax(self.columns["algbw_gb_per_s"][where], initial=0)
+            edge = f" {src} to {dst}" if src >= 0 else ""
+            parts.append(f"{backend} {pattern}{edge} up to {best:.3g} GB/s")
+        return f"Bandwidth against message size, {bytes_text(int(sizes.min()))} to {bytes_text(int(sizes.max()))}: {'; '.join(parts)}."
+
+    def __repr__(self) -> str:
+        """Returns the table as text: one line a row, then the fits."""
+        header = ("latency", "p10", "p90", "algbw", "busbw", "n")
+        lines = [f"{'pattern':11} {'backend':8} {'edge':>6} {'size':>9}" + "".join(map("{:>{}}".format, header, (11, 11, 11, 9, 9, 7)))]
+        names = ("pattern", "backend", "src", "dst", "size_bytes", "latency_us", "p10_latency_us", "p90_latency_us")
+        rest = ("algbw_gb_per_s", "busbw_gb_per_s", "n")
+        for row in zip(*(self.columns[name].tolist() for name in (*names, *rest)), strict=True):
+            pattern, backend, src, dst, size, *times, algbw, busbw, n = row
+            texts = " ".join(f"{_time(one):>10}" for one in times)
+            lines.append(
+                f"{pattern:11} {backend:8} {_edge(src, dst):>6} {bytes_text(size):>9} {texts} {_rate(algbw):>8} {_rate(busbw):>8} {n:>6}"
+            )
+        lines.append("bandwidths in GB/s, 1 GB = 10**9 bytes")
+        for (pattern, backend, src, dst), link in self.fits.items():
+            lines.append(f"fit {pattern} {backend} {_edge(src, dst)}: {_fit_text(link)}")
+        lines += [f"path {edge}: {path}" for edge, path in self.metadata.get("paths", {}).items()]
+        lines += [f"note: {note}" for note in self.metadata.get("notes", ())]
+        return "\n".join(lines)
+
+    def __eq__(self, other: object) -> bool:
+        """Tells whether rows and metadata are the same."""
+        if not isinstance(other, Bandwidths):
+            return NotImplemented
+        return self.metadata == other.metadata and all(
+            np.array_equal(self.columns[name], other.columns[name], equal_nan=dtype == "<f8") for name, dtype in COLUMNS.items()
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gives Jupyter the chart with the table beside it, or the table alone where there is no matplotlib."""
+        return bundle(self, repr(self), "bandwidth_png", self.describe())
+
+
+def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any]) -> Bandwidths:
+    """Makes a table from rows.
+
+    Args:
+        rows: each gives some of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind`` are needed. ``algbw_gb_per_s``
+            follows from ``latency_us`` where it is left out; other numbers that are left out are NaN, src and dst -1, n 0.
+        metadata: where the numbers come from.
+
+    Returns:
+        The table.
+
+    Example:
+        >>> row = {"pattern": "pingpong", "size_bytes": 1000, "latency_us": 2.0, "backend": "tcp", "kind": "measured"}
+        >>> make_bandwidths([row], {}).columns["algbw_gb_per_s"].tolist()
+        [0.5]
+    """
+    absent = {"src": -1, "dst": -1, "n": 0}
+    full = []
+    for row in rows:
+        latency_us = row.get("latency_us", math.nan)
+        algbw = row["size_bytes"] / latency_us * 1e-3 if latency_us > 0 else math.nan
+        full.append({**absent, "algbw_gb_per_s": algbw, **row})
+    columns = {}
+    for name, dtype in COLUMNS.items():
+        values = [row[name] if dtype == "U" or name == "size_bytes" else row.get(name, math.nan) for row in full]
+        columns[name] = np.array(values, dtype=object).astype(dtype) if values else np.zeros(0, dtype="U1" if dtype == "U" else dtype)
+    return Bandwidths(columns, metadata)
+
+
+def load(path: str | PathLike[str]) -> Bandwidths:
+    """Reads a table that ``Bandwidths.save`` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The table.
+
+    Raises:
+        TraceFileError: there is no such file, it is damaged or something else, or it was written by a later version of ringsim.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
+        raise TraceFileError(f"A table of bandwidths must {rule}, got {path}: {error}. Check the path.") from error
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+        value = json.loads(data.decode("utf-8"))
+        if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
+            raise ValueError("it is no table of bandwidths")
+        if value["format"] != FORMAT:
+            raise ValueError(f"its format is {value['format']!r}, and this version reads {FORMAT}. Install a later ringsim")
+        if not isinstance(value["metadata"], dict):
+            raise ValueError("its metadata is no object")
+        return Bandwidths(_read_columns(value["columns"]), value["metadata"])
+    except _DAMAGE as error:
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {reason}. Measure again.") from error
+
+
+def _read_columns(value: Any) -> dict[str, Ints]:
+    if not isinstance(value, dict) or set(value) != set(COLUMNS):
+        raise ValueError("the columns are not those of a table")
+    columns: dict[str, Ints] = {}
+    for name, dtype in COLUMNS.items():
+        entries = value[name]
+        wanted = str if dtype == "U" else (int, float, type(None)) if dtype == "<f8" else int
+        if not isinstance(entries, list) or not all(isinstance(one, wanted) and not isinstance(one, bool) for one in entries):
+            raise ValueError(f"the column {name} holds something else than it should")
+        given = [math.nan if one is None else one for one in entries]
+        columns[name] = np.array(given, dtype=dtype if given or dtype != "U" else "U1")
+    if len({len(column) for column in columns.values()}) != 1:
+        raise ValueError("the columns differ in length")
+    if not set(columns["kind"].tolist()) <= set(KINDS):
+        raise ValueError(f"a row is none of {', '.join(KINDS)}")
+    if (columns["size_bytes"] < 0).any() or (columns["n"] < 0).any():
+        raise ValueError("a size or a number of repetitions is negative")
+    return columns
+
+
+def _edge(src: int, dst: int) -> str:
+    return f"{src}->{dst}" if src >= 0 else "all"
+
+
+def _time(microseconds: float) -> str:
+    return time_text(microseconds * 1e3) if math.isfinite(microseconds) else "-"
+
+
+def _rate(gb_per_s: float) -> str:
+    return f"{gb_per_s:.3g}" if math.isfinite(gb_per_s) else "-"
+
+
+def _fit_text(link: Link) -> str:
+    latency = f"alpha {link.alpha_s * 1e6:.3g} µs (± {link.alpha_error_s * 1e6:.2g})"
+    slope = f"beta {link.beta_s_per_byte * 1e9:.3g} ns/B (± {link.beta_error_s_per_byte * 1e9:.2g})"
+    half = f"n½ {bytes_text(link.n_half_bytes)}" if math.isfinite(link.n_half_bytes) else "n½ beyond any size"
+    return f"{latency}, {slope}, {link.bandwidth_gb_per_s:.3g} GB/s, {half}"

@@ -1,0 +1,63 @@
+"""The one way down: functions of lower rows behind the convenience methods of ``Trace`` and ``Bandwidths``, found on use.
+
+The layer test exempts this table, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import sys
+from typing import Any, Final
+
+__all__ = ["REACHED", "bundle", "reach"]
+
+REACHED: Final = {
+    "save": "ringsim.traces.files:save",
+    "plot_ring": "ringsim.plot.ring:plot_ring",
+    "plot_timeline": "ringsim.plot.timeline:plot_timeline",
+    "plot_bandwidth": "ringsim.plot.bandwidth_chart:plot_bandwidth",
+    "png": "ringsim.plot.display:png",
+    "bandwidth_png": "ringsim.plot.bandwidth_chart:png",
+}
+
+
+def reach(name: str) -> Any:
+    """Returns the function that the table has under ``name``.
+
+    Example:
+        >>> reach("save").__module__
+        'ringsim.traces.files'
+    """
+    module, function = REACHED[name].split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what Jupyter shows of a value: a picture with a text beside it, or the text alone where there is no matplotlib.
+
+    Args:
+        value: what is shown.
+        text: the text.
+        png: name of the function that draws the picture, in the table.
+        alt: the picture in words.
+
+    Returns:
+        Data and metadata, as ``_repr_mimebundle_`` gives them.
+    """
+    data: dict[str, Any] = {"text/plain": text}
+    if not _shows_images():
+        return data, {}
+    try:
+        picture: bytes = reach(png)(value)
+    except ImportError:
+        return data, {}
+    data["image/png"] = base64.b64encode(picture).decode("ascii")
+    return data, {"image/png": {"alt": alt}}
+
+
+def _shows_images() -> bool:
+    """Tells whether the front end shows more than text: IPython in a terminal asks as a notebook does, and would drop the picture."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]

@@ -1,0 +1,338 @@
+"""The bandwidth chart: what stands in it is what was measured, achieved or cited."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from synthetic import Story, pipeline
+
+from ringsim.errors import ArgumentError
+from ringsim.link import Link
+from ringsim.plot.achieved import achieved
+from ringsim.plot.bandwidth_chart import plot_bandwidth, png
+from ringsim.plot.curve_lines import link_text
+from ringsim.plot.curves import make_curves, pen
+from ringsim.plot.labels import spread
+from ringsim.plot.style import save_figure
+from ringsim.published import FIGURES
+from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
+from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
+from ringsim.traces.value import Trace
+
+META = {"source": "measured", "machine": {"cpu": "some CPU", "cores": 2}, "backend": "gloo", "date": "2026-11-20"}
+SIZES = [2**power for power in range(3, 25)]
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def rows(time_s: Callable[[int], float], *, factor: float = 1.0, **series: Any) -> list[dict[str, Any]]:
+    """One row a size; p10 and p90 of the time are 0.9 and 1.2 times the median."""
+    found = []
+    for size in SIZES:
+        time_us = time_s(size) * 1e6
+        found.append(
+            {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30, "size_bytes": size}
+            | {"latency_us": time_us, "p10_latency_us": 0.9 * time_us, "p90_latency_us": 1.2 * time_us}
+            | {"algbw_gb_per_s": size / time_us / 1e3, "busbw_gb_per_s": factor * size / time_us / 1e3}
+            | {"p10_algbw_gb_per_s": size / time_us / 1.2e3, "p90_algbw_gb_per_s": size / time_us / 0.9e3}
+            | series
+        )
+    return found
+
+
+def line(size: int) -> float:
+    return 40e-6 + size / 4e9
+
+
+def jump(size: int) -> float:
+    return 40e-6 + size / 4e9 if size < 2**16 else 400e-6 + size / 4e9
+
+
+def table(*groups: list[dict[str, Any]]) -> Bandwidths:
+    return make_bandwidths([row for group in groups for row in group], dict(META))
+
+
+def drawn(ax: Axes, prefix: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Points of the lines whose id begins like this, in one panel."""
+    return [line.get_data() for line in ax.lines if (line.get_gid() or "").startswith(prefix)]
+
+
+def words(ax: Axes) -> str:
+    return "\n".join(text.get_text() for panel in (ax, *ax.child_axes) for text in panel.texts)
+
+
+def legend(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+# -- a table
+
+
+def test_medians_are_drawn_in_both_panels_as_they_are() -> None:
+    ax = plot_bandwidth(table(rows(line)))
+    (below,) = ax.child_axes
+    ((sizes, gb_per_s),) = drawn(ax, "median gloo pingpong 0>1")
+    assert sizes.tolist() == SIZES
+    assert gb_per_s.tolist() == pytest.approx([size / line(size) * 1e-9 for size in SIZES])
+    ((_, times_us),) = drawn(below, "median gloo pingpong 0>1")
+    assert times_us.tolist() == pytest.approx([line(size) * 1e6 for size in SIZES])
+
+
+def test_the_band_is_p10_to_p90() -> None:
+    ax = plot_bandwidth(table(rows(line)))
+    for panel, low, high in ((ax, 1 / 1.2, 1 / 0.9), (ax.child_axes[0], 0.9, 1.2)):
+        (band,) = [one for one in panel.collections if one.get_gid() == "band gloo pingpong 0>1"]
+        ((_, medians),) = drawn(panel, "median gloo")
+        heights = band.get_paths()[0].vertices[:, 1]
+        assert heights.min() == pytest.approx(low * medians.min())
+        assert heights.max() == pytest.approx(high * medians.max())
+
+
+def test_the_fit_goes_through_and_n_half_reaches_half() -> None:
+    ax = plot_bandwidth(table(rows(line)))
+    ((sizes, gb_per_s),) = drawn(ax, "fit ")
+    assert gb_per_s.tolist() == pytest.approx([size / (40e-6 + size / 4e9) * 1e-9 for size in sizes])
+    ((half, at),) = drawn(ax, "n half")
+    assert half == pytest.approx([160_000])
+    assert at == pytest.approx([2.0])
+    assert re.search(r"Gloo pingpong 0 -> 1: alpha = 40\.0+ ± 0\.0+ µs, 1/beta = 4\.0+ ± 0\.0+ GB/s, n½ = 156 KiB\.", words(ax))
+
+
+def test_n_half_is_not_marked_where_the_fit_does_not_know_alpha() -> None:
+    times = dict(zip(SIZES, np.random.default_rng(1).lognormal(0, 1.5, len(SIZES)), strict=True))
+    wild = [row | {"p10_latency_us": 1e-3, "p90_latency_us": 1e9} for row in rows(lambda size: line(size) * times[size])]
+    ax = plot_bandwidth(table(wild))
+    assert len(drawn(ax, "fit ")) == 1
+    assert drawn(ax, "n half") == []
+    assert "n½ = " not in ax.texts[0].get_text()
+
+
+def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
+    ax = plot_bandwidth(table(rows(jump)))
+    for panel in (ax, *ax.child_axes):
+        left, right = drawn(panel, "median gloo")
+        assert (left[0].max(), right[0].min()) == (2**15, 2**16)
+        assert len(drawn(panel, "fit ")) == 2
+    assert "up to 32 KiB: alpha = " in words(ax)
+    assert "Interrupted where the time jumps" in words(ax)
+    assert "Interrupted" not in words(plot_bandwidth(table(rows(line))))
+
+
+def test_ceilings_are_lines_without_fit() -> None:
+    ax = plot_bandwidth(table(rows(line), rows(lambda size: 6e-6 + size / 4e9, backend="tcp")))
+    assert len(drawn(ax, "ceiling tcp")) == 1
+    assert len(drawn(ax, "fit ")) == 1
+    assert "TCP, no torch" in words(ax)
+
+
+def test_what_was_not_measured_is_dashed_and_named() -> None:
+    ax = plot_bandwidth(table(rows(line), rows(lambda size: 2 * line(size), kind="simulated")))
+    measured, simulated = [one for one in ax.lines if (one.get_gid() or "").startswith("median gloo")]
+    assert (measured.get_linestyle(), simulated.get_linestyle()) == ("-", "--")
+    assert measured.get_color() == simulated.get_color()
+    assert {"Gloo pingpong", "Gloo pingpong, simulated"} <= set(words(ax).splitlines())
+
+
+def test_the_bandwidth_of_a_message_needs_no_second_name() -> None:
+    (curve,) = make_curves(table(rows(line, busbw_gb_per_s=math.nan)))
+    assert curve.bus_factor == 1
+    assert curve.gb_per_s.tolist() == pytest.approx([size / line(size) * 1e-9 for size in SIZES])
+
+
+def test_a_backend_has_one_colour_in_every_chart() -> None:
+    charts = [table(rows(line)), table(rows(line, backend="nccl"), rows(line)), table(rows(line, pattern="shift"))]
+    for chart in charts:
+        ax = plot_bandwidth(chart)
+        colours = {one.get_color() for one in ax.lines if (one.get_gid() or "").startswith("median gloo")}
+        assert colours == {pen("gloo").colour}
+    assert pen("mine").name == "mine"
+
+
+def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
+    ax = plot_bandwidth(table(rows(line)))
+    levels = sorted({float(values[0]) for _, values in drawn(ax, "published")})
+    assert levels == sorted(figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None)
+    points = {(size, time) for sizes, times in drawn(ax.child_axes[0], "published") for size, time in zip(sizes, times, strict=True)}
+    assert points == {(figure.size_bytes, figure.latency_us) for figure in FIGURES if figure.latency_us is not None}
+    assert {one.get_linestyle() for one in ax.lines if (one.get_gid() or "").startswith("published")} == {"--"}
+    assert any("published by others (not measured here)" in entry for entry in legend(ax))
+    for figure in FIGURES:
+        assert figure.source in words(ax)
+    for other in (table(rows(line), rows(line, backend="nccl")), table(rows(line, pattern="all_reduce", factor=1.5, src=-1, dst=-1))):
+        ax = plot_bandwidth(other)
+        assert drawn(ax, "published") == drawn(ax.child_axes[0], "published") == []
+        assert not any("published" in entry for entry in legend(ax))
+
+
+def test_an_all_reduce_is_drawn_by_its_bus_bandwidth() -> None:
+    ax = plot_bandwidth(table(rows(line, pattern="all_reduce", factor=1.5, src=-1, dst=-1)))
+    ((_, gb_per_s),) = drawn(ax, "median gloo")
+    assert gb_per_s.tolist() == pytest.approx([1.5 * size / line(size) * 1e-9 for size in SIZES])
+    assert ax.get_ylabel() == "bus bandwidth, GB/s"
+    assert "all_reduce: alpha" in words(ax)
+
+
+def test_of_several_edges_the_slowest_is_fitted() -> None:
+    edges = [rows(lambda size, edge=edge: (1 + edge) * line(size), pattern="shift", src=edge, dst=(edge + 1) % 4) for edge in range(4)]
+    ax = plot_bandwidth(table(*edges))
+    assert len(drawn(ax, "median gloo")) == 4
+    assert len(drawn(ax, "fit Gloo shift 3 -> 0")) == len(drawn(ax, "fit ")) == 1
+    assert "the slowest of 4 edges" in words(ax)
+
+
+def test_an_empty_table_and_one_of_one_size_can_be_drawn() -> None:
+    assert plot_bandwidth(table()).get_title(loc="left") == "No backend was measured"
+    ax = plot_bandwidth(table(rows(line)[:1]))
+    assert ax.get_title(loc="left") == "Gloo: 8 B take 40 µs, 8 B go at 0.0002 GB/s"
+    assert drawn(ax, "fit ") == []
+
+
+def test_the_chart_says_where_it_comes_from() -> None:
+    assert "measured on some CPU, 2 cores, gloo, 2026-11-20" in words(plot_bandwidth(table(rows(line))))
+    assert "Medians of n = 30 repetitions" in words(plot_bandwidth(table(rows(line))))
+
+
+def test_the_chart_says_what_went_on_meanwhile() -> None:
+    value = table(rows(line))
+    assert "oad average" not in words(plot_bandwidth(value))
+    value.metadata.update(interface="lo", load=[0.26, 1.5], paths={}, notes=["Stopped early."])
+    assert "Sockets over lo; load average 0.3 before and 1.5 after.\nStopped early.\n" in words(plot_bandwidth(value))
+    value.metadata.update(interface=None, load=None, paths={"0>1": "p2p", "1>0": "host-staged"})
+    assert "Between the GPUs 0>1: p2p, 1>0: host-staged." in words(plot_bandwidth(value))
+
+
+def test_on_given_axes_nothing_else_is_made() -> None:
+    figure, ax = plt.subplots()
+    assert table(rows(line)).plot(ax=ax) is ax
+    assert plt.get_fignums() == [figure.number]
+
+
+def test_the_notebooks_picture_is_described_and_the_same_each_time(tmp_path: Path) -> None:
+    value = table(rows(jump))
+    assert png(value) == png(value)
+    assert value.describe().encode() in png(value)
+    data, metadata = value._repr_mimebundle_()
+    assert set(data) == {"text/plain", "image/png"}
+    assert metadata["image/png"]["alt"] == value.describe()
+    for name in ("one.svg", "two.svg"):
+        save_figure(plot_bandwidth(value).figure, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_curves_leave_out_what_a_logarithmic_axis_cannot_show() -> None:
+    nothing = rows(line)[0] | {"size_bytes": 0, "latency_us": 40.0}
+    unknown = rows(line)[1] | {"latency_us": math.nan}
+    (curve,) = make_curves(table([nothing, unknown], rows(line)[2:]))
+    assert curve.size_bytes.tolist() == SIZES[2:]
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (Link(40e-6, 2.5e-10), "alpha = 40 µs, 1/beta = 4 GB/s, n½ = 156 KiB"),
+        (Link(40e-6, 2.5e-10, 1.3e-6, 1e-11), "alpha = 40 ± 1 µs, 1/beta = 4.0 ± 0.2 GB/s, n½ = 156 KiB"),
+        (Link(40e-6, 2.5e-10, math.nan, math.nan), "alpha = 40 µs, 1/beta = 4 GB/s, n½ = 156 KiB"),
+        (Link(40e-6, 0.0), "alpha = 40 µs, no cost that grows with the size"),
+    ],
+)
+def test_a_fit_in_words(link: Link, text: str) -> None:
+    assert link_text(link) == text
+
+
+@given(st.lists(st.floats(0, 500), min_size=1, max_size=8))
+def test_labels_are_moved_apart_and_keep_their_order(heights: list[float]) -> None:
+    places = spread(heights, 10)
+    order = np.argsort(heights, kind="stable")
+    assert (np.diff(np.array(places)[order]) >= 10 - 1e-6).all()
+    assert spread(sorted(set(np.round(heights) * 10)), 10) == pytest.approx(sorted(set(np.round(heights) * 10)))
+
+
+# -- a trace
+
+
+def one_message(send_post: int, recv_post: int, recv_wait: int, done: int, size: int = 20_000) -> Trace:
+    events = make_events(
+        {
+            "rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "group": [0, 0], "tag": [0, 0], "payload": [0, 0],
+            "post_ns": [send_post, recv_post], "wait_ns": [send_post, recv_wait], "done_ns": [done, done],
+        },
+        Tables(payloads=(Payload("uint8", (size,), size),)),
+    )  # fmt: skip
+    return Trace(events, {"backend": "gloo", "world_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("times", "gb_per_s", "is_bound"),
+    [
+        ((1000, 0, 0, 11_000), 2.0, False),  # a late sender: counted from its post
+        ((0, 1000, 1000, 11_000), 2.0, False),  # a late receiver
+        ((0, 1000, 1400, 11_000), 2.0, False),  # looked 4 % late
+        ((0, 1000, 6000, 11_000), 2.0, True),  # it may have arrived before 6 us
+    ],
+)
+def test_a_message_counts_from_the_later_post(times: tuple[int, int, int, int], gb_per_s: float, is_bound: bool) -> None:
+    found = achieved(one_message(*times))
+    assert found.gb_per_s.tolist() == [gb_per_s]
+    assert found.is_bound.tolist() == [is_bound]
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_lower_bound_is_an_open_point(is_bound: bool) -> None:
+    ax = one_message(0, 1000, 6000 if is_bound else 1000, 11_000).plot_bandwidth()
+    (points,) = [one for one in ax.lines if (one.get_gid() or "").startswith("messages")]
+    assert (points.get_markerfacecolor() == "none") is is_bound
+    assert ("lower bound" in " ".join(legend(ax))) is is_bound
+    assert ax.get_title(loc="left") == "1 message: at best 2 GB/s, with 19.5 KiB"
+
+
+def test_every_message_of_a_trace_is_a_point_and_equal_ones_are_one() -> None:
+    found = achieved(pipeline(4))
+    assert len(found) + found.empty + found.unfinished + found.queued == len(pipeline(4).messages)
+    points = found.points()
+    assert {*zip(points.size_bytes, points.is_bound, strict=True)} == {*zip(found.size_bytes, found.is_bound, strict=True)}
+    assert set(points.gb_per_s) <= set(found.gb_per_s)
+
+
+def test_messages_lie_over_a_measured_curve() -> None:
+    trace = one_message(0, 1000, 1000, 11_000)
+    ax = trace.plot_bandwidth(curve=table(rows(line)))
+    assert drawn(ax, "messages exact")[0][0].tolist() == [20_000]
+    assert len(drawn(ax, "median gloo")) == 1
+    assert drawn(ax, "published") == []
+    assert "Lines: measured on some CPU" in words(ax)
+
+
+def test_nccl_messages_are_not_drawn_for_their_ends_are_not_recorded() -> None:
+    """A wait of NCCL ends when the work is queued: a bandwidth from it would be any number."""
+    trace = one_message(0, 1000, 1000, 11_000)
+    trace.metadata["backend"] = "nccl"
+    ax = trace.plot_bandwidth()
+    assert drawn(ax, "messages") == []
+    assert "Not drawn: 1 message: on NCCL the record has the end of queueing" in words(ax)
+
+
+def test_a_curve_belongs_to_a_trace() -> None:
+    with pytest.raises(ArgumentError, match="curve must be left out for a table of bandwidths"):
+        plot_bandwidth(table(rows(line)), curve=table(rows(line)))
+
+
+def test_what_is_not_drawn_is_said() -> None:
+    trace = one_message(0, 1000, 1000, 11_000, size=0)
+    ax = trace.plot_bandwidth()
+    assert ax.get_title(loc="left") == "No message arrived"
+    assert "Not drawn: 1 message of 0 bytes." in words(ax)
+    assert Story(2).trace().plot_bandwidth().get_title(loc="left") == "No message arrived"
