@@ -70,12 +70,13 @@ class StandInEvent:
     def __init__(self, gpu: StandInGpu, enable_timing: bool) -> None:
         assert enable_timing
         self.gpu = gpu
-        self.passed_ns = -1
+        self.passed_ns = self.gpu_ns = -1
 
     def record(self, stream: Any = None) -> None:
         assert not self.gpu.capturing
         self.gpu.call()
         self.passed_ns = max(self.gpu.now_ns, self.gpu.busy_until_ns if stream is None else self.gpu.pool_busy_until_ns)
+        self.gpu_ns = round(self.gpu.offset_ns + self.passed_ns * (1 + self.gpu.drift))
         if stream is None:
             self.gpu.recorded.append(self)
 
@@ -89,10 +90,6 @@ class StandInEvent:
         if max(self.passed_ns, other.passed_ns) > self.gpu.now_ns:
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return float(np.float32((other.gpu_ns - self.gpu_ns) * 1e-6))
-
-    @property
-    def gpu_ns(self) -> int:
-        return round(self.gpu.offset_ns + self.passed_ns * (1 + self.gpu.drift))
 
     def synchronize(self) -> NoReturn:
         raise AssertionError("recording never synchronises")

@@ -138,16 +138,17 @@ class GpuTimes:
             clock.kept.extendleft(reversed(taken))
             return
         clock.kept.extendleft(each for each, has in zip(reversed(taken), reversed(passed), strict=True) if not has)
-        latest_ns, span_ns = self._now(), places_ns.pop()
+        span_ns = places_ns.pop()
         scale = (end.host_ns - start.host_ns) / span_ns if span_ns > 0 else 1.0
-        times = [min(start.host_ns + round(place_ns * scale), latest_ns) for place_ns in places_ns]
+        times = [start.host_ns + round(place_ns * scale) for place_ns in places_ns]
         for each, wait_ns, done_ns in zip(done, times[::2], times[1::2], strict=True):
             for slot in each.slots:
                 self._set_times(slot, wait_ns, done_ns)
             clock.read += len(each.slots)
         clock.anchor = end
         if done:
-            clock.within_ns = max(clock.within_ns, max(start.within_ns, end.within_ns) + rounding_ns)
+            # Rounding moves an event, and once more the anchor at the end of the line.
+            clock.within_ns = max(clock.within_ns, max(start.within_ns, end.within_ns) + 2 * rounding_ns)
 
 
 class _GpuClock:
