@@ -97,7 +97,7 @@ def test_a_handle_is_done_when_the_stream_is(gpu: StandInGpu, read: Read, tensor
     assert (events.post_ns < gpu.recorded[0].passed_ns - 39 * MS)[0], "the post is the host's"
     *said, times = facts["not_recorded"]
     assert tuple(said) == NOT_RECORDED
-    assert times.startswith("On rank 0, cuda:0: 3 operations have the times of CUDA events")
+    assert times.startswith("On rank 0, cuda:0: 3 operations got the times of CUDA events")
 
 
 def test_a_collective_on_the_programs_own_stream_has_no_handle(
@@ -115,7 +115,7 @@ def test_a_collective_on_the_programs_own_stream_has_no_handle(
     recorder.close()
     events, facts = read_parts(tmp_path, start_ns=0)
     assert blocked_ns(events) == pytest.approx([7 * MS, 0], abs=3000)
-    assert "1 operations have the host's times" in facts["not_recorded"][-1]
+    assert "1 operation kept the host's times" in facts["not_recorded"][-1]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -146,7 +146,7 @@ def test_the_operations_of_a_batch_are_done_together(
     events, facts = read_parts(tmp_path, start_ns=0)
     assert blocked_ns(events) == pytest.approx([3 * MS] * 2, abs=3000)
     assert events.done_ns[0] == events.done_ns[1]
-    assert "2 operations have the times of CUDA events" in facts["not_recorded"][-1]
+    assert "2 operations got the times of CUDA events" in facts["not_recorded"][-1]
 
 
 def test_tensors_of_the_host_have_the_times_of_the_host(gpu: StandInGpu, read: Read, tensor: torch.Tensor) -> None:
@@ -171,7 +171,7 @@ def test_an_operation_in_a_captured_graph_has_the_times_of_the_host(gpu: StandIn
     gpu.capturing = False
     events, facts = read()
     assert blocked_ns(events)[0] < MS
-    assert any("1 operations have the host's times" in sentence for sentence in facts["not_recorded"])
+    assert any("1 operation kept the host's times" in sentence for sentence in facts["not_recorded"])
 
 
 def test_the_log_has_the_times_of_the_gpu(gpu: StandInGpu, tensor: torch.Tensor, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,8 +90,8 @@ def test_what_has_not_passed_is_counted_and_read_later(monkeypatch: pytest.Monke
     truth = run(gpu, times, 1, work_ns=900 * MS)
     first = times.read()
     assert list(written) == [0]
-    assert "rank 3, cuda:0: 1 operations have the times of CUDA events" in first[0]
-    assert "1 operations have the host's times" in first[1]
+    assert "rank 3, cuda:0: 1 operation got the times of CUDA events" in first[0]
+    assert "1 operation kept the host's times" in first[1]
     assert "had not passed" in first[1]
     gpu.now_ns += 1000 * MS
     (said,) = times.read()
@@ -131,12 +131,12 @@ def test_the_capture_of_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     times, written = make_times(gpu)
     gpu.capturing = True  # an event that is recorded fails the test
     times.end(times.begin(GPU), [0, 1])
-    assert "2 operations have the host's times, done is when wait() returned: they were captured" in times.read()[1]
+    assert "2 operations kept the host's times, done is when wait() returned: they were captured" in times.read()[1]
     gpu.capturing = False
     run(gpu, times, 2)
     gpu.now_ns += 5 * MS
     gpu.capturing, asked = True, gpu.asked
-    assert "0 operations have the times of CUDA events" in times.read()[0]
+    assert "0 operations got the times of CUDA events" in times.read()[0]
     assert gpu.asked == asked
     gpu.capturing = False
     times.read()
@@ -154,7 +154,7 @@ def test_a_maximum_of_events_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.now_ns += 50 * MS
     said = times.read()
     assert list(written) == [0, 1]
-    assert "1 operations have the host's times" in said[1]
+    assert "1 operation kept the host's times" in said[1]
     run(gpu, times, 3)  # there is room again
     gpu.now_ns += 50 * MS
     times.read()
@@ -168,7 +168,7 @@ def test_a_clock_that_cannot_be_tied_is_not(monkeypatch: pytest.MonkeyPatch) -> 
     times, written = make_times(gpu)
     for slot in range(3):
         times.end(times.begin(GPU), [slot])
-    assert "3 operations have the host's times, done is when wait() returned: they could not be tied" in times.read()[1]
+    assert "3 operations kept the host's times, done is when wait() returned: they could not be tied" in times.read()[1]
     assert not written
 
 
@@ -196,8 +196,8 @@ def test_trouble_with_the_gpu_is_left_to_the_program(monkeypatch: pytest.MonkeyP
     times.end(times.begin(GPU), [1])
     said = times.read()
     assert not written
-    assert any("1 operations" in words and "could not be asked" in words for words in said)
-    assert any("1 operations" in words and "got no event" in words for words in said)
+    assert any("1 operation " in words and "could not be asked" in words for words in said)
+    assert any("1 operation " in words and "got no event" in words for words in said)
 
 
 def test_no_time_is_before_the_call_that_caused_it() -> None:

@@ -105,16 +105,16 @@ class GpuTimes:
         It asks the GPUs, and waits for none. It is for when the record is read, and the program captures no graph.
         """
         words = []
-        for gpu, clock in self._clocks.items():
+        for gpu, clock in list(self._clocks.items()):
             self._read_one(clock)
             times = f"On rank {self._rank}, {gpu}"
             words.append(
-                f"{times}: {clock.read:,} operations have the times of CUDA events, within {clock.within_ns:,} ns of the host's clock: "
+                f"{times}: {_count(clock.read)} got the times of CUDA events, within {clock.within_ns:,} ns of the host's clock: "
                 "wait is when the stream came to the operation, done when it got past."
             )
-            late = Counter({_NOT_PASSED: sum(len(each.slots) for each in clock.kept)})
+            late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
             for why, count in (clock.missed + late).items():
-                words.append(f"{times}: {count:,} operations have the host's times, done is when wait() returned: they {why}.")
+                words.append(f"{times}: {_count(count)} kept the host's times, done is when wait() returned: they {why}.")
         return words
 
     def _find_clock(self, gpu: torch.device) -> _GpuClock:
@@ -202,6 +202,10 @@ class _GpuClock:
                 after = self._now()
                 anchors.append(_Anchor(event, (before + after) // 2, (after - before + 1) // 2))
         return min(anchors, key=lambda anchor: anchor.within_ns, default=None)
+
+
+def _count(operations: int) -> str:
+    return f"{operations:,} operation{'' if operations == 1 else 's'}"
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:

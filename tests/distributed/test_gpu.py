@@ -39,7 +39,7 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     trace = ringsim.trace(pass_once, world_size=GPUS, comm_device="gpu")
     assert trace.results == [float((rank - 1) % GPUS) for rank in range(GPUS)]
     assert trace.metadata["backend"] == "nccl"
-    said = [sentence for sentence in trace.metadata["not_recorded"] if "have the times of CUDA events" in sentence]
+    said = [sentence for sentence in trace.metadata["not_recorded"] if "got the times of CUDA events" in sentence]
     assert len(said) == GPUS
     assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
 
@@ -65,7 +65,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
     trace = ringsim.trace(reduce_after_work, world_size=GPUS, comm_device="gpu")
     events = trace.to_pandas()
     for rank, said in enumerate(sentence for sentence in trace.metadata["not_recorded"] if sentence.startswith("On rank")):
-        within = re.search(r"3 operations have the times of CUDA events, within ([\d,]+) ns", said)
+        within = re.search(r"3 operations got the times of CUDA events, within ([\d,]+) ns", said)
         assert within, said
         within_ns = int(within[1].replace(",", ""))
         mine = events[events["rank"] == rank]
