@@ -47,7 +47,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
-        *(f"ringsim.comm.{name}" for name in ("collectives", "torch_hooks", "backend", "handle", "member", "reductions")),
+        *(
+            f"ringsim.comm.{name}"
+            for name in ("collectives", "group_names", "gpu_times", "torch_hooks", "backend", "handle", "member", "reductions")
+        ),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
         *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
         *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "exit", "process", "backend")),

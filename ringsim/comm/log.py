@@ -10,7 +10,9 @@ the operations that were selected when they were called: all of them (``prof_all
       |- label is no more
     ringsim.comm.log_summary()                  records -> rows
 
-Nothing is synchronised, and no operation is blocked that would not be blocked without the log.
+Nothing is synchronised, and no operation is blocked that would not be blocked without the log. On NCCL an operation is done when the GPU
+is, as far as CUDA events tell when the log is read, and blocked while the program's stream is; the lines of ``verbose`` are written before
+that, with the times of the host.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ def read_segment(records: Records, periods: tuple[tuple[int, int], ...], met: fr
         The operations since the log began, or was reset.
     """
     recorder = records.recorder
+    recorder.complete_times()
     everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
     operations = everything.select(is_operation(everything))
     connections, first = _find_first(operations, met)

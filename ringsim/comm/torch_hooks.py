@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_root, find_tensors
+from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
+from ringsim.comm.group_names import name_and_ranks
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS
@@ -27,7 +29,6 @@ NOT_RECORDED: Final = (
     "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
     "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
 )
-NOT_MEASURED_ON_GPU: Final = "On NCCL, wait() returns once the work is queued: the recorded end is not when the GPU was done."
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
     "isend": OP_CODES["isend"],
@@ -43,6 +44,7 @@ _RECVS: Final = {
 }
 # A collective's method is told by its name; torch's functions tell the old spelling from the new.
 _COLLECTIVE_OPS: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
+_ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
 
 
@@ -80,6 +82,7 @@ def install(recorder: Recorder) -> None:
 
     recorder.undo_hooks = undo
     recorder.on_growth = hooks.forget_completed
+    recorder.on_reading = hooks.read_gpu_times
     recorder.complete_with = hooks.complete_with
     change_state(recorder=recorder)
 
@@ -90,16 +93,6 @@ def uninstall(recorder: Recorder) -> None:
     if recorder.users == 0:
         recorder.undo_hooks()
         change_state(recorder=None)
-
-
-def _name_of(group: ProcessGroup) -> str:
-    """Returns what a group is called on all of its ranks; where torch numbered a pair group, its name stands in the description."""
-    if group is distributed_c10d.GroupMember.WORLD:
-        return "world"
-    try:
-        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
-    except RuntimeError:  # made behind torch's back
-        return ""
 
 
 def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
@@ -124,9 +117,11 @@ class _Hooks:
         self.collective_payloads: dict[Any, int] = {}
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.pending_from_any: dict[Work, tuple[int, dict[int, int]]] = {}  # the same for recv from anybody: its slot, the group's ranks
-        self.pending_batches: dict[Work, list[int]] = {}  # the same for the Work of several operations
+        self.pending_others: dict[Work, tuple[list[int], torch.device | None]] = {}  # for several operations, or on a GPU: slots, the GPU
         self.failed: weakref.WeakSet[Work] = weakref.WeakSet()  # waited for in vain; waiting again is torch's business
-        self.open_batches: dict[int, list[int]] = {}  # thread: slots posted since _start_coalescing
+        self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}  # thread: slots posted since _start_coalescing, on which GPU
+        self.gpu_times = GpuTimes(recorder.hot.set_times, recorder.rank)
+        self.nccl_groups: set[int] = set()  # by number
         hooks: dict[str, Callable[..., Any]] = {
             "send": self.make_message("send", "dstRank", dist.isend, dist.send, _SENDS),
             "recv": self.make_message("recv", "srcRank", dist.irecv, dist.recv, _RECVS),
@@ -148,15 +143,12 @@ class _Hooks:
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
-        name = _name_of(group)
-        try:
-            ranks = dist.get_process_group_ranks(group)
-        except (KeyError, ValueError):  # made behind torch's back: nobody knows which global ranks are in it
-            ranks = list(range(group.size()))
-            name = f"{name or 'unnamed'} (unregistered: group ranks)"
-        if "nccl" in group.name().lower():
-            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_MEASURED_ON_GPU))
+        name, ranks = name_and_ranks(group)
         entry = self.recorder.number("group", name=name, ranks=ranks), dict(enumerate(ranks))
+        if is_nccl(group):
+            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
+            self.nccl_groups.add(entry[0])
+            self.open_batches.setdefault(_ON_GPU, [])
         key, groups = id(group), self.groups
         self.groups[key] = entry
         weakref.finalize(group, groups.pop, key, None).atexit = False
@@ -191,7 +183,10 @@ class _Hooks:
         return payload
 
     def forget_completed(self) -> None:
-        """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them."""
+        """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them.
+
+        Those of operations on GPUs are not asked: that could spoil the capture of a CUDA graph.
+        """
         for work in list(self.pending):
             try:
                 completed = work.is_completed()
@@ -206,22 +201,45 @@ class _Hooks:
             return False
         mine = self.pending.pop(work, None)
         if mine is not None:
-            self.pending_batches[work] = [mine, slot]
-        elif work in self.pending_batches:
-            self.pending_batches[work].append(slot)
+            self.pending_others[work] = [mine, slot], None
+        elif work in self.pending_others:
+            self.pending_others[work][0].append(slot)
         else:
             return False
         return True
 
-    def keep(self, work: Work | None, slot: int) -> None:
-        """Remembers a posted operation, where the short way does not do: no handle, or within a batch."""
+    def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
+        """Notes that an operation with these arguments begins on a GPU; None for others. One with a handle blocks in its wait only."""
+        gpu = find_gpu(values) if group in self.nccl_groups else None
+        if gpu is None:
+            return None
+        return Begun(gpu, NO_EVENT) if getattr(values[-1], "asyncOp", True) else self.gpu_times.begin(gpu)
+
+    def keep(self, work: Work | None, slot: int, begun: Begun | None = None) -> None:
+        """Remembers a posted operation, where the short way does not do: no handle, within a batch, or on a GPU (``begun`` there)."""
         batch = self.open_batches.get(get_ident())
         if batch is not None:
-            batch.append(slot)
-        elif work is None:  # it blocked in C++
-            self.recorder.hot.finish_at_once(slot)
+            batch.append((slot, begun))
         else:
-            self.pending[work] = slot
+            self.keep_all(work, [slot], begun)
+
+    def keep_all(self, work: Work | None, slots: list[int], begun: Begun | None) -> None:
+        """Remembers operations that have one handle, or none because they blocked in C++."""
+        if work is not None and begun is None and len(slots) == 1:
+            self.pending[work] = slots[0]
+        elif work is not None:
+            self.pending_others[work] = slots, begun and begun.gpu
+        else:
+            for slot in slots:
+                self.recorder.hot.finish_at_once(slot)
+            if begun is not None:
+                self.gpu_times.end(begun, slots)
+
+    def read_gpu_times(self) -> None:
+        """Completes the records of operations on GPUs, and says in the record what their times are."""
+        said = self.gpu_times.read()
+        if said:
+            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, *said))
 
     # -- the hooks: closures, for attribute look-ups would cost as much as the rest -----------------------------------------------------
 
@@ -238,7 +256,7 @@ class _Hooks:
         call = getattr(ProcessGroup, method)
         post, fail = self.recorder.hot.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.hot.fail
         groups, payloads, pending, open_batches = self.groups, self.payloads, self.pending, self.open_batches
-        meet_group, meet_message, keep = self.meet_group, self.meet_message, self.keep
+        meet_group, meet_message, keep, begin_on_gpu = self.meet_group, self.meet_message, self.keep, self.begin_on_gpu
 
         def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, **named: Any) -> Any:
             if named:
@@ -267,7 +285,7 @@ class _Hooks:
                 fail(slot)
                 raise
             if open_batches or work is None:
-                keep(work, slot)
+                keep(work, slot, begin_on_gpu(group, tensors))
             else:
                 pending[work] = slot
             return work
@@ -301,6 +319,7 @@ class _Hooks:
         call = getattr(ProcessGroup, method)
         collective = COLLECTIVES[method]
         hooks, recorder, post = self, self.recorder, self.recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
+        pending, open_batches = self.pending, self.open_batches
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks = hooks.groups.get(id(self)) or hooks.meet_group(self)
@@ -308,12 +327,16 @@ class _Hooks:
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
                 return call(self, *args, **kwargs)
+            begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             try:
                 work = call(self, *args, **kwargs)
             except BaseException:
                 recorder.hot.fail(slot)
                 raise
-            hooks.keep(work, slot)
+            if open_batches or work is None:
+                hooks.keep(work, slot, begun)
+            else:
+                pending[work] = slot
             return work
 
         return collect
@@ -331,18 +354,18 @@ class _Hooks:
 
     def make_end_coalescing(self) -> Callable[..., Any]:
         """Makes the hook for the end of a batch: its operations are done when the one handle is."""
-        call, open_batches, pending_batches, recorder = ProcessGroup._end_coalescing, self.open_batches, self.pending_batches, self.recorder
+        call, open_batches, keep_all, recorder = ProcessGroup._end_coalescing, self.open_batches, self.keep_all, self.recorder
 
         def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            slots = open_batches.pop(get_ident(), [])
+            batch = open_batches.pop(get_ident(), [])
+            slots = [slot for slot, _ in batch]
             try:
                 work = call(self, *args, **kwargs)
             except BaseException:
                 for slot in slots:
                     recorder.hot.fail(slot)
                 raise
-            if work is not None:
-                pending_batches[work] = slots
+            keep_all(work, slots, next((begun for _, begun in batch if begun), None))
             return work
 
         return end_coalescing
@@ -351,13 +374,14 @@ class _Hooks:
         """Waits for a recv from anybody, a batch, a handle that was waited for before, or one that was posted before recording."""
         recorder = self.recorder
         from_any = self.pending_from_any.pop(work, None)
-        slots = self.pending_batches.pop(work, []) if from_any is None else [from_any[0]]
+        slots, gpu = self.pending_others.pop(work, ([], None)) if from_any is None else ([from_any[0]], None)
         if not slots:
             # A second wait for a message of Gloo would hang, and then break the connection.
             message = work._get_op_type() in _MESSAGE_TYPES  # type: ignore[attr-defined]
             return True if message and work.is_completed() and work not in self.failed else call(work, *timeout)
         for slot in slots:
             recorder.hot.begin_wait(slot)
+        begun = None if gpu is None else self.gpu_times.begin(gpu)
         try:
             result = call(work, *timeout)
         except BaseException:
@@ -369,4 +393,6 @@ class _Hooks:
             recorder.hot.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))
         for slot in slots:
             recorder.hot.finish(slot)
+        if begun is not None:
+            self.gpu_times.end(begun, slots)
         return result

@@ -57,6 +57,8 @@ class HotPath(NamedTuple):
         finish: ``finish(slot)``: the operation is done.
         finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
         fail: ``fail(slot)``: it raised.
+        set_times: ``set_times(slot, wait_ns, done_ns)``: of a finished one it is known better when it began to block, and when it was done.
+            Neither is before the program's own call, which caused it: what says so is inexact, and is set right.
         set_peer: ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
         skip: ``skip() -> slot`` takes a slot that stays empty: what is posted from now on has a later one.
         detach: ``detach()``: what is written from now on goes nowhere, not even to the records that there are.
@@ -68,6 +70,7 @@ class HotPath(NamedTuple):
     finish: Callable[[int], None]
     finish_at_once: Callable[[int], None]
     fail: Callable[[int], None]
+    set_times: Callable[[int, int, int], None]
     set_peer: Callable[[int, int], None]
     skip: Callable[[], int]
     detach: Callable[[], None]
@@ -192,6 +195,10 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
         words[slot + 2] = _now()
         memory[slot * 8 + _STATUS] = ERROR
 
+    def set_times(slot: int, wait_ns: int, done_ns: int) -> None:
+        words[slot + 1] = wait_ns = max(wait_ns, words[slot + 1])
+        words[slot + 2] = max(done_ns, wait_ns, words[slot + 2])
+
     def set_peer(slot: int, peer: int) -> None:
         _pack_rank(memory, slot * 8 + _PEER, peer)
 
@@ -200,4 +207,4 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
         memory = bytearray(memory)
         words = memoryview(memory).cast("q")
 
-    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_peer, claim, detach)
+    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_times, set_peer, claim, detach)

@@ -59,6 +59,7 @@ class Recorder:
         self.users = 0  # how many hold the hooks of the communication library in place
         self.undo_hooks: Callable[[], None] = _do_nothing
         self.on_growth: Callable[[], None] = _do_nothing  # called now and then, when the part grows
+        self.on_reading: Callable[[], None] = _do_nothing  # called when the record is about to be read, and before it ends
         self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: (
             False
         )  # makes a handle complete one more record, if it is known
@@ -166,10 +167,20 @@ class Recorder:
         """Returns what ``number`` was told when it gave this number."""
         return self._buffer.entries[table][number]
 
+    def complete_times(self) -> None:
+        """Writes down what is known late, when GPUs were done, for whoever is about to read the records. It does not block."""
+        if self._closed:
+            return
+        try:
+            self.on_reading()
+        except OSError as error:
+            self._stop(error)
+
     def close(self) -> None:
         """Ends the part, and writes down when. Closing twice is harmless."""
         if self._closed:
             return
+        self.complete_times()
         self._closed = True
         if not self._stopped:
             self.set_meta("end_ns", time.monotonic_ns())

@@ -8,6 +8,9 @@ The time from wait to done of a matched operation splits in two::
 
 A send that waits for its recv to be posted splits in the same way, into late receiver and transfer.
 
+On NCCL wait and done are those of the program's stream, and post is the program's own: the transfer then includes the time in which the
+partner's GPU had other work to do before it came to what its program had posted.
+
 Source:
     F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale parallel applications", 2008: the
     wait states "late sender" and "late receiver". ringsim counts from the moment at which the program began to wait (Scalasca's enter),

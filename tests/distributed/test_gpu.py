@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,8 +39,42 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     trace = ringsim.trace(pass_once, world_size=GPUS, comm_device="gpu")
     assert trace.results == [float((rank - 1) % GPUS) for rank in range(GPUS)]
     assert trace.metadata["backend"] == "nccl"
-    assert any("not when the GPU was done" in sentence for sentence in trace.metadata["not_recorded"])
+    said = [sentence for sentence in trace.metadata["not_recorded"] if "got the times of CUDA events" in sentence]
+    assert len(said) == GPUS
     assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
+
+
+def reduce_after_work() -> None:
+    """Reduces behind work that takes the GPU a tenth of a second or so, while the program goes on."""
+    tensor = torch.ones(1 << 20, device="cuda")
+    dist.all_reduce(tensor)  # connects
+    torch.cuda.synchronize()
+    ringsim.mark("before")
+    torch.cuda._sleep(200_000_000)  # cycles
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.wait()
+    torch.cuda._sleep(200_000_000)
+    dist.all_reduce(tensor)
+    ringsim.mark("queued")
+    torch.cuda.synchronize()
+    ringsim.mark("done")
+
+
+def test_an_operation_is_done_when_the_gpu_is() -> None:
+    trace = ringsim.trace(reduce_after_work, world_size=GPUS, comm_device="gpu")
+    events = trace.to_pandas()
+    for rank, said in enumerate(sentence for sentence in trace.metadata["not_recorded"] if sentence.startswith("On rank")):
+        within = re.search(r"3 operations got the times of CUDA events, within ([\d,]+) ns", said)
+        assert within, said
+        within_ns = int(within[1].replace(",", ""))
+        mine = events[events["rank"] == rank]
+        at = mine[mine["op"] == "mark"].set_index("label")["post_ns"]
+        first, second = mine[mine["op"] == "all_reduce"].iloc[1:].itertuples()
+        assert first.post_ns < at["queued"] < first.wait_ns <= first.done_ns, "the program was past it before the GPU was"
+        assert first.done_ns < second.wait_ns <= second.done_ns <= at["done"] + within_ns
+        # The stream was blocked by the operation, not by what was queued before it.
+        assert first.done_ns - first.wait_ns < (first.wait_ns - at["before"]) / 2
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:

@@ -1,0 +1,246 @@
+"""When operations on a GPU began to block the program's stream, and when they were done: CUDA events, tied to the host's clock.
+
+On NCCL ``wait()`` returns once the stream has been told to wait, long before the GPU is done. So an event is recorded on the stream before
+it, and one after. An event tells its time after another event only; some of them are therefore tied to the host's clock, the *anchors*:
+recorded on a stream of their own, where nothing is queued, between two looks at that clock::
+
+    host     look |-| look    wait() returns                               look |-| look
+    GPU            anchor ....... other kernels .... begin ===== end .........  anchor
+                 first operation                                         the record is read
+
+The times between two anchors lie on a straight line, so clocks that drift apart do no harm. Nothing waits for the GPU. The events are asked
+when the record is read and not before: to ask one while any thread captures a CUDA graph can spoil the capture.
+
+Source:
+    NVIDIA, "CUDA Runtime API", sections on events and stream capture: elapsed time is a float of milliseconds, asking an event is unsafe
+    during a capture. github.com/pytorch/pytorch/issues/104487: a capture that was spoilt so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup
+
+__all__ = ["MAX_KEPT", "NOT_READ", "NO_EVENT", "Begun", "GpuTimes", "find_gpu", "is_nccl"]
+
+MAX_KEPT: Final = 1 << 15  # operations whose events wait to be read: two events each
+# What holds until the record is read, and for good where the rank is killed before.
+NOT_READ: Final = "On NCCL, wait() returns once the work is queued: without the CUDA events, done is not when the GPU was done."
+NO_EVENT: Final = "blocked the stream before an event could be recorded"
+_TRIES: Final = 4  # the narrowest of so many anchors is taken
+_LOOKS: Final = 100  # an anchor that has not passed after so many looks tells too little; a look takes about a microsecond
+_CAPTURED: Final = "were captured in a CUDA graph"
+_TOO_MANY: Final = f"came while {MAX_KEPT:,} others were to be read"
+_REFUSED: Final = "got no event from CUDA"
+_UNTIED: Final = "could not be tied to the host's clock, for the GPU was busy"
+_NOT_PASSED: Final = "had not passed, or could not be asked, when the record was read"
+
+
+class Begun(NamedTuple):
+    """That an operation begins to block the program's stream: on which GPU, and the event that says so, or why there is none."""
+
+    gpu: torch.device
+    event: torch.cuda.Event | str
+
+
+class _Anchor(NamedTuple):
+    event: torch.cuda.Event
+    host_ns: int
+    within_ns: int
+
+
+class _Kept(NamedTuple):
+    """An operation's events, and the slots of its records."""
+
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    slots: list[int]
+
+
+class GpuTimes:
+    """Puts the times of CUDA events into the records of operations.
+
+    Any thread may call ``begin`` and ``end``, one after the other around what blocks its stream. Neither blocks, and no method raises.
+
+    Args:
+        set_times: ``set_times(slot, wait_ns, done_ns)`` writes them down; see ``ringsim.traces.hot_path``.
+        rank: whose operations they are, for what ``read`` says.
+        now: the host's clock, ns.
+
+    Example:
+        >>> times = GpuTimes(lambda slot, wait_ns, done_ns: None, rank=0)
+        >>> times.read()  # no operation was on a GPU
+        []
+    """
+
+    def __init__(self, set_times: Callable[[int, int, int], None], rank: int, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self._set_times = set_times
+        self._rank = rank
+        self._now = now
+        self._clocks: dict[torch.device, _GpuClock] = {}
+
+    def begin(self, gpu: torch.device) -> Begun:
+        """Records that the program's stream is about to be blocked. Returns what ``end`` must be given."""
+        clock = self._find_clock(gpu)
+        return Begun(gpu, _TOO_MANY if len(clock.kept) >= MAX_KEPT else clock.record())
+
+    def end(self, begun: Begun, slots: list[int]) -> None:
+        """Records that the program's stream is blocked no longer, by the operation or the batch of operations that has these slots."""
+        clock, begin = self._find_clock(begun.gpu), begun.event
+        end = begin if isinstance(begin, str) else clock.record()
+        if isinstance(begin, str) or isinstance(end, str):
+            clock.missed[str(end)] += len(slots)
+        else:
+            clock.kept.append(_Kept(begin, end, slots))
+
+    def read(self) -> list[str]:
+        """Writes the times of the events that have passed into their records, and says what the times of all operations until now are.
+
+        It asks the GPUs, and waits for none. It is for when the record is read, and the program captures no graph.
+        """
+        words = []
+        for gpu, clock in list(self._clocks.items()):
+            self._read_one(clock)
+            times = f"On rank {self._rank}, {gpu}"
+            words.append(
+                f"{times}: {_count(clock.read)} got the times of CUDA events, within {clock.within_ns:,} ns of the host's clock: "
+                "wait is when the stream came to the operation, done when it got past."
+            )
+            late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
+            for why, count in (clock.missed + late).items():
+                words.append(f"{times}: {_count(count)} kept the host's times, done is when wait() returned: they {why}.")
+        return words
+
+    def _find_clock(self, gpu: torch.device) -> _GpuClock:
+        return self._clocks.get(gpu) or self._clocks.setdefault(gpu, _GpuClock(gpu, self._now))
+
+    def _read_one(self, clock: _GpuClock) -> None:
+        taken = [clock.kept.popleft() for _ in range(len(clock.kept))]  # other threads may be adding more
+        try:
+            with torch.cuda.device(clock.gpu):
+                start, end = clock.anchor, None
+                if start is not None and not torch.cuda.is_current_stream_capturing():
+                    passed = [each.end.query() for each in taken]
+                    end = clock.tie()
+                if start is None or end is None:
+                    clock.kept.extendleft(reversed(taken))
+                    return
+                done = list(itertools.compress(taken, passed))
+                events = [event for each in done for event in (each.begin, each.end)]
+                places_ns, rounding_ns = _place(start.event, [*events, end.event])
+        except RuntimeError:  # a GPU in trouble: the program hears of it from its own operations
+            clock.kept.extendleft(reversed(taken))
+            return
+        clock.kept.extendleft(each for each, has in zip(reversed(taken), reversed(passed), strict=True) if not has)
+        span_ns = places_ns.pop()
+        scale = (end.host_ns - start.host_ns) / span_ns if span_ns > 0 else 1.0
+        times = [start.host_ns + round(place_ns * scale) for place_ns in places_ns]
+        for each, wait_ns, done_ns in zip(done, times[::2], times[1::2], strict=True):
+            for slot in each.slots:
+                self._set_times(slot, wait_ns, done_ns)
+            clock.read += len(each.slots)
+        clock.anchor = end
+        if done:
+            # Rounding moves an event, and once more the anchor at the end of the line.
+            clock.within_ns = max(clock.within_ns, max(start.within_ns, end.within_ns) + 2 * rounding_ns)
+
+
+class _GpuClock:
+    """What is known of one GPU.
+
+    Attributes:
+        gpu: which.
+        kept: what is still to be read.
+        anchor: the last one, which the events that are kept count from; None where there is none.
+        within_ns: how far a time that was read may be off.
+        read: how many operations have got their times.
+        missed: how many have not and will not, by reason.
+    """
+
+    def __init__(self, gpu: torch.device, now: Callable[[], int]) -> None:
+        self.gpu = gpu
+        self.kept: deque[_Kept] = deque()
+        self.anchor: _Anchor | None = None
+        self.within_ns = 0
+        self.read = 0
+        self.missed: Counter[str] = Counter()
+        self._now = now
+        self._stream: torch.cuda.Stream | None = None
+
+    def record(self) -> torch.cuda.Event | str:
+        """Records an event on the program's stream. Returns it, or why there is none."""
+        try:
+            with torch.cuda.device(self.gpu):
+                if torch.cuda.is_current_stream_capturing():
+                    return _CAPTURED
+                if self._stream is None:  # the one time at which the GPU is asked while the program runs
+                    self._stream = torch.cuda.Stream()
+                    self.anchor = self.tie()
+                if self.anchor is None:
+                    return _UNTIED
+                event = torch.cuda.Event(enable_timing=True)
+                event.record()
+        except RuntimeError:  # the program hears of it from its own operations
+            return _REFUSED
+        return event
+
+    def tie(self) -> _Anchor | None:
+        """Makes an anchor; None where its stream, which others may have got from torch's pool too, is busy."""
+        anchors = []
+        for _ in range(_TRIES):
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(self._stream)  # makes it, which takes longer than to record it again
+            before = self._now()
+            event.record(self._stream)
+            if any(event.query() for _ in range(_LOOKS)):
+                after = self._now()
+                anchors.append(_Anchor(event, (before + after) // 2, (after - before + 1) // 2))
+        return min(anchors, key=lambda anchor: anchor.within_ns, default=None)
+
+
+def _count(operations: int) -> str:
+    return f"{operations:,} operation{'' if operations == 1 else 's'}"
+
+
+def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
+    """Returns how many ns after ``start`` each event passed, and how far rounding may have moved the last one.
+
+    From event to event, for a step is told as a float of 24 bits: to the ns below 16 ms, but an hour only to a fifth of a millisecond.
+    """
+    places, place_ns, rounding_ns = [], 0, 0.0
+    for event in events:
+        step_ns = start.elapsed_time(event) * 1e6
+        place_ns += round(step_ns)
+        rounding_ns += abs(step_ns) / (1 << 24) if abs(step_ns) >= 1 << 24 else 0
+        places.append(place_ns)
+        start = event
+    return places, round(rounding_ns)
+
+
+def is_nccl(group: ProcessGroup) -> bool:
+    """Returns whether a group's operations on GPUs are NCCL's, whatever it has for tensors of the host.
+
+    Args:
+        group: any process group. One that has two backends has no name that tells them.
+    """
+    try:
+        return "nccl" in group._get_backend(torch.device("cuda")).name().lower()
+    except RuntimeError:  # it has nothing for GPUs
+        return False
+
+
+def find_gpu(value: Any) -> torch.device | None:
+    """Returns the GPU that the first tensor on a GPU is on, None where there is none.
+
+    Args:
+        value: a tensor, a list or tuple that holds some at any depth, or anything else.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.device if value.is_cuda else None
+    return next(filter(None, map(find_gpu, value)), None) if isinstance(value, list | tuple) else None
