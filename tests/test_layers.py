@@ -23,7 +23,12 @@ MODULES = {
 # Row by row from below, and within a row in the order in which modules may import each other. `ringsim` itself, the table of contents,
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
+    (
+        *("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
+        *("ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
+        *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "linear")),
+        "ringsim.pipeline.schedules",
+    ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
