@@ -28,6 +28,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "linear")),
         "ringsim.pipeline.schedules",
+        *("ringsim.pipeline.dataflow", "ringsim.pipeline.lowering"),
     ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
