@@ -51,6 +51,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring"),
     ),
     (
+        *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
+        *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
+        *(f"ringsim.pipeline.{name}" for name in ("partition", "stage")),
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"
@@ -76,7 +79,7 @@ THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
     {"numpy", "pandas", "pyarrow", "mpi4py"},
     {"numpy", "torch", "mpi4py"},
-    {"numpy", "torch", "cloudpickle", "IPython"},
+    {"numpy", "torch", "cloudpickle", "IPython", "transformers"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch
     {"numpy", "torch", "cloudpickle", "matplotlib", "IPython", "ipywidgets"},
 )
@@ -174,4 +177,4 @@ def test_only_the_named_files_import_by_a_dotted_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Name) and node.id in by_name) or (isinstance(node, ast.Attribute) and node.attr in by_name)
     }
-    assert users == {"ringsim", "ringsim.traces.value"}
+    assert users == {"ringsim", "ringsim.pipeline", "ringsim.traces.value"}

@@ -1,0 +1,78 @@
+"""Models cut into stages, trained and run on the ring.
+
+The flow of a training step: a model is cut into stages, a schedule says which stage does what when, and an executor does it, sending
+activations forward and gradients back::
+
+    partition -> stages --\\
+                           >--- executor on real ranks ---> gradients in the user's own parameters
+    schedule (plain data) -/--- evaluator on a clock -----> times, deadlocks
+                            \\-- closed forms -------------> bubble, peak activations, messages
+
+Contents::
+
+    partition_model    cut a model's layers into contiguous ranges, one for each stage
+    get_stage_layers   the layers of one range
+    by_count           the same cut for any number of layers: equal counts
+    by_weight          the same cut for any weights: the heaviest stage as light as can be
+    Stage              the part of a model that one stage runs
+    build_stages       all stages of a model
+    tied_parameters    parameters that more than one stage holds
+    Adapter            how to see a model as embed -> layers -> head
+    Announced          what every rank knows of a microbatch without being sent it
+    adapter_of         the adapter of a model
+    SmallTransformer   a small readable transformer
+
+Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
+
+Example:
+    >>> from ringsim.pipeline import by_count
+    >>> by_count(num_layers=5, num_stages=2)
+    [range(0, 3), range(3, 5)]
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+# The table of contents: public name -> the module that defines it.
+_CONTENTS: Final = {
+    "Adapter": "ringsim.pipeline.adapters.protocol",
+    "Announced": "ringsim.pipeline.adapters.protocol",
+    "SmallTransformer": "ringsim.pipeline.transformer",
+    "Stage": "ringsim.pipeline.stage",
+    "adapter_of": "ringsim.pipeline.adapters.lookup",
+    "build_stages": "ringsim.pipeline.stage",
+    "by_count": "ringsim.pipeline.partition_plan",
+    "by_weight": "ringsim.pipeline.partition_plan",
+    "get_stage_layers": "ringsim.pipeline.partition",
+    "partition_model": "ringsim.pipeline.partition",
+    "tied_parameters": "ringsim.pipeline.stage",
+}
+__all__ = list(_CONTENTS)
+
+if TYPE_CHECKING:  # the same table, for type checkers and editors
+    from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
+    from ringsim.pipeline.adapters.protocol import Adapter as Adapter
+    from ringsim.pipeline.adapters.protocol import Announced as Announced
+    from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
+    from ringsim.pipeline.partition import partition_model as partition_model
+    from ringsim.pipeline.partition_plan import by_count as by_count
+    from ringsim.pipeline.partition_plan import by_weight as by_weight
+    from ringsim.pipeline.stage import Stage as Stage
+    from ringsim.pipeline.stage import build_stages as build_stages
+    from ringsim.pipeline.stage import tied_parameters as tied_parameters
+    from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
+else:  # hidden from them, so that they report a misspelt name
+
+    def __getattr__(name: str) -> Any:
+        """Finds a public name in the module that defines it, on first use."""
+        module = _CONTENTS.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(module), name)
+        globals()[name] = value  # the next use costs nothing
+        return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, for completion."""
+    return sorted(__all__)
