@@ -25,9 +25,10 @@ MODULES = {
 ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
-        *("ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
+        *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "linear")),
         "ringsim.pipeline.schedules",
+        "ringsim.pipeline.partition_plan",
         *("ringsim.pipeline.dataflow", "ringsim.pipeline.lowering"),
     ),
     (

@@ -3,10 +3,10 @@
 The flow of a training step: a model is cut into stages, a schedule says which stage does what when, and an executor does it, sending
 activations forward and gradients back::
 
-    partition -> stages --\\
-                           >--- executor on real ranks ---> gradients in the user's own parameters
-    schedule (plain data) -/--- evaluator on a clock -----> times, deadlocks
-                            \\-- closed forms -------------> bubble, peak activations, messages
+    partition -> stages ------.
+                              +---> executor, on real ranks ---> gradients in the user's own parameters
+    schedule (plain data) ----+---> evaluator, on a clock -----> times, deadlocks
+                              '---> closed forms --------------> makespan, bubble, peak activations, messages
 
 Contents::
 

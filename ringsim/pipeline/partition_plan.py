@@ -111,7 +111,7 @@ def _lightest_cuts(weights: Sequence[float], num_stages: int) -> list[int]:
         cuts = []
         for n in range(num_layers + 1):
             wanted = even[stage - 1] if stage else 0
-            cuts.append(min(range(n + 1), key=lambda k: (max(heaviest[k], total[n] - total[k]), abs(k - wanted))))  # noqa: B023
+            cuts.append(min(range(n + 1), key=lambda k: (max(heaviest[k], total[n] - total[k]), abs(k - wanted))))
         heaviest = [max(heaviest[k], total[n] - total[k]) for n, k in enumerate(cuts)]
         last_cuts.append(cuts)
     found = [num_layers]

@@ -17,8 +17,8 @@ D = C / H.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ringsim.errors import ArgumentError
 
@@ -91,7 +91,7 @@ class CausalAttention(nn.Module):
         if cache is not None:
             keys, values = cache.update(self.layer, keys, values)  # (B, H, S, D)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 

@@ -155,7 +155,7 @@ class OPTAdapter(Adapter):
 
 
 class _Seen:
-    """Tells ``transformers`` how long the past is, in the place of a cache: that of a later stage has nothing in layer 0, where it looks."""
+    """Tells ``transformers`` how long the past is, in the place of a cache: a later stage has none for layer 0."""
 
     def __init__(self, num_seen: int) -> None:
         self._num_seen = num_seen
