@@ -26,7 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
         *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
-        *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "linear")),
+        *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
         "ringsim.pipeline.schedules",
         "ringsim.pipeline.partition_plan",
         *("ringsim.pipeline.dataflow", "ringsim.pipeline.lowering"),

@@ -2,7 +2,7 @@
 
 GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)::
 
-    rank 0   F0 F1 F2 F3             B0 B1 B2 B3
+    rank 0   F0 F1 F2 F3             B0 B1 B2 B3        all 4 microbatches live on every rank
     rank 1      F0 F1 F2 F3       B0 B1 B2 B3
     rank 2         F0 F1 F2 F3 B0 B1 B2 B3
 
@@ -17,11 +17,11 @@ Both end at the same time where messages cost nothing: 1F1B saves memory, not ti
 
 from __future__ import annotations
 
-from ringsim.pipeline.actions import Action
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules.arguments import check_counts
+from ringsim.pipeline.schedules.rows import Phase, one_chunk, play
 
-__all__ = ["gpipe", "one_f_one_b"]
+__all__ = ["gpipe", "linear", "one_f_one_b"]
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -46,18 +46,15 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         The backwards there run from the last microbatch to the first; here from the first, as in torch: the times are the same.
     """
     check_counts(num_ranks, num_microbatches)
-    rows = tuple(
-        tuple(Action(stage, kind, microbatch) for kind in ("F", "B") for microbatch in range(num_microbatches))
-        for stage in range(num_ranks)
-    )
-    return Schedule("gpipe", num_microbatches, tuple(range(num_ranks)), rows)
+    m = num_microbatches
+    return linear("gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks)
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns 1F1B: after a warm-up, one forward and one backward in turn.
 
-    Rank s starts with p - 1 - s forwards, the distance to the last stage: when the first gradient comes back, p - s of its microbatches
-    are under way, and each further forward waits until a backward has freed its place.
+    Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient comes back, p - s of its microbatches are
+    under way, and each further forward waits until a backward has freed its place.
 
     Args:
         num_ranks: how many ranks, each with one stage.
@@ -78,14 +75,25 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
         section 2.2.1; first in PipeDream, arXiv 1806.03377.
     """
     check_counts(num_ranks, num_microbatches)
-    rows = tuple(tuple(_one_f_one_b_row(stage, num_ranks - 1 - stage, num_microbatches)) for stage in range(num_ranks))
-    return Schedule("1f1b", num_microbatches, tuple(range(num_ranks)), rows)
+    p, m = num_ranks, num_microbatches
+    rows = []
+    for rank in range(p):
+        warm_up = min(p - 1 - rank, m)
+        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])
+    return linear("1f1b", m, rows)
 
 
-def _one_f_one_b_row(stage: int, warm_up: int, num_microbatches: int) -> list[Action]:
-    forwards = [Action(stage, "F", microbatch) for microbatch in range(num_microbatches)]
-    backwards = [Action(stage, "B", microbatch) for microbatch in range(num_microbatches)]
-    row = forwards[:warm_up]
-    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):  # the last backwards have no forward to go with
-        row += [forward, backward]
-    return row + backwards[len(forwards[warm_up:]) :]
+def linear(name: str, num_microbatches: int, rows: list[list[Phase]], num_played: int | None = None) -> Schedule:
+    """Returns the schedule with stage s on rank s whose rows are these phases.
+
+    Args:
+        name: what to call it.
+        num_microbatches: how many microbatches it is for.
+        rows: the phases of each rank.
+        num_played: for how many microbatches the phases are, where that is more; those beyond ``num_microbatches`` are cut.
+    """
+    actions = []
+    for stage, phases in enumerate(rows):
+        places = {"": one_chunk(stage, num_played or num_microbatches)}
+        actions.append(play(phases, places, places, num_microbatches))
+    return Schedule(name, num_microbatches, tuple(range(len(rows))), tuple(actions))
