@@ -29,6 +29,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
         "ringsim.pipeline.schedules",
         "ringsim.pipeline.partition_plan",
+        *("ringsim.pipeline.generation_map", "ringsim.pipeline.generation_plan"),
         *("ringsim.pipeline.dataflow", "ringsim.pipeline.lowering"),
     ),
     (
@@ -54,7 +55,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
         *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
-        *(f"ringsim.pipeline.{name}" for name in ("partition", "stage")),
+        *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
+        *(f"ringsim.pipeline.{name}" for name in ("prompts", "token_choice", "generation_link", "generation")),
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"

@@ -5,6 +5,7 @@
     by_count(10, 4)          0 1 2 | 3 4 5 | 6 7 | 8 9         the remainder goes to the first stages, one layer each
     by_count(2, 4)           0 | 1 | - | -                     more stages than layers: the last ones are empty
     by_weight([5,1,1,1], 2)  0 | 1 2 3                         5 against 3; by count it would be 6 against 2
+    by_sizes([1, 3], 4)      0 | 1 2 3                         by hand
 
 An empty stage is a stage all the same: it passes on what it gets.
 """
@@ -12,8 +13,9 @@ An empty stage is a stage all the same: it passes on what it gets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from operator import add
 
 from ringsim.errors import ArgumentError
 
@@ -69,14 +71,16 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
     return _ranges(sizes)
 
 
-def by_weight(weights: Sequence[float], num_stages: int) -> list[range]:
-    """Shares out layers so that the heaviest stage is as light as can be.
+def by_weight(weights: Sequence[float], num_stages: int, *, first: float = 0, last: float = 0) -> list[range]:
+    """Shares out layers so that the heaviest stage is as light as can be, and the others as even as that allows.
 
     A pipeline is as fast as its slowest stage, so this is the cut to take where layers differ, with their times as weights.
 
     Args:
         weights: what each layer weighs (parameters, bytes, seconds), 0 or more each.
         num_stages: how many stages there are, 1 or more.
+        first: what the first stage carries besides its layers: the embedding.
+        last: what the last stage carries besides its layers: the head.
 
     Returns:
         A range of layer numbers for each stage.
@@ -87,37 +91,46 @@ def by_weight(weights: Sequence[float], num_stages: int) -> list[range]:
     Example:
         >>> by_weight([5, 1, 1, 1], 2)
         [range(0, 1), range(1, 4)]
+        >>> by_weight([1, 1, 1, 1], 2, last=2)
+        [range(0, 3), range(3, 4)]
     """
     _check_num_stages(num_stages)
-    for layer, weight in enumerate(weights):
+    for what, weight in (*((f"layer {layer}", weight) for layer, weight in enumerate(weights)), ("first", first), ("last", last)):
         if not 0 <= weight < math.inf:
-            raise ArgumentError(f"a weight must be a finite number, 0 or more, got {weight} (layer {layer}). Pass what each layer weighs.")
-    cuts = _lightest_cuts(weights, num_stages)
+            raise ArgumentError(f"a weight must be a finite number, 0 or more, got {weight} ({what}). Pass what it weighs.")
+    up_to = [0, *accumulate(weights)]
+
+    def weight_of(stage: int, start: int, stop: int) -> float:
+        return up_to[stop] - up_to[start] + (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+
+    heaviest, _ = _best_cuts(len(weights), num_stages, weight_of, max)
+
+    def unevenness(stage: int, start: int, stop: int) -> float:
+        weight = weight_of(stage, start, stop)
+        return weight * weight if weight <= heaviest else math.inf
+
+    _, cuts = _best_cuts(len(weights), num_stages, unevenness, add)
     return [range(start, stop) for start, stop in pairwise(cuts)]
 
 
-def _lightest_cuts(weights: Sequence[float], num_stages: int) -> list[int]:
-    """Returns ``num_stages + 1`` cut positions, by dynamic programming over the layers that are already shared out.
+def _best_cuts(
+    num_layers: int, num_stages: int, cost_of: Callable[[int, int, int], float], join: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """Returns the lowest joined cost of all stages, and the cuts that have it: stage s holds the layers from cut s to cut s + 1.
 
-    ``heaviest[n]`` is the heaviest stage when the first n layers are shared out over the stages seen so far. One more stage takes layers
-    [k, n) on top of the best sharing of the first k. Among equal cuts the one with more even counts wins.
+    Dynamic programming: ``best[n]`` is the lowest cost of sharing out the first n layers over the stages seen so far. One more stage takes
+    the layers from k to n, on top of the best that was done with the first k. Of equal ones the largest k is taken: early stages get more.
     """
-    total = [0.0, *accumulate(weights)]
-    num_layers = len(weights)
-    even = [piece.stop for piece in by_count(num_layers, num_stages)]
-    heaviest = [0.0] + [math.inf] * num_layers
-    last_cuts: list[list[int]] = []
+    best: list[float] = [0.0] + [math.inf] * num_layers
+    starts_of_stages = []
     for stage in range(num_stages):
-        cuts = []
-        for n in range(num_layers + 1):
-            wanted = even[stage - 1] if stage else 0
-            cuts.append(min(range(n + 1), key=lambda k: (max(heaviest[k], total[n] - total[k]), abs(k - wanted))))
-        heaviest = [max(heaviest[k], total[n] - total[k]) for n, k in enumerate(cuts)]
-        last_cuts.append(cuts)
-    found = [num_layers]
-    for cuts in reversed(last_cuts):
-        found.append(cuts[found[-1]])
-    return found[::-1]
+        candidates = [[(join(best[k], cost_of(stage, k, n)), -k) for k in range(n + 1)] for n in range(num_layers + 1)]
+        starts_of_stages.append([-min(row)[1] for row in candidates])
+        best = [min(row)[0] for row in candidates]
+    cuts = [num_layers]
+    for starts in reversed(starts_of_stages):
+        cuts.append(starts[cuts[-1]])
+    return best[num_layers], cuts[::-1]
 
 
 def _ranges(sizes: Sequence[int]) -> list[range]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -20,8 +21,8 @@ class SequentialAdapter(Adapter):
     """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the children."""
-        return list(model.children())
+        """Returns the children; ``children()`` would leave out a module that stands there a second time."""
+        return list(cast(nn.Sequential, model))
 
     def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns the input as it is."""
