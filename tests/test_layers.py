@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.pipeline.schedules",
         "ringsim.pipeline.partition_plan",
         *("ringsim.pipeline.generation_map", "ringsim.pipeline.generation_plan"),
-        *("ringsim.pipeline.dataflow", "ringsim.pipeline.lowering"),
+        *(f"ringsim.pipeline.{name}" for name in ("dataflow", "lowering", "programs", "costs", "well_formed", "evaluator", "validation")),
     ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),

@@ -21,6 +21,14 @@ Contents::
     Announced          what every rank knows of a microbatch without being sent it
     adapter_of         the adapter of a model
     SmallTransformer   a small readable transformer
+    validate           whether a schedule is a whole step that can finish
+    lower              put the sends and receives into a schedule
+    evaluate           when each action of a schedule happens, without ranks
+    Evaluation         what evaluate returns: times, bubbles, live activations
+    Costs              what the actions of a schedule cost
+    generate           continue prompts, on the token ring
+    can_finish         whether a token ring comes to an end
+    steady_use         how busy it keeps a stage
 
 Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
 
@@ -37,15 +45,23 @@ from typing import TYPE_CHECKING, Any, Final
 _CONTENTS: Final = {
     "Adapter": "ringsim.pipeline.adapters.protocol",
     "Announced": "ringsim.pipeline.adapters.protocol",
+    "Costs": "ringsim.pipeline.costs",
+    "Evaluation": "ringsim.pipeline.evaluator",
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
     "adapter_of": "ringsim.pipeline.adapters.lookup",
     "build_stages": "ringsim.pipeline.stage",
     "by_count": "ringsim.pipeline.partition_plan",
     "by_weight": "ringsim.pipeline.partition_plan",
+    "can_finish": "ringsim.pipeline.generation_map",
+    "evaluate": "ringsim.pipeline.evaluator",
+    "generate": "ringsim.pipeline.generation",
     "get_stage_layers": "ringsim.pipeline.partition",
+    "lower": "ringsim.pipeline.lowering",
     "partition_model": "ringsim.pipeline.partition",
+    "steady_use": "ringsim.pipeline.generation_map",
     "tied_parameters": "ringsim.pipeline.stage",
+    "validate": "ringsim.pipeline.validation",
 }
 __all__ = list(_CONTENTS)
 
@@ -53,6 +69,13 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
     from ringsim.pipeline.adapters.protocol import Adapter as Adapter
     from ringsim.pipeline.adapters.protocol import Announced as Announced
+    from ringsim.pipeline.costs import Costs as Costs
+    from ringsim.pipeline.evaluator import Evaluation as Evaluation
+    from ringsim.pipeline.evaluator import evaluate as evaluate
+    from ringsim.pipeline.generation import generate as generate
+    from ringsim.pipeline.generation_map import can_finish as can_finish
+    from ringsim.pipeline.generation_map import steady_use as steady_use
+    from ringsim.pipeline.lowering import lower as lower
     from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
     from ringsim.pipeline.partition import partition_model as partition_model
     from ringsim.pipeline.partition_plan import by_count as by_count
@@ -61,6 +84,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.stage import build_stages as build_stages
     from ringsim.pipeline.stage import tied_parameters as tied_parameters
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
+    from ringsim.pipeline.validation import validate as validate
 else:  # hidden from them, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:
