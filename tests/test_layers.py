@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.errors", "ringsim.costs", "ringsim.traces", "ringsim.traces.events"),
         *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
-        "ringsim.pipeline.schedules",
+        *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
         "ringsim.pipeline.partition_plan",
         *("ringsim.pipeline.generation_map", "ringsim.pipeline.generation_plan"),
         *(f"ringsim.pipeline.{name}" for name in ("dataflow", "lowering", "programs", "costs", "well_formed", "evaluator", "validation")),

@@ -26,7 +26,7 @@ COMPUTE_KINDS: Final = ("F", "B", "I", "W")
 SEND_KINDS: Final = ("SEND_F", "SEND_B")
 RECV_KINDS: Final = ("RECV_F", "RECV_B")
 
-_TEXT: Final = re.compile(rf"(\d+)({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d+)", re.ASCII)
+_TEXT: Final = re.compile(rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII)
 # Of a message: the kind of the other side, and how many stages away that is.
 _OTHER_SIDE: Final = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}
 
