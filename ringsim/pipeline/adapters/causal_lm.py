@@ -20,7 +20,7 @@ __all__ = ["GPT2Adapter", "LlamaAdapter", "OPTAdapter"]
 
 
 class LlamaAdapter(Adapter):
-    """``LlamaForCausalLM`` and models built like it: ``Qwen2ForCausalLM``.
+    """``LlamaForCausalLM`` and models built like it: ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM``.
 
     Rotary positions: every layer gets the tables of cosines and sines.
     """

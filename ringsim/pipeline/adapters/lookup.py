@@ -20,6 +20,7 @@ _ADAPTERS: Final[dict[str, Adapter]] = {
     "LlamaForCausalLM": LlamaAdapter(),
     "OPTForCausalLM": OPTAdapter(),
     "Qwen2ForCausalLM": LlamaAdapter(),
+    "Qwen3ForCausalLM": LlamaAdapter(),
     "Sequential": SequentialAdapter(),
     "SmallTransformer": SmallTransformerAdapter(),
 }
