@@ -29,8 +29,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
         *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
         "ringsim.pipeline.partition_plan",
-        *("ringsim.pipeline.generation_map", "ringsim.pipeline.generation_plan"),
         *(f"ringsim.pipeline.{name}" for name in ("dataflow", "lowering", "programs", "costs", "well_formed", "evaluator", "validation")),
+        *(f"ringsim.pipeline.generation_{name}" for name in ("map", "plan", "clock")),
     ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
