@@ -30,6 +30,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
         "ringsim.pipeline.partition_plan",
         *(f"ringsim.pipeline.{name}" for name in ("dataflow", "lowering", "programs", "costs", "well_formed", "evaluator", "validation")),
+        *("ringsim.pipeline.closed_forms", "ringsim.pipeline.uneven_stages"),
         *(f"ringsim.pipeline.generation_{name}" for name in ("map", "plan", "clock")),
     ),
     (

@@ -28,6 +28,7 @@ from ringsim.pipeline.schedules.zero_bubble import zb_h1, zb_h2
 __all__ = [
     "SCHEDULE_NAMES",
     "dualpipe_v",
+    "find_num_chunks",
     "gpipe",
     "interleaved_1f1b",
     "looped_bfs",
@@ -74,11 +75,34 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: 
         >>> make_schedule("interleaved_1f1b", num_ranks=2, num_microbatches=4, num_chunks=3).stage_ranks
         (0, 1, 0, 1, 0, 1)
     """
+    chunks = find_num_chunks(name, num_chunks)
     if name in _OF_CHUNKS:
-        return _OF_CHUNKS[name](num_ranks, num_microbatches, 2 if num_chunks is None else num_chunks)
+        return _OF_CHUNKS[name](num_ranks, num_microbatches, chunks)
+    return _OF_RANKS[name][0](num_ranks, num_microbatches)
+
+
+def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
+    """Returns how many stages each rank has in a schedule.
+
+    Args:
+        name: one of ``SCHEDULE_NAMES``.
+        num_chunks: what the user said, None for nothing.
+
+    Returns:
+        The number; what the user said where the schedule leaves the choice.
+
+    Raises:
+        ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
+
+    Example:
+        >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)
+        (1, 2, 3)
+    """
+    if name in _OF_CHUNKS:
+        return 2 if num_chunks is None else num_chunks
     if name not in _OF_RANKS:
         raise ScheduleError(f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {name!r}. Take one of these names.")
-    generate, chunks = _OF_RANKS[name]
+    chunks = _OF_RANKS[name][1]
     if num_chunks not in (None, chunks):
         raise ScheduleError(f"num_chunks of {name} must be {chunks}, got {num_chunks}. Leave it out, or take {' or '.join(_OF_CHUNKS)}.")
-    return generate(num_ranks, num_microbatches)
+    return chunks
