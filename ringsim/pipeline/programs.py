@@ -28,7 +28,8 @@ Semantics = Literal["rendezvous", "buffered"]
 SEMANTICS: Final = ("rendezvous", "buffered")
 
 
-class Compute(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Compute:
     """Works for a while.
 
     Attributes:
@@ -38,7 +39,8 @@ class Compute(NamedTuple):
     duration: Time
 
 
-class Send(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Send:
     """Posts a send, and goes on.
 
     Attributes:
@@ -50,7 +52,8 @@ class Send(NamedTuple):
     tag: Hashable = 0
 
 
-class Receive(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Receive:
     """Posts a receive, and goes on.
 
     Attributes:
@@ -62,7 +65,8 @@ class Receive(NamedTuple):
     tag: Hashable = 0
 
 
-class Wait(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wait:
     """Waits until a post of this rank is done.
 
     Attributes:
