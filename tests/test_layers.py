@@ -57,6 +57,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
         *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
         *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
+        *(f"ringsim.pipeline.{name}" for name in ("steps", "headers", "routes", "messages", "mailbox", "executor")),
+        *(f"ringsim.pipeline.{name}" for name in ("sharing", "tied", "training")),
         *(f"ringsim.pipeline.{name}" for name in ("prompts", "token_choice", "generation_link", "generation")),
         "ringsim.launch",
         *(

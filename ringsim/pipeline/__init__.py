@@ -29,6 +29,11 @@ Contents::
     generate           continue prompts, on the token ring
     can_finish         whether a token ring comes to an end
     steady_use         how busy it keeps a stage
+    train_step_pipeline       one training step on the ring, with any schedule
+    train_step_pipeline_afab  the same, for a causal language model and AFAB
+    cross_entropy             the loss of a step when no other is given
+    forward_stage, backward_stage                 the passes of one stage; backward_input and backward_weight are its halves
+    send_activation, recv_activation, ...         one message to a neighbour; send_gradient and recv_gradient go back
 
 Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
 
@@ -50,17 +55,28 @@ _CONTENTS: Final = {
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
     "adapter_of": "ringsim.pipeline.adapters.lookup",
+    "backward_input": "ringsim.pipeline.steps",
+    "backward_stage": "ringsim.pipeline.steps",
+    "backward_weight": "ringsim.pipeline.steps",
     "build_stages": "ringsim.pipeline.stage",
     "by_count": "ringsim.pipeline.partition_plan",
     "by_weight": "ringsim.pipeline.partition_plan",
     "can_finish": "ringsim.pipeline.generation_map",
+    "cross_entropy": "ringsim.pipeline.training",
     "evaluate": "ringsim.pipeline.evaluator",
+    "forward_stage": "ringsim.pipeline.steps",
     "generate": "ringsim.pipeline.generation",
     "get_stage_layers": "ringsim.pipeline.partition",
     "lower": "ringsim.pipeline.lowering",
     "partition_model": "ringsim.pipeline.partition",
+    "recv_activation": "ringsim.pipeline.messages",
+    "recv_gradient": "ringsim.pipeline.messages",
+    "send_activation": "ringsim.pipeline.messages",
+    "send_gradient": "ringsim.pipeline.messages",
     "steady_use": "ringsim.pipeline.generation_map",
     "tied_parameters": "ringsim.pipeline.stage",
+    "train_step_pipeline": "ringsim.pipeline.training",
+    "train_step_pipeline_afab": "ringsim.pipeline.training",
     "validate": "ringsim.pipeline.validation",
 }
 __all__ = list(_CONTENTS)
@@ -76,6 +92,10 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.generation_map import can_finish as can_finish
     from ringsim.pipeline.generation_map import steady_use as steady_use
     from ringsim.pipeline.lowering import lower as lower
+    from ringsim.pipeline.messages import recv_activation as recv_activation
+    from ringsim.pipeline.messages import recv_gradient as recv_gradient
+    from ringsim.pipeline.messages import send_activation as send_activation
+    from ringsim.pipeline.messages import send_gradient as send_gradient
     from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
     from ringsim.pipeline.partition import partition_model as partition_model
     from ringsim.pipeline.partition_plan import by_count as by_count
@@ -83,6 +103,13 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.stage import Stage as Stage
     from ringsim.pipeline.stage import build_stages as build_stages
     from ringsim.pipeline.stage import tied_parameters as tied_parameters
+    from ringsim.pipeline.steps import backward_input as backward_input
+    from ringsim.pipeline.steps import backward_stage as backward_stage
+    from ringsim.pipeline.steps import backward_weight as backward_weight
+    from ringsim.pipeline.steps import forward_stage as forward_stage
+    from ringsim.pipeline.training import cross_entropy as cross_entropy
+    from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
+    from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
     from ringsim.pipeline.validation import validate as validate
 else:  # hidden from them, so that they report a misspelt name

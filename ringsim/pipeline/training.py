@@ -1,0 +1,233 @@
+"""One training step on a ring: forward and backward passes of all microbatches, in the order of a schedule.
+
+::
+
+    every rank has the whole model and all microbatches; it uses
+        its stages' layers        partition_model, build_stages
+        its list of actions       make_schedule, lower
+    and does                      Executor.run: compute, send, receive
+    then the ranks tell           the gradients of tied parameters, the loss
+    and each of its own parameters has its gradient, as on a single process
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint as recompute
+
+from ringsim.errors import ArgumentError
+from ringsim.pipeline.adapters.protocol import Adapter
+from ringsim.pipeline.executor import Executor, StageRun
+from ringsim.pipeline.headers import Header
+from ringsim.pipeline.lowering import lower
+from ringsim.pipeline.mailbox import Mailbox
+from ringsim.pipeline.partition import partition_model
+from ringsim.pipeline.schedule import Schedule
+from ringsim.pipeline.schedules import make_schedule
+from ringsim.pipeline.sharing import pass_back
+from ringsim.pipeline.stage import Stage, build_stages
+from ringsim.pipeline.tied import TiedGradients
+from ringsim.pipeline.validation import validate
+from ringsim.printing import restore_output
+from ringsim.ring import Ring, current_ring, initialize_distributed
+from ringsim.state import get_state
+
+__all__ = ["cross_entropy", "train_step_pipeline", "train_step_pipeline_afab"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the mean cross-entropy over the positions of a microbatch whose target is not -100.
+
+    Args:
+        logits: shape (batch, seq, vocabulary). Half-precision ones are compared in float32.
+        targets: token ids, shape (batch, seq), already aligned: the target of a position is what its logits are to predict.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> float(cross_entropy(torch.zeros(1, 2, 4), torch.tensor([[3, -100]])))  # log 4
+        1.3862943649291992
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
+
+
+def train_step_pipeline(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    *,
+    schedule: str | Schedule = "1f1b",
+    partition: str | Sequence[int] | Sequence[range] = "count",
+    attention_masks: Sequence[Tensor] | None = None,
+    loss_fn: Loss = cross_entropy,
+    checkpoint: bool = False,
+    adapter: Adapter | None = None,
+) -> float:
+    """Runs the forward and backward passes of one step over the ranks of the ring.
+
+    Every rank of the ring calls it with the same arguments, and it blocks until the step is done everywhere. Each rank computes its own
+    stages; afterwards their parameters, the user's own, have their gradients, added to what was there: the gradients of
+
+        the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
+
+    What it leaves to the caller: the optimizer, which may be given all parameters of the model, for those of other ranks have no gradient.
+
+    A ring is built where there is none and ``torch.distributed`` is initialised. Without it, this process is the only rank.
+
+    Args:
+        model: the whole model, the same on every rank, in training or evaluation mode.
+        inputs: one tensor a microbatch: token ids, shape (batch, seq), or whatever the first layer takes. Shapes may differ.
+        targets: one tensor a microbatch, for the loss: token ids, shape (batch, seq), already aligned; positions of -100 do not count.
+        schedule: a name that `make_schedule` knows, or a schedule. Its rank *i* is the rank at place *i* of the ring.
+        partition: "count", "parameters", the number of layers of each stage, or ranges from `partition_model`.
+        attention_masks: one tensor a microbatch: 1 for a token, 0 for padding, shape (batch, seq).
+        loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean of a microbatch.
+        checkpoint: whether stages forget their inner activations, and compute them again for the backward pass.
+        adapter: how to see the model, for one that ringsim does not know.
+
+    Returns:
+        The loss: the mean of the microbatches' losses, the same number on every rank.
+
+    Raises:
+        ArgumentError: the lists differ in length, or are empty.
+        ScheduleError: the schedule is not a whole step, or not for as many ranks and microbatches.
+        MessageMismatch: another rank has other arguments.
+
+    Example:
+        >>> import ringsim
+        >>> def worker(schedule):
+        ...     torch.manual_seed(0)  # the same model everywhere
+        ...     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        ...     inputs, targets = [torch.ones(2, 3)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4
+        ...     loss = train_step_pipeline(model, inputs, targets, schedule=schedule)
+        ...     return round(loss, 4), [parameter.grad is not None for parameter in model.parameters()]
+        >>> ringsim.trace(worker, world_size=2, args=("1f1b",)).results
+        [(0.7093, [True, True, False, False]), (0.7093, [False, False, True, True])]
+    """
+    _check_microbatches(inputs, targets, attention_masks)
+    ring = _find_ring()
+    here, num_ranks = (0, 1) if ring is None else (ring.ranks.index(ring.rank), len(ring.ranks))
+    lowered = _prepare(schedule, num_ranks, len(inputs))
+    ranges = _cut(model, lowered.num_stages, partition, adapter)
+    stages = build_stages(model, ranges, adapter=adapter)
+    microbatches = _Microbatches(inputs, targets, attention_masks or [None] * len(inputs), loss_fn, checkpoint)
+    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
+    alike = len({(each.shape, each.dtype) for each in inputs}) == 1
+    mailbox = None
+    if ring is not None:
+        digest = zlib.crc32(repr((lowered.stage_ranks, [" ".join(map(str, row)) for row in lowered.actions], ranges)).encode())
+        mailbox = Mailbox(ring, lowered, Header("greeting", len(inputs), digest=digest), alike=alike)
+    executor = Executor(lowered, runs, inputs, mailbox, inputs[0].device)
+    with TiedGradients(ring, stages, lowered.stage_ranks):
+        executor.run(here)
+    loss = torch.stack(list(executor.losses.values())).double().sum() if executor.losses else torch.zeros((), dtype=torch.float64)
+    return float(loss if ring is None else pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
+
+
+def train_step_pipeline_afab(
+    model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], device: torch.device | str, dtype: torch.dtype
+) -> float:
+    """Runs one step of a causal language model with all forwards before all backwards (AFAB, also called GPipe).
+
+    It is `train_step_pipeline` with the schedule "afab"; every rank calls it, and it blocks until the step is done everywhere.
+
+    Args:
+        model: a ``LlamaForCausalLM``, or another model that has an adapter, the whole of it on every rank.
+        inputs: token ids, one tensor of shape (batch, seq) a microbatch.
+        targets: token ids of the same shapes, already aligned; positions of -100 do not count.
+        device: where this rank computes; the model is there, and the microbatches are taken there.
+        dtype: of the hidden states that travel, which is that of the model's parameters.
+
+    Returns:
+        The loss, the same number on every rank.
+
+    Raises:
+        ArgumentError: the model is on another device or of another dtype.
+
+    Example:
+        >>> from ringsim.pipeline import SmallTransformer
+        >>> torch.manual_seed(0)
+        <torch._C.Generator object at ...>
+        >>> model = SmallTransformer(vocab_size=8, hidden_size=16, num_layers=1, num_heads=2)
+        >>> tokens = torch.tensor([[1, 2, 3, 4]])
+        >>> loss = train_step_pipeline_afab(model, [tokens[:, :-1]], [tokens[:, 1:]], torch.device("cpu"), torch.float32)
+        >>> 1 < loss < 4
+        True
+    """
+    wanted = torch.empty(0, device=device).device  # "cuda" is the current GPU
+    devices, dtypes = ({getattr(parameter, what) for parameter in model.parameters()} for what in ("device", "dtype"))
+    if devices != {wanted} or dtype not in dtypes:
+        got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
+        raise ArgumentError(f"the model must be in {dtype} on {wanted}, got {got}. Call model.to(device, dtype) first.")
+    return train_step_pipeline(model, [each.to(device) for each in inputs], [each.to(device) for each in targets], schedule="afab")
+
+
+@dataclass(frozen=True)
+class _Microbatches:
+    """What a step gives to the stages besides their inputs."""
+
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    masks: Sequence[Tensor | None]
+    loss_fn: Loss
+    checkpoint: bool
+
+    def run_of(self, stage: Stage) -> StageRun:
+        """Returns how to run a stage on microbatch ``i``: up to its output, on the last stage up to its share of the loss."""
+
+        def run(x: Tensor, microbatch: int) -> Tensor:
+            mask = self.masks[microbatch]
+            y: Tensor = recompute(stage, x, mask, use_reentrant=False) if self.checkpoint else stage(x, mask)
+            return self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
+
+        return StageRun(run, list(stage.parameters()))
+
+
+def _check_microbatches(inputs: Sequence[Tensor], targets: Sequence[Tensor], masks: Sequence[Tensor] | None) -> None:
+    counts = {"inputs": len(inputs), "targets": len(targets)} | ({} if masks is None else {"attention_masks": len(masks)})
+    if len(inputs) < 1 or len(set(counts.values())) > 1:
+        got = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ArgumentError(f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. Split the batch.")
+
+
+def _find_ring() -> Ring | None:
+    """Returns the ring of this rank, built if need be; None where there is nobody to talk to."""
+    if get_state().ring is None:
+        if not dist.is_initialized():
+            return None
+        prints_shown = get_state().undo_print is None
+        initialize_distributed()
+        if prints_shown:
+            restore_output()  # the caller asked for a step, not for silence
+    ring = current_ring()
+    return ring if len(ring.ranks) > 1 else None
+
+
+def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns the schedule, checked, with its sends and receives."""
+    return _lower(make_schedule(schedule, num_ranks, num_microbatches) if isinstance(schedule, str) else schedule)
+
+
+@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
+def _lower(schedule: Schedule) -> Schedule:
+    validate(schedule)
+    return lower(schedule)
+
+
+def _cut(model: nn.Module, num_stages: int, partition: str | Sequence[int] | Sequence[range], adapter: Adapter | None) -> list[range]:
+    if not isinstance(partition, str) and all(isinstance(each, range) for each in partition):
+        partition = [len(each) for each in partition]  # type: ignore[arg-type]
+    return partition_model(model, num_stages, by=partition, adapter=adapter)  # type: ignore[arg-type]
