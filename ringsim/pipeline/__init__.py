@@ -34,6 +34,13 @@ Contents::
     cross_entropy             the loss of a step when no other is given
     forward_stage, backward_stage                 the passes of one stage; backward_input and backward_weight are its halves
     send_activation, recv_activation, ...         one message to a neighbour; send_gradient and recv_gradient go back
+    gradient_report           are the gradients those of one process? for every parameter
+    compare_gradients         the same for any two sets of gradients; both return a GradientReport
+    single_process_step       loss and gradients of one process
+    check_gradient_flow       which parameters a backward pass did not reach
+    check_single_rank         are the stages, one after the other in one process, the model?
+    boundary_shapes           what crosses each boundary
+    compare_losses            is each step's loss that of one process?
 
 Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
 
@@ -52,27 +59,35 @@ _CONTENTS: Final = {
     "Announced": "ringsim.pipeline.adapters.protocol",
     "Costs": "ringsim.pipeline.costs",
     "Evaluation": "ringsim.pipeline.evaluator",
+    "GradientReport": "ringsim.pipeline.gradients",
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
     "adapter_of": "ringsim.pipeline.adapters.lookup",
     "backward_input": "ringsim.pipeline.steps",
     "backward_stage": "ringsim.pipeline.steps",
     "backward_weight": "ringsim.pipeline.steps",
+    "boundary_shapes": "ringsim.pipeline.model_checks",
     "build_stages": "ringsim.pipeline.stage",
     "by_count": "ringsim.pipeline.partition_plan",
     "by_weight": "ringsim.pipeline.partition_plan",
     "can_finish": "ringsim.pipeline.generation_map",
+    "check_gradient_flow": "ringsim.pipeline.model_checks",
+    "check_single_rank": "ringsim.pipeline.model_checks",
+    "compare_gradients": "ringsim.pipeline.gradients",
+    "compare_losses": "ringsim.pipeline.model_checks",
     "cross_entropy": "ringsim.pipeline.training",
     "evaluate": "ringsim.pipeline.evaluator",
     "forward_stage": "ringsim.pipeline.steps",
     "generate": "ringsim.pipeline.generation",
     "get_stage_layers": "ringsim.pipeline.partition",
+    "gradient_report": "ringsim.pipeline.gradients",
     "lower": "ringsim.pipeline.lowering",
     "partition_model": "ringsim.pipeline.partition",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
     "send_activation": "ringsim.pipeline.messages",
     "send_gradient": "ringsim.pipeline.messages",
+    "single_process_step": "ringsim.pipeline.single_process",
     "steady_use": "ringsim.pipeline.generation_map",
     "tied_parameters": "ringsim.pipeline.stage",
     "train_step_pipeline": "ringsim.pipeline.training",
@@ -91,15 +106,23 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.generation import generate as generate
     from ringsim.pipeline.generation_map import can_finish as can_finish
     from ringsim.pipeline.generation_map import steady_use as steady_use
+    from ringsim.pipeline.gradients import GradientReport as GradientReport
+    from ringsim.pipeline.gradients import compare_gradients as compare_gradients
+    from ringsim.pipeline.gradients import gradient_report as gradient_report
     from ringsim.pipeline.lowering import lower as lower
     from ringsim.pipeline.messages import recv_activation as recv_activation
     from ringsim.pipeline.messages import recv_gradient as recv_gradient
     from ringsim.pipeline.messages import send_activation as send_activation
     from ringsim.pipeline.messages import send_gradient as send_gradient
+    from ringsim.pipeline.model_checks import boundary_shapes as boundary_shapes
+    from ringsim.pipeline.model_checks import check_gradient_flow as check_gradient_flow
+    from ringsim.pipeline.model_checks import check_single_rank as check_single_rank
+    from ringsim.pipeline.model_checks import compare_losses as compare_losses
     from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
     from ringsim.pipeline.partition import partition_model as partition_model
     from ringsim.pipeline.partition_plan import by_count as by_count
     from ringsim.pipeline.partition_plan import by_weight as by_weight
+    from ringsim.pipeline.single_process import single_process_step as single_process_step
     from ringsim.pipeline.stage import Stage as Stage
     from ringsim.pipeline.stage import build_stages as build_stages
     from ringsim.pipeline.stage import tied_parameters as tied_parameters
