@@ -28,6 +28,7 @@ from ringsim.pipeline.schedule import Schedule
 __all__ = ["from_csv", "from_text", "to_csv", "to_text"]
 
 _LINE: Final = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
+_SHARDING: Final = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
 _OVERLAP: Final = re.compile(r"\((.*)\)OVERLAP_F_B", re.ASCII)
 
 
@@ -102,7 +103,8 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
     r"""Reads a schedule from CSV, in the form that ``torch.distributed.pipelining`` dumps.
 
     Args:
-        text: one row a rank, one cell an action. ``(0F7;7B3)OVERLAP_F_B`` is read as ``0F7`` and then ``7B3``.
+        text: one row a rank, one cell an action. ``(0F7;7B3)OVERLAP_F_B`` is read as ``0F7`` and then ``7B3``; ``0UNSHARD``, ``0RESHARD``
+            and ``0REDUCE_GRAD``, what torch does around a pipeline with sharded parameters, are passed over.
         name: what to call the schedule.
 
     Returns:
@@ -153,9 +155,11 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Reads the actions of a cell: none of an empty one, both of torch's overlapped pair."""
+    """Reads the actions of a cell: both of torch's overlapped pair, none of an empty cell or one that is about shards."""
+    if not cell or _SHARDING.fullmatch(cell):
+        return []
     pair = _OVERLAP.fullmatch(cell)
     try:
-        return [parse_action(text.strip()) for text in (pair[1].split(";") if pair else [cell] if cell else [])]
+        return [parse_action(text.strip()) for text in (pair[1].split(";") if pair else [cell])]
     except ScheduleError as error:
         raise ScheduleError(f"{error} ({where})") from None

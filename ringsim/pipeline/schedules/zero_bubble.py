@@ -3,7 +3,7 @@
 B = I + W. The input's gradient I is what the rank before waits for. The weights' gradients W wait for nobody, and nobody waits for them, so
 a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all of the same length)::
 
-    rank 0   F0 F1 F2       I0 W0 F3 I1 W1    I2 W2 I3 W3
+    rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1      F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     rank 2         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
