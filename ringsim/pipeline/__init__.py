@@ -21,6 +21,11 @@ Contents::
     Announced          what every rank knows of a microbatch without being sent it
     adapter_of         the adapter of a model
     SmallTransformer   a small readable transformer
+    make_schedule      a schedule by its name
+    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_v, dualpipe_v   the functions behind the names
+    Schedule           for each rank, the list of what it does
+    Action             one item of that list; parse_action reads one
+    to_text, from_text        a schedule as text; to_csv and from_csv: as torch's CSV
     validate           whether a schedule is a whole step that can finish
     lower              put the sends and receives into a schedule
     evaluate           when each action of a schedule happens, without ranks
@@ -55,11 +60,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 # The table of contents: public name -> the module that defines it.
 _CONTENTS: Final = {
+    "Action": "ringsim.pipeline.actions",
     "Adapter": "ringsim.pipeline.adapters.protocol",
     "Announced": "ringsim.pipeline.adapters.protocol",
     "Costs": "ringsim.pipeline.costs",
     "Evaluation": "ringsim.pipeline.evaluator",
     "GradientReport": "ringsim.pipeline.gradients",
+    "Schedule": "ringsim.pipeline.schedule",
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
     "adapter_of": "ringsim.pipeline.adapters.lookup",
@@ -76,12 +83,21 @@ _CONTENTS: Final = {
     "compare_gradients": "ringsim.pipeline.gradients",
     "compare_losses": "ringsim.pipeline.model_checks",
     "cross_entropy": "ringsim.pipeline.training",
+    "dualpipe_v": "ringsim.pipeline.schedules.vee",
     "evaluate": "ringsim.pipeline.evaluator",
     "forward_stage": "ringsim.pipeline.steps",
+    "from_csv": "ringsim.pipeline.schedule_text",
+    "from_text": "ringsim.pipeline.schedule_text",
     "generate": "ringsim.pipeline.generation",
     "get_stage_layers": "ringsim.pipeline.partition",
+    "gpipe": "ringsim.pipeline.schedules.linear",
     "gradient_report": "ringsim.pipeline.gradients",
+    "interleaved_1f1b": "ringsim.pipeline.schedules.looped",
+    "looped_bfs": "ringsim.pipeline.schedules.looped",
     "lower": "ringsim.pipeline.lowering",
+    "make_schedule": "ringsim.pipeline.schedules",
+    "one_f_one_b": "ringsim.pipeline.schedules.linear",
+    "parse_action": "ringsim.pipeline.actions",
     "partition_model": "ringsim.pipeline.partition",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
@@ -90,13 +106,20 @@ _CONTENTS: Final = {
     "single_process_step": "ringsim.pipeline.single_process",
     "steady_use": "ringsim.pipeline.generation_map",
     "tied_parameters": "ringsim.pipeline.stage",
+    "to_csv": "ringsim.pipeline.schedule_text",
+    "to_text": "ringsim.pipeline.schedule_text",
     "train_step_pipeline": "ringsim.pipeline.training",
     "train_step_pipeline_afab": "ringsim.pipeline.training",
     "validate": "ringsim.pipeline.validation",
+    "zb_h1": "ringsim.pipeline.schedules.zero_bubble",
+    "zb_h2": "ringsim.pipeline.schedules.zero_bubble",
+    "zb_v": "ringsim.pipeline.schedules.vee",
 }
 __all__ = list(_CONTENTS)
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
+    from ringsim.pipeline.actions import Action as Action
+    from ringsim.pipeline.actions import parse_action as parse_action
     from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
     from ringsim.pipeline.adapters.protocol import Adapter as Adapter
     from ringsim.pipeline.adapters.protocol import Announced as Announced
@@ -122,6 +145,20 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.partition import partition_model as partition_model
     from ringsim.pipeline.partition_plan import by_count as by_count
     from ringsim.pipeline.partition_plan import by_weight as by_weight
+    from ringsim.pipeline.schedule import Schedule as Schedule
+    from ringsim.pipeline.schedule_text import from_csv as from_csv
+    from ringsim.pipeline.schedule_text import from_text as from_text
+    from ringsim.pipeline.schedule_text import to_csv as to_csv
+    from ringsim.pipeline.schedule_text import to_text as to_text
+    from ringsim.pipeline.schedules import make_schedule as make_schedule
+    from ringsim.pipeline.schedules.linear import gpipe as gpipe
+    from ringsim.pipeline.schedules.linear import one_f_one_b as one_f_one_b
+    from ringsim.pipeline.schedules.looped import interleaved_1f1b as interleaved_1f1b
+    from ringsim.pipeline.schedules.looped import looped_bfs as looped_bfs
+    from ringsim.pipeline.schedules.vee import dualpipe_v as dualpipe_v
+    from ringsim.pipeline.schedules.vee import zb_v as zb_v
+    from ringsim.pipeline.schedules.zero_bubble import zb_h1 as zb_h1
+    from ringsim.pipeline.schedules.zero_bubble import zb_h2 as zb_h2
     from ringsim.pipeline.single_process import single_process_step as single_process_step
     from ringsim.pipeline.stage import Stage as Stage
     from ringsim.pipeline.stage import build_stages as build_stages
