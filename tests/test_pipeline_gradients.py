@@ -43,7 +43,7 @@ def test_the_reference_is_what_backward_gives(kind: str) -> None:
     backward(model, 1 / 3)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(reference.gradients[name], parameter.grad, rtol=1e-12, atol=1e-14)
-    losses = [float(cross_entropy(logits(model, ids), target)) for ids, target in zip(INPUTS, TARGETS, strict=True)]
+    losses = [cross_entropy(logits(model, ids), target).item() for ids, target in zip(INPUTS, TARGETS, strict=True)]
     assert reference.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
 
 
