@@ -40,9 +40,7 @@ def check_places(schedule: Schedule) -> None:
                 raise ScheduleError(f"{action} must be done once, got a second one {where}. Take one out.")
             other = {"B": "I", "I": "B"}.get(action.kind)
             if other is not None and action._replace(kind=other) in done:
-                raise ScheduleError(
-                    f"{action} must be the only gradient of its input, got a {other} before it {where}. B is I and W in one."
-                )
+                raise ScheduleError(f"{action} must be the only gradient of its input, got {other} before it {where}. B is I and W in one.")
             done.add(action)
 
 
@@ -87,10 +85,11 @@ def check_order(schedule: Schedule) -> None:
         Traceback (most recent call last):
         ringsim.errors.ScheduleError: 0B0 must come after 0F0, got it before or without (rank 0, position 0). Put 0F0 earlier.
     """
+    lowered = schedule.lowered
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
         for position, action in enumerate(row):
-            for need in _get_needs(action, schedule):
+            for need in _get_needs(action, schedule.stage_ranks, with_recvs=lowered):
                 if done.isdisjoint(need):
                     names = " or ".join(map(str, need))
                     where = f"(rank {rank}, position {position})"
@@ -98,15 +97,14 @@ def check_order(schedule: Schedule) -> None:
             done.add(action)
 
 
-def _get_needs(action: Action, schedule: Schedule) -> list[tuple[Action, ...]]:
-    """What an action needs from its own rank, by what the schedule shows: receives are needed only where they are written down."""
+def _get_needs(action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool) -> list[tuple[Action, ...]]:
+    """What an action needs from its own rank; a computation's receive only where receives are written down."""
     if action.is_compute:
-        needs = get_needs(action, schedule.stage_ranks)
-        return needs if schedule.lowered else [need for need in needs if need[0].is_compute]
+        return [need for need in get_needs(action, stage_ranks) if with_recvs or need[0].is_compute]
     if action.kind in RECV_KINDS:
         return []
-    makers = tuple(action._replace(kind=kind) for kind in ("F", "B", "I"))
-    return [tuple(maker for maker in makers if get_send(maker, schedule.stage_ranks) == action)]
+    makers = (action._replace(kind=kind) for kind in ("F", "B", "I"))
+    return [tuple(maker for maker in makers if get_send(maker, stage_ranks) == action)]
 
 
 def check_messages(schedule: Schedule) -> None:
