@@ -40,6 +40,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.traces.{name}"
             for name in ("units", "matching", "waits", "log_table", "log_rows", "frames", "summary", "value", "files")
         ),
+        "ringsim.pipeline.generation_use",
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -57,7 +58,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
         *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
         *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
-        *(f"ringsim.pipeline.{name}" for name in ("steps", "headers", "routes", "messages", "mailbox", "executor")),
+        *(f"ringsim.pipeline.{name}" for name in ("ring_at_hand", "steps", "headers", "routes", "messages", "mailbox", "executor")),
         *(f"ringsim.pipeline.{name}" for name in ("sharing", "tied", "training")),
         *(f"ringsim.pipeline.{name}" for name in ("single_process", "gradients", "model_checks")),
         *(f"ringsim.pipeline.{name}" for name in ("prompts", "token_choice", "generation_link", "generation")),
@@ -72,12 +73,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.plot",
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
+        "ringsim.plot.inner_iterations",
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
         *("ringsim.check.timed", "ringsim.check.chunks"),
-        *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script")),
+        *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )

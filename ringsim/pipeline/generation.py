@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from ringsim.errors import ArgumentError
@@ -34,10 +33,9 @@ from ringsim.pipeline.generation_map import check_can_finish
 from ringsim.pipeline.generation_plan import Job, plan_batches, plan_jobs, plan_steps
 from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.prompts import PromptBatch
+from ringsim.pipeline.ring_at_hand import find_ring
 from ringsim.pipeline.stage import Stage
 from ringsim.pipeline.token_choice import TokenChoice
-from ringsim.ring import Ring, current_ring, initialize_distributed
-from ringsim.state import get_state
 from ringsim.traces.recorder import span
 
 __all__ = ["generate"]
@@ -99,7 +97,7 @@ def generate(
     Source:
         FlexLLMGen's ``generation_loop_normal``.
     """
-    ring = _ring_of_this_rank()
+    ring = find_ring()
     num_stages, stage_index = len(ring.ranks), ring.ranks.index(ring.rank)
     in_turn = num_stages if num_inner_iterations is None else num_inner_iterations
     _check(prompts, batch_size, temperature)
@@ -176,15 +174,6 @@ class _StageWork:
             if tokens:
                 rows[prompt_numbers] = torch.cat(tokens, dim=1).cpu()
         return rows
-
-
-def _ring_of_this_rank() -> Ring:
-    """Returns the ring; one over all ranks where there is only a default process group; a ring of one where there is neither."""
-    if get_state().ring is None and not torch_dist.is_initialized():
-        return Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,))
-    if get_state().ring is None:
-        initialize_distributed()
-    return current_ring()
 
 
 @contextmanager

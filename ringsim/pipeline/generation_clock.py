@@ -46,14 +46,14 @@ def time_generation(
     for stage in range(num_stages):
         operations: list[Operation] = []
         for step in plan_steps(stage, num_stages, jobs, num_tokens):
-            operations += _exchange(step, stage, num_stages, len(operations), async_comm)
+            operations += _list_messages(step, stage, num_stages, len(operations), async_comm)
             if step.compute is not None:
                 operations.append(Compute(decode if step.compute.token else prefill))
         programs.append(operations)
     return run_programs(programs, latency=latency)
 
 
-def _exchange(step: Step, stage: int, num_stages: int, position: int, async_comm: bool) -> list[Operation]:
+def _list_messages(step: Step, stage: int, num_stages: int, position: int, async_comm: bool) -> list[Operation]:
     """Returns the posts and waits of a step; ``position`` is where they begin in the stage's list."""
     posts: list[Operation] = []
     if step.send is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,22 @@ def test_demo_records_draws_and_checks_its_result(tmp_path: Path) -> None:
     events = trace.to_pandas()
     assert {Path(file).name for file in events.file} == {"demo.py"}
     assert (events.kind == "span").sum() == 3 * 4
+
+
+def test_generate_measures_and_draws(tmp_path: Path) -> None:
+    done = ringsim_command("generate", "-n", "2", "--tokens", "4", "--job-ms", "2", "--compare", cwd=tmp_path)
+    assert "14 messages of states and tokens" in done.stdout  # 2 batches x (4 tokens x 2 edges - 1)
+    compared = re.findall(r"(synchronous|asynchronous), (\d) inner iterations?: a stage works (\d+)% .* at most (\d+)%", done.stdout)
+    assert [(kind, turns, most) for kind, turns, _, most in compared] == [
+        ("synchronous", "2", "100"),
+        ("asynchronous", "1", "50"),
+        ("asynchronous", "2", "100"),
+        ("asynchronous", "3", "50"),
+    ]
+    assert all(0 < int(use) <= int(most) for _, _, use, most in compared)
+    files = {file.name: file.read_bytes()[:4] for file in (tmp_path / "generation").iterdir()}
+    assert sorted(files) == ["inner_iterations.png", "ring.png", "run.ringtrace", "timeline.png"]
+    assert files["inner_iterations.png"] == b"\x89PNG"
 
 
 def test_trace_runs_an_unmodified_script(tmp_path: Path) -> None:
