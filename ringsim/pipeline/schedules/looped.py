@@ -77,7 +77,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
         1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0
 
     Source:
-        Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022, arXiv 2211.05953, section 4.
+        Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022, arXiv 2211.05953.
     """
     check_counts(num_ranks, num_microbatches, num_chunks)
     p, m, v = num_ranks, num_microbatches, num_chunks

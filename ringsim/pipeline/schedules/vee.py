@@ -39,7 +39,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 3F0 3I0 3W0 0I0 0W0', '1F0 2F0 2I0 2W0 1I0 1W0']
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 6 and figure 6.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are those that torch's ScheduleZBVZeroBubble does.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
@@ -82,7 +82,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 3F0 3I0 3W0 0B0', '1F0 2F0 2B0 1B0']
 
     Source:
-        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1, and the steps named in the README of DualPipe.
+        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe; cut in half to a V in its repository,
+        github.com/deepseek-ai/DualPipe. The phases are its steps, as torch's ScheduleDualPipeV does them, too.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks)

@@ -39,7 +39,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2', '1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2']
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.1 and figure 2.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.1 and figure 3.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, num_ranks)
