@@ -8,44 +8,74 @@ activations forward and gradients back::
     schedule (plain data) ----+---> evaluator, on a clock -----> times, deadlocks
                               '---> closed forms --------------> makespan, bubble, peak activations, messages
 
-Contents::
+Models and stages::
 
-    partition_model    cut a model's layers into contiguous ranges, one for each stage
-    get_stage_layers   the layers of one range
-    by_count           the same cut for any number of layers: equal counts
-    by_weight          the same cut for any weights: the heaviest stage as light as can be
-    Stage              the part of a model that one stage runs
-    build_stages       all stages of a model
-    tied_parameters    parameters that more than one stage holds
-    Adapter            how to see a model as embed -> layers -> head
-    Announced          what every rank knows of a microbatch without being sent it
-    adapter_of         the adapter of a model
-    SmallTransformer   a small readable transformer
-    make_schedule      a schedule by its name
-    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_v, dualpipe_v   the functions behind the names
-    Schedule           for each rank, the list of what it does
-    Action             one item of that list; parse_action reads one
-    to_text, from_text        a schedule as text; to_csv and from_csv: as torch's CSV
-    validate           whether a schedule is a whole step that can finish
-    lower              put the sends and receives into a schedule
-    evaluate           when each action of a schedule happens, without ranks
-    Evaluation         what evaluate returns: times, bubbles, live activations
-    Costs              what the actions of a schedule cost
-    generate           continue prompts, on the token ring
-    can_finish         whether a token ring comes to an end
-    steady_use         how busy it keeps a stage
+    partition_model           cut a model's layers into contiguous ranges, one for each stage
+    by_count                  the same cut for a number of layers: equal counts
+    by_weight                 the same cut for weights: the heaviest stage as light as can be
+    get_stage_layers          the layers of one range
+    Stage                     the part of a model that one stage runs
+    build_stages              all stages of a model
+    tied_parameters           parameters that more than one stage uses
+    adapter_of                the adapter of a model
+    Adapter                   how to see a model as embed -> layers -> head
+    Announced                 what every rank knows of a microbatch without being sent it
+    SmallTransformer          a small readable transformer
+
+Schedules::
+
+    make_schedule             a schedule by its name
+    gpipe                     all forwards, then all backwards (AFAB)
+    one_f_one_b               1F1B: forwards and backwards take turns
+    interleaved_1f1b          1F1B with several stages a rank
+    looped_bfs                looped, breadth first
+    zb_h1                     zero bubble, with the memory of 1F1B
+    zb_h2                     zero bubble, with twice the memory
+    zb_v                      zero bubble, stages placed in a V
+    dualpipe_v                DualPipe, stages placed in a V
+    Schedule                  for each rank, the list of what it does
+    Action                    one item of that list
+    parse_action              reads one, such as 2F0
+    to_text                   a schedule as text
+    from_text                 and back
+    to_csv                    a schedule as torch's CSV
+    from_csv                  and back
+    validate                  whether a schedule is a whole step that can finish
+    lower                     puts the sends and receives into a schedule
+    evaluate                  when each action of a schedule happens, without ranks
+    Evaluation                what `evaluate` returns: times, bubbles, live activations
+    Costs                     what the actions of a schedule cost
+
+Training::
+
     train_step_pipeline       one training step on the ring, with any schedule
     train_step_pipeline_afab  the same, for a causal language model and AFAB
     cross_entropy             the loss of a step when no other is given
-    forward_stage, backward_stage                 the passes of one stage; backward_input and backward_weight are its halves
-    send_activation, recv_activation, ...         one message to a neighbour; send_gradient and recv_gradient go back
-    gradient_report           are the gradients those of one process? for every parameter
-    compare_gradients         the same for any two sets of gradients; both return a GradientReport
+    forward_stage             the forward pass of one stage
+    backward_stage            its backward pass
+    backward_input            the first half of that: the gradient that is sent back
+    backward_weight           the second half: the gradients of the parameters
+    send_activation           sends to the stage after
+    recv_activation           receives from the stage before
+    send_gradient             sends to the stage before
+    recv_gradient             receives from the stage after
+
+Are the gradients right?::
+
+    gradient_report           every parameter's gradient against that of one process
+    compare_gradients         the same for any two sets of gradients
+    GradientReport            what both return
     single_process_step       loss and gradients of one process
-    check_gradient_flow       which parameters a backward pass did not reach
     check_single_rank         are the stages, one after the other in one process, the model?
+    check_gradient_flow       which parameters a backward pass did not reach
     boundary_shapes           what crosses each boundary
     compare_losses            is each step's loss that of one process?
+
+Generation::
+
+    generate                  continues prompts, on the token ring
+    can_finish                whether a token ring comes to an end
+    steady_use                how busy it keeps a stage
 
 Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
 

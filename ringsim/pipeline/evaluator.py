@@ -66,6 +66,9 @@ class Evaluation:
         schedule: what was evaluated, lowered.
         actions: for each rank, its actions with their times, in the schedule's order.
         messages: all messages, by receiver.
+
+    Example:
+        See `evaluate`.
     """
 
     schedule: Schedule
