@@ -26,7 +26,7 @@ from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
 
-TIMES = st.integers(1, 12) | st.fractions(Fraction(1, 9), 9, max_denominator=9)
+TIMES = st.integers(0, 12) | st.fractions(Fraction(1, 9), 9, max_denominator=9)
 ALL = [(name, None) for name in SCHEDULE_NAMES] + [("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
 LEAST = {"zb_h1": lambda p: p, "zb_h2": lambda p: 2 * p - 1, "zb_v": lambda p: 2 * p - 1, "dualpipe_v": lambda p: 2 * p}
 
@@ -127,6 +127,7 @@ def test_both_ways_to_say_a_bubble() -> None:
     assert bubble_of_ideal(Step("interleaved_1f1b", 4, 8, 3)) == Fraction(3, 24)  # (p-1) / (m v)
     assert bubble_of_total(step, Costs(forward=0.5, backward=1.0)) == pytest.approx(3 / 11)
     assert bubble_of_total(Step("1f1b", 1, 8)) == 0
+    assert bubble_of_ideal(step, Costs(0, 0, 0)) == 0
 
 
 def test_large_steps_cost_nothing() -> None:
@@ -155,6 +156,8 @@ def test_steps_are_checked() -> None:
         Step("zb_v", 2, 2, 1)
     with pytest.raises(ArgumentError, match="num_ranks must be 1 or more, got 0"):
         Step("gpipe", 0, 2)
+    with pytest.raises(ArgumentError, match="semantics must be one of rendezvous, buffered, got 'grouped'"):
+        makespan(Step("gpipe", 2, 2), semantics="grouped")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="one time a stage each, got 2 and 1"):
         gpipe_makespan(2, [1, 2], [1])
     with pytest.raises(ArgumentError, match="must be 1 or more, got 0"):

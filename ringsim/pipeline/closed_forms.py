@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from ringsim.errors import ScheduleError
+from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.programs import Semantics, Time
+from ringsim.pipeline.programs import SEMANTICS, Semantics, Time
 from ringsim.pipeline.schedules import find_num_chunks
 from ringsim.pipeline.schedules.arguments import check_counts
 
@@ -101,6 +101,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
+        ArgumentError: there is no such semantics.
 
     Example:
         >>> [makespan(Step(name, 4, 8)) for name in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")]
@@ -111,6 +112,8 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
     Source:
         See ``idle``. The terms with latency were found by fitting, and are checked against the evaluator.
     """
+    if semantics not in SEMANTICS:
+        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of these.")
     return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
 
 
@@ -357,5 +360,7 @@ def _work(step: Step, costs: Costs) -> Time:
 
 
 def _divide(part: Time, whole: Time) -> Time:
-    """Returns the ratio, exact where both are."""
+    """Returns the ratio, exact where both are; nothing of nothing is 0."""
+    if part == 0:
+        return 0
     return part / whole if isinstance(part, float) or isinstance(whole, float) else Fraction(part, whole)

@@ -39,7 +39,8 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 3F0 3I0 3W0 0I0 0W0', '1F0 2F0 2I0 2W0 1I0 1W0']
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are those that torch's ScheduleZBVZeroBubble does.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are those of torch's
+        ScheduleZBVZeroBubble.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
