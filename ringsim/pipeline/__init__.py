@@ -46,6 +46,8 @@ Schedules::
     Evaluation                what `evaluate` returns: times, bubbles, live activations
     Costs                     what the actions of a schedule cost
 
+What a known schedule costs, by formula, is in ``ringsim.pipeline.closed_forms``.
+
 Training::
 
     train_step_pipeline       one training step on the ring, with any schedule
