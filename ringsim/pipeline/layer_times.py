@@ -40,7 +40,7 @@ def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
         2
     """
     times_s = []
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([sample.device] if sample.is_cuda else []):
         for part in parts:
             runs = [_run(part, sample) for _ in range(_REPEATS)]
             times_s.append(min(duration_s for duration_s, _ in runs))

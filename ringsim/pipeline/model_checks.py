@@ -103,7 +103,7 @@ def boundary_shapes(
         [Boundary(stage=0, shape=(4, 8), dtype=torch.float32, size_bytes=128)]
     """
     x, found = sample, []
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
         for number, stage in enumerate(build_stages(model, partition, adapter=adapter)[:-1]):
             x = stage(x, attention_mask)
             found.append(Boundary(number, tuple(x.shape), x.dtype, x.nbytes))
@@ -151,7 +151,7 @@ def check_single_rank(
     model.zero_grad(set_to_none=True)
     try:
         stages = build_stages(model, partition, adapter=adapter)
-        with torch.random.fork_rng(), torch.enable_grad():
+        with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []), torch.enable_grad():
             for index, (x, target) in enumerate(zip(inputs, targets, strict=True)):
                 mask = None if attention_masks is None else attention_masks[index]
                 _step(stages, x, mask, partial(_share, loss_fn, target, len(inputs)))

@@ -67,7 +67,7 @@ def single_process_step(
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     sums: dict[str, Tensor | None] = {name: None for name, _ in model.named_parameters()}
     total = 0.0
-    with torch.random.fork_rng(), torch.enable_grad():
+    with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []), torch.enable_grad():
         for x, target, mask in zip(inputs, targets, masks, strict=True):
             loss = loss_fn(_logits(model, x, mask), target) / len(inputs)
             total += loss.item()
