@@ -1,7 +1,9 @@
 """Schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r, 2p + r and so on, its chunks.
 
 A rank waits at the start until the stages before its first one have passed a microbatch on, and stages are v times smaller here, so the
-bubble is too. The price is about v times as many messages, those over the wrap-around edge included. Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
+bubble is too. The price is about v times as many messages, those over the wrap-around edge included.
+
+Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
 
                           chunk 0    chunk 1    chunk 0    chunk 1
     interleaved 1F1B      F0 F1      F0 F1      F2 F3      F2 F3       depth first: a round of microbatches through all chunks
