@@ -77,7 +77,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
-        *("ringsim.check.timed", "ringsim.check.chunks"),
+        *(f"ringsim.check.{name}" for name in ("timed", "chunks", "tokens", "settings")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
         *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script")),
         *("ringsim.cli", "ringsim.__main__"),

@@ -6,11 +6,13 @@ raises for a wrong answer and always returns within about 15 seconds::
     check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
     check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
+    check.token_ring(exchange)         notebooks/07_generation_ring: messages of a generation ring, in an order that never jams
+    check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way make stages busy
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
 
 The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
-ring, ``shares``, ``pairs``, ``rounds``, ``timed`` and ``chunks`` know one exercise each.
+ring, ``shares``, ``pairs``, ``rounds``, ``tokens``, ``settings``, ``timed`` and ``chunks`` know one exercise each.
 
 Example:
     >>> from ringsim import check
@@ -27,7 +29,9 @@ from ringsim.check.chunks import ring_all_reduce
 from ringsim.check.pairs import pair_groups
 from ringsim.check.result import CheckResult
 from ringsim.check.rounds import ring
+from ringsim.check.settings import inner_iterations
 from ringsim.check.shares import hello
 from ringsim.check.timed import timed_op
+from ringsim.check.tokens import token_ring
 
-__all__ = ["CheckResult", "hello", "pair_groups", "ring", "ring_all_reduce", "timed_op"]
+__all__ = ["CheckResult", "hello", "inner_iterations", "pair_groups", "ring", "ring_all_reduce", "timed_op", "token_ring"]
