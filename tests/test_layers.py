@@ -60,7 +60,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
         *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
         *(f"ringsim.pipeline.{name}" for name in ("ring_at_hand", "steps", "headers", "routes", "messages", "mailbox", "executor")),
-        *(f"ringsim.pipeline.{name}" for name in ("sharing", "tied", "training")),
+        *(f"ringsim.pipeline.{name}" for name in ("sharing", "tied", "clipping", "replicas", "dropout", "training")),
         *(f"ringsim.pipeline.{name}" for name in ("single_process", "gradients", "model_checks")),
         *(f"ringsim.pipeline.{name}" for name in ("prompts", "token_choice", "generation_link", "generation")),
         "ringsim.launch",

@@ -52,6 +52,9 @@ Training::
 
     train_step_pipeline       one training step on the ring, with any schedule
     train_step_pipeline_afab  the same, for a causal language model and AFAB
+    eval_step_pipeline        the loss alone, without gradients
+    clip_grad_norm_pipeline   gradient clipping over all stages
+    new_replica_group, average_gradients          several pipelines that share out a batch
     cross_entropy             the loss of a step when no other is given
     forward_stage             the forward pass of one stage
     backward_stage            its backward pass
@@ -102,6 +105,7 @@ _CONTENTS: Final = {
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
     "adapter_of": "ringsim.pipeline.adapters.lookup",
+    "average_gradients": "ringsim.pipeline.replicas",
     "backward_input": "ringsim.pipeline.steps",
     "backward_stage": "ringsim.pipeline.steps",
     "backward_weight": "ringsim.pipeline.steps",
@@ -112,10 +116,12 @@ _CONTENTS: Final = {
     "can_finish": "ringsim.pipeline.generation_map",
     "check_gradient_flow": "ringsim.pipeline.model_checks",
     "check_single_rank": "ringsim.pipeline.model_checks",
+    "clip_grad_norm_pipeline": "ringsim.pipeline.clipping",
     "compare_gradients": "ringsim.pipeline.gradients",
     "compare_losses": "ringsim.pipeline.model_checks",
     "cross_entropy": "ringsim.pipeline.training",
     "dualpipe_v": "ringsim.pipeline.schedules.vee",
+    "eval_step_pipeline": "ringsim.pipeline.training",
     "evaluate": "ringsim.pipeline.evaluator",
     "forward_stage": "ringsim.pipeline.steps",
     "from_csv": "ringsim.pipeline.schedule_text",
@@ -128,6 +134,7 @@ _CONTENTS: Final = {
     "looped_bfs": "ringsim.pipeline.schedules.looped",
     "lower": "ringsim.pipeline.lowering",
     "make_schedule": "ringsim.pipeline.schedules",
+    "new_replica_group": "ringsim.pipeline.replicas",
     "one_f_one_b": "ringsim.pipeline.schedules.linear",
     "parse_action": "ringsim.pipeline.actions",
     "partition_model": "ringsim.pipeline.partition",
@@ -155,6 +162,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
     from ringsim.pipeline.adapters.protocol import Adapter as Adapter
     from ringsim.pipeline.adapters.protocol import Announced as Announced
+    from ringsim.pipeline.clipping import clip_grad_norm_pipeline as clip_grad_norm_pipeline
     from ringsim.pipeline.costs import Costs as Costs
     from ringsim.pipeline.evaluator import Evaluation as Evaluation
     from ringsim.pipeline.evaluator import evaluate as evaluate
@@ -177,6 +185,8 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.partition import partition_model as partition_model
     from ringsim.pipeline.partition_plan import by_count as by_count
     from ringsim.pipeline.partition_plan import by_weight as by_weight
+    from ringsim.pipeline.replicas import average_gradients as average_gradients
+    from ringsim.pipeline.replicas import new_replica_group as new_replica_group
     from ringsim.pipeline.schedule import Schedule as Schedule
     from ringsim.pipeline.schedule_text import from_csv as from_csv
     from ringsim.pipeline.schedule_text import from_text as from_text
@@ -200,6 +210,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.steps import backward_weight as backward_weight
     from ringsim.pipeline.steps import forward_stage as forward_stage
     from ringsim.pipeline.training import cross_entropy as cross_entropy
+    from ringsim.pipeline.training import eval_step_pipeline as eval_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer

@@ -110,7 +110,8 @@ class Executor:
             self.losses[microbatch] = y.detach()
         else:
             self._ready[Action(stage, "SEND_F", microbatch)] = y.detach()
-        self._kept[stage, microbatch] = (x, y)
+        if torch.is_grad_enabled():
+            self._kept[stage, microbatch] = (x, y)
 
     def _backward(self, action: Action) -> None:
         stage, _, microbatch = action

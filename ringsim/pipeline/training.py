@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.pipeline.adapters.lookup import adapter_of
 from ringsim.pipeline.adapters.protocol import Adapter
+from ringsim.pipeline.dropout import SeededAdapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.headers import Header
 from ringsim.pipeline.lowering import lower
@@ -37,10 +39,10 @@ from ringsim.pipeline.stage import Stage, build_stages
 from ringsim.pipeline.tied import TiedGradients
 from ringsim.pipeline.validation import validate
 from ringsim.printing import restore_output
-from ringsim.ring import Ring, current_ring, initialize_distributed
+from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
 from ringsim.state import get_state
 
-__all__ = ["cross_entropy", "train_step_pipeline", "train_step_pipeline_afab"]
+__all__ = ["cross_entropy", "eval_step_pipeline", "train_step_pipeline", "train_step_pipeline_afab"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -74,6 +76,7 @@ def train_step_pipeline(
     attention_masks: Sequence[Tensor] | None = None,
     loss_fn: Loss = cross_entropy,
     checkpoint: bool = False,
+    dropout_seed: int | None = None,
     adapter: Adapter | None = None,
 ) -> float:
     """Runs the forward and backward passes of one step over the ranks of the ring.
@@ -96,13 +99,14 @@ def train_step_pipeline(
         attention_masks: one tensor a microbatch: 1 for a token, 0 for padding, shape (batch, seq).
         loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean of a microbatch.
         checkpoint: whether stages forget their inner activations, and compute them again for the backward pass.
+        dropout_seed: makes dropout the same for any schedule and number of ranks; another one for each step. None: drawn as it comes.
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
         The loss: the mean of the microbatches' losses, the same number on every rank.
 
     Raises:
-        ArgumentError: the lists differ in length, or are empty.
+        ArgumentError: the lists differ in length, or are empty; or the partition does not fit.
         ScheduleError: the schedule is not a whole step, or not for as many ranks and microbatches.
         MessageMismatch: another rank has other arguments.
 
@@ -117,24 +121,48 @@ def train_step_pipeline(
         >>> ringsim.trace(worker, world_size=2, args=("1f1b",)).results
         [(0.7093, [True, True, False, False]), (0.7093, [False, False, True, True])]
     """
-    _check_microbatches(inputs, targets, attention_masks)
-    ring = _find_ring()
-    here, num_ranks = (0, 1) if ring is None else (ring.ranks.index(ring.rank), len(ring.ranks))
-    lowered = _prepare(schedule, num_ranks, len(inputs))
-    ranges = _cut(model, lowered.num_stages, partition, adapter)
-    stages = build_stages(model, ranges, adapter=adapter)
-    microbatches = _Microbatches(inputs, targets, attention_masks or [None] * len(inputs), loss_fn, checkpoint)
-    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
-    alike = len({(each.shape, each.dtype) for each in inputs}) == 1
-    mailbox = None
-    if ring is not None:
-        digest = zlib.crc32(repr((lowered.stage_ranks, [" ".join(map(str, row)) for row in lowered.actions], ranges)).encode())
-        mailbox = Mailbox(ring, lowered, Header("greeting", len(inputs), digest=digest), alike=alike)
-    executor = Executor(lowered, runs, inputs, mailbox, inputs[0].device)
-    with TiedGradients(ring, stages, lowered.stage_ranks):
-        executor.run(here)
-    loss = torch.stack(list(executor.losses.values())).double().sum() if executor.losses else torch.zeros((), dtype=torch.float64)
-    return float(loss if ring is None else pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
+    microbatches = _Microbatches(inputs, targets, attention_masks, loss_fn, checkpoint)
+    return _run_step(model, microbatches, schedule, partition, dropout_seed, adapter)
+
+
+def eval_step_pipeline(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    *,
+    schedule: str | Schedule = "1f1b",
+    partition: str | Sequence[int] | Sequence[range] = "count",
+    attention_masks: Sequence[Tensor] | None = None,
+    loss_fn: Loss = cross_entropy,
+    adapter: Adapter | None = None,
+) -> float:
+    """Runs the forward passes alone, without gradients, and returns the loss.
+
+    Every rank of the ring calls it with the same arguments, and it blocks until it is done everywhere. Call ``model.eval()`` before, so
+    that nothing is dropped.
+
+    Args:
+        model: the whole model.
+        inputs: as for `train_step_pipeline`, and so are the others.
+        targets: one tensor a microbatch.
+        schedule: says which rank has which stage.
+        partition: which layers each stage has.
+        attention_masks: one tensor a microbatch.
+        loss_fn: the loss of a microbatch.
+        adapter: how to see the model.
+
+    Returns:
+        The loss: the mean of the microbatches' losses, the same number on every rank.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+        >>> nn.init.zeros_(model[1].weight), nn.init.zeros_(model[1].bias)
+        (...)
+        >>> round(eval_step_pipeline(model, [torch.ones(1, 2)], [torch.tensor([3])]), 3)  # log 4
+        1.386
+    """
+    with torch.no_grad():
+        return _run_step(model, _Microbatches(inputs, targets, attention_masks, loss_fn), schedule, partition, None, adapter)
 
 
 def train_step_pipeline_afab(
@@ -177,57 +205,124 @@ def train_step_pipeline_afab(
 
 @dataclass(frozen=True)
 class _Microbatches:
-    """What a step gives to the stages besides their inputs."""
+    """The data of a step, and what is done with it."""
 
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
-    masks: Sequence[Tensor | None]
+    masks: Sequence[Tensor] | None
     loss_fn: Loss
-    checkpoint: bool
+    checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        counts = {"inputs": self.inputs, "targets": self.targets} | ({} if self.masks is None else {"attention_masks": self.masks})
+        if len(self.inputs) < 1 or len({len(each) for each in counts.values()}) > 1:
+            got = ", ".join(f"{len(each)} {name}" for name, each in counts.items())
+            raise ArgumentError(f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. Split the batch.")
+
+    @property
+    def alike(self) -> bool:
+        """Whether one shape and dtype serves all."""
+        return len({(each.shape, each.dtype) for each in self.inputs}) == 1
 
     def run_of(self, stage: Stage) -> StageRun:
-        """Returns how to run a stage on microbatch ``i``: up to its output, on the last stage up to its share of the loss."""
+        """Returns how to run a stage on microbatch ``i``: up to its output; on the last stage up to the share of ``i`` in the loss."""
+
+        def compute(x: Tensor, microbatch: int) -> Tensor:
+            if isinstance(stage.adapter, SeededAdapter):
+                stage.adapter.microbatch = microbatch
+            return stage(x, None if self.masks is None else self.masks[microbatch])  # type: ignore[no-any-return]
 
         def run(x: Tensor, microbatch: int) -> Tensor:
-            mask = self.masks[microbatch]
-            y: Tensor = recompute(stage, x, mask, use_reentrant=False) if self.checkpoint else stage(x, mask)
+            y: Tensor = recompute(compute, x, microbatch, use_reentrant=False) if self.checkpoint else compute(x, microbatch)
+            # Divided here, before the backward pass, and not in what is reported alone: so the gradients are those of the mean.
             return self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
 
         return StageRun(run, list(stage.parameters()))
 
 
-def _check_microbatches(inputs: Sequence[Tensor], targets: Sequence[Tensor], masks: Sequence[Tensor] | None) -> None:
-    counts = {"inputs": len(inputs), "targets": len(targets)} | ({} if masks is None else {"attention_masks": len(masks)})
-    if len(inputs) < 1 or len(set(counts.values())) > 1:
-        got = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise ArgumentError(f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. Split the batch.")
+def _run_step(
+    model: nn.Module,
+    microbatches: _Microbatches,
+    schedule: str | Schedule,
+    partition: str | Sequence[int] | Sequence[range],
+    dropout_seed: int | None,
+    adapter: Adapter | None,
+) -> float:
+    """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
+    ring = _find_ring()
+    here, num_ranks = (0, 1) if ring is None else (ring.ranks.index(ring.rank), len(ring.ranks))
+    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs))
+    if dropout_seed is not None:
+        adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
+    ranges = _cut(model, lowered.num_stages, partition, adapter)
+    stages = build_stages(model, ranges, adapter=adapter)
+    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
+    mailbox = None if ring is None else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
+    executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
+    with TiedGradients(ring, stages, lowered.stage_ranks):
+        executor.run(here)
+    loss = torch.stack(list(executor.losses.values())).double().sum().cpu() if executor.losses else torch.zeros((), dtype=torch.float64)
+    return float(loss if ring is None else pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
+
+
+def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
+    """Returns what all ranks must agree on."""
+    rows = [" ".join(map(str, row)) for row in schedule.actions]
+    digest = zlib.crc32(repr((schedule.stage_ranks, rows, ranges)).encode())
+    return Header("greeting", schedule.num_microbatches, digest=digest)
 
 
 def _find_ring() -> Ring | None:
     """Returns the ring of this rank, built if need be; None where there is nobody to talk to."""
-    if get_state().ring is None:
+    ring = get_state().ring
+    if ring is not None and _is_gone(ring):
+        destroy_distributed()
+        ring = None
+    if ring is None:
         if not dist.is_initialized():
             return None
         prints_shown = get_state().undo_print is None
         initialize_distributed()
         if prints_shown:
             restore_output()  # the caller asked for a step, not for silence
-    ring = current_ring()
+        ring = current_ring()
     return ring if len(ring.ranks) > 1 else None
 
 
+def _is_gone(ring: Ring) -> bool:
+    """Tells whether the script has taken down the default group that the ring was built on, and the ring with it."""
+    if get_state().backend is not None:
+        return False
+    if not dist.is_initialized() or dist.get_world_size() != ring.world_size:
+        return True
+    try:
+        dist.get_rank(ring.succ_group)
+    except ValueError:  # a group that torch does not know any more
+        return True
+    return False
+
+
 def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns the schedule, checked, with its sends and receives."""
-    return _lower(make_schedule(schedule, num_ranks, num_microbatches) if isinstance(schedule, str) else schedule)
+    """Returns the schedule, checked, with its sends and receives; its forward passes alone where gradients are not enabled."""
+    if isinstance(schedule, str):
+        schedule = make_schedule(schedule, num_ranks, num_microbatches)
+    if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
+        raise ScheduleError(
+            f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, got one ({schedule.name}) for "
+            f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and this batch."
+        )
+    return _lower(schedule, forward_only=not torch.is_grad_enabled())
 
 
 @lru_cache(maxsize=16)  # a training loop asks for the same one in every step
-def _lower(schedule: Schedule) -> Schedule:
+def _lower(schedule: Schedule, *, forward_only: bool) -> Schedule:
     validate(schedule)
+    if forward_only:
+        forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
+        schedule = replace(schedule, actions=forwards)
     return lower(schedule)
 
 
 def _cut(model: nn.Module, num_stages: int, partition: str | Sequence[int] | Sequence[range], adapter: Adapter | None) -> list[range]:
-    if not isinstance(partition, str) and all(isinstance(each, range) for each in partition):
-        partition = [len(each) for each in partition]  # type: ignore[arg-type]
-    return partition_model(model, num_stages, by=partition, adapter=adapter)  # type: ignore[arg-type]
+    by = partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
+    return partition_model(model, num_stages, by=by, adapter=adapter)
