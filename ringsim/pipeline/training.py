@@ -29,6 +29,7 @@ from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.dropout import SeededAdapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.headers import Header
+from ringsim.pipeline.lockstep import lower_in_step
 from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.partition import partition_model
@@ -251,7 +252,8 @@ def _run_step(
     """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
     ring = _find_ring()
     here, num_ranks = (0, 1) if ring is None else (ring.ranks.index(ring.rank), len(ring.ranks))
-    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs))
+    in_step = ring is not None and ring.comm_device == "gpu"  # NCCL does the messages of two ranks one after the other
+    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=in_step)
     if dropout_seed is not None:
         adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
     ranges = _cut(model, lowered.num_stages, partition, adapter)
@@ -302,7 +304,7 @@ def _is_gone(ring: Ring) -> bool:
     return False
 
 
-def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int) -> Schedule:
+def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, in_step: bool) -> Schedule:
     """Returns the schedule, checked, with its sends and receives; its forward passes alone where gradients are not enabled."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
@@ -311,16 +313,16 @@ def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int) ->
             f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, got one ({schedule.name}) for "
             f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and this batch."
         )
-    return _lower(schedule, forward_only=not torch.is_grad_enabled())
+    return _lower(schedule, forward_only=not torch.is_grad_enabled(), in_step=in_step)
 
 
 @lru_cache(maxsize=16)  # a training loop asks for the same one in every step
-def _lower(schedule: Schedule, *, forward_only: bool) -> Schedule:
+def _lower(schedule: Schedule, *, forward_only: bool, in_step: bool) -> Schedule:
     validate(schedule)
     if forward_only:
         forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
         schedule = replace(schedule, actions=forwards)
-    return lower(schedule)
+    return lower_in_step(schedule) if in_step else lower(schedule)
 
 
 def _cut(model: nn.Module, num_stages: int, partition: str | Sequence[int] | Sequence[range], adapter: Adapter | None) -> list[range]:
