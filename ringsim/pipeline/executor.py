@@ -8,6 +8,9 @@ What an action does with the tensors of stage s and microbatch i, on one rank::
 
 Neither sends nor receives block: a computation waits for its receive, and the end of the step for the sends. So a message travels while the
 ranks compute. Two stages on one rank hand tensors over directly.
+
+In a trace the step and each computation are spans, from which ``ringsim.traces.stages`` reads them again: "step 1f1b" around "forward",
+"backward", "input_grad" and "weight_grad", each with its stage and microbatch.
 """
 
 from __future__ import annotations
@@ -92,10 +95,11 @@ class Executor:
         Args:
             rank: this rank's row of the schedule.
         """
-        for action in self._schedule.actions[rank]:
-            self._perform[action.kind](action)
-        if self._mailbox is not None:
-            self._mailbox.finish()
+        with span(f"step {self._schedule.name}"):
+            for action in self._schedule.actions[rank]:
+                self._perform[action.kind](action)
+            if self._mailbox is not None:
+                self._mailbox.finish()
 
     def _forward(self, action: Action) -> None:
         stage, _, microbatch = action
