@@ -13,7 +13,7 @@ still only for a message that is not sent yet, and its sender stands still only 
 chain has an end, unless the computations themselves wait for each other in a circle, which ``validate`` finds.
 
 Two messages of one channel (from one rank to another) are received in the order in which they are sent: transports without tags match by
-order. Where a rank needs them the other way round, as in a V, where activations and gradients share a channel, it posts the earlier one earlier.
+order. Where a rank needs them the other way round, it posts the earlier one earlier: in a V, activations and gradients share a channel.
 """
 
 from __future__ import annotations
