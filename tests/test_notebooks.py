@@ -48,7 +48,7 @@ def tagged(lesson: Path, tag: str) -> list[str]:
 
 
 def test_the_lessons_are_there() -> None:
-    assert [lesson.stem for lesson in LESSONS] == ["00_four_processes", "01_ring", "08_communication_layer"]
+    assert [lesson.stem for lesson in LESSONS] == ["00_four_processes", "01_ring", "07_generation_ring", "08_communication_layer"]
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
@@ -171,6 +171,30 @@ def columns(text: str) -> list[list[float]]:
     """The numbers of a printed table, row by row; lines with anything else are left out."""
     rows = [line.replace(",", "").split() for line in text.splitlines()]
     return [[float(word) for word in row] for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
+
+
+def test_lesson_07_shows_what_it_claims() -> None:
+    texts = texts_of("07_generation_ring")
+    alone = re.search(r"one process: (.+)", texts["round-run"])[1]
+    assert f"four stages: [{', '.join([alone] * 4)}]\nmessages by the formula: 15\n" in texts["round-run"]
+    assert "0 -> 1: [768, 128, 128, 128, 32] bytes" in texts["phases-run"]
+    assert "2 -> 3: [768, 128, 128, 128] bytes\n3 -> 0: [8, 8, 8, 32] bytes" in texts["phases-run"]
+    assert "as in one process: True" in texts["turns-run"]
+    uses = re.findall(r"^ +(\d) +(\w+) +(\d+)% +(\d+)%$", texts["turns-table"], re.MULTILINE)
+    assert [(turns, kind[0], most) for turns, kind, _, most in uses] == [
+        *(("2", "s", "33"), ("4", "s", "100"), ("1", "a", "25"), ("2", "a", "50"), ("4", "a", "100")),
+    ]
+    assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in uses)  # jobs are not exactly alike
+    assert "got 5: a stage holds one job" in texts["jam-run"]
+    assert texts["jam-clock"].count(" waits for stage ") == 4
+    assert re.findall(r"\bno\b|\d+%", texts["jam-clock"].partition("\nsynchronous")[2]) == [
+        *("no", "33%", "67%", "100%", "no", "no", "no", "no"),
+        *("25%", "50%", "75%", "100%", "75%", "50%", "25%", "no"),
+    ]
+    latency = columns(texts["latency-run"])
+    assert [row[1:] for row in latency[:4]] == [[40, 25], [40, 50], [40, 75], [40, 100]]
+    assert [row[2] for row in latency[4:]] == [75, 50, 25]
+    assert "collectives: 0\ntokens over the closing edge: 3\n" in texts["claims-run"]
 
 
 def test_lesson_08_shows_what_it_claims() -> None:
