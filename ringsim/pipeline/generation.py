@@ -100,7 +100,7 @@ def generate(
     ring = find_ring()
     num_stages, stage_index = len(ring.ranks), ring.ranks.index(ring.rank)
     in_turn = num_stages if num_inner_iterations is None else num_inner_iterations
-    _check(prompts, batch_size, temperature)
+    _check(prompts, max_new_tokens, batch_size, temperature)
     check_can_finish(num_stages, in_turn, max_new_tokens, async_comm)
 
     layers = partition_model(model, num_stages, by=partition, adapter=adapter)[stage_index]
@@ -188,12 +188,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _check(prompts: Sequence[Sequence[int]], batch_size: int | None, temperature: float) -> None:
+def _check(prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int | None, temperature: float) -> None:
     if not prompts:
         raise ArgumentError("prompts must be one or more, got none. Pass a list of lists of token ids.")
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ArgumentError(f"a prompt must have one token or more, got none (prompt {number}). Begin it with the model's first token.")
+    if max_new_tokens < 1:
+        raise ArgumentError(f"max_new_tokens must be 1 or more, got {max_new_tokens}. Say how many tokens to generate for each prompt.")
     if batch_size is not None and batch_size < 1:
         raise ArgumentError(f"batch_size must be 1 or more, got {batch_size}. Leave it out to have all prompts in one round.")
     if not temperature >= 0:

@@ -60,8 +60,8 @@ def _list_messages(step: Step, stage: int, num_stages: int, position: int, async
         posts.append(Send((stage + 1) % num_stages))
     if step.receive is not None:
         posts.append(Receive((stage - 1) % num_stages))
-    if stage == 0:
-        posts.reverse()  # stage 0 receives first
     if async_comm:
         return [*posts, *(Wait(position + index) for index in range(len(posts)))]
+    if stage == 0:
+        posts.reverse()  # stage 0 receives first
     return [operation for index, post in enumerate(posts) for operation in (post, Wait(position + 2 * index))]

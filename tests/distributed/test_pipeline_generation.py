@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import ringsim
-from ringsim.errors import ScheduleError
+from ringsim.errors import RankFailed, ScheduleError
 from ringsim.pipeline import SmallTransformer, generate
+from ringsim.pipeline.generation_clock import time_generation
 from ringsim.pipeline.generation_map import can_finish, count_messages, makespan_of_async_ring, makespan_of_full_ring
 from ringsim.pipeline.programs import Compute, Operation, Receive, Run, Send, Wait, run_programs
-from ringsim.traces.events import NONE, RECV, SEND, SPAN
+from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN
 from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.timeout(120)
@@ -148,6 +149,17 @@ def test_more_stages_than_layers(layers: int) -> None:
     assert trace.results == [[due] * 2] * 4
 
 
+def test_half_precision_travels_as_it_is() -> None:
+    def make() -> nn.Module:
+        return small_model().bfloat16()
+
+    alone = generate(make(), PROMPTS, 5, batch_size=1)  # batches of one, on both sides: rounding depends on the batch
+    trace = ringsim.trace(on_rank, world_size=2, args=(make, [{"batch_size": 1}], 5), limit_s=60)
+    assert trace.results == [[alone]] * 2
+    payloads = {payload.dtype for payload in trace.events.tables.payloads}
+    assert payloads == {"bfloat16", "int64"}
+
+
 def test_fewer_prompts_than_stages() -> None:
     def few(numbers: list[int], num_tokens: int) -> list[list[list[int]]]:
         return [generate(small_model(), PROMPTS[:number], num_tokens) for number in numbers]
@@ -216,6 +228,25 @@ def test_settings_that_cannot_finish_are_refused_before_any_message() -> None:
     assert not np.isin(trace.events.kind, (SEND, RECV)).any()
 
 
+@pytest.mark.parametrize(("world_size", "turns", "async_comm"), [(2, 1, False), (2, 3, False), (2, 4, True), (3, 4, False)])
+def test_what_is_refused_would_really_jam(world_size: int, turns: int, async_comm: bool) -> None:
+    """Without the refusal the ranks wait until their time is up: each for the one that the plan, played on a clock, says."""
+
+    def worker() -> None:
+        from ringsim.pipeline import generation
+
+        generation.check_can_finish = lambda *_: None
+        generate(small_model(), PROMPTS, 3, turns, async_comm)
+
+    with pytest.raises(RankFailed, match="Timed out") as failed:
+        ringsim.trace(worker, world_size=world_size, timeout_s=1.5, limit_s=30)
+    events = failed.value.trace.events
+    stuck = np.flatnonzero((events.status != OK) & (events.wait_ns != NONE) & np.isin(events.kind, (SEND, RECV)))
+    due = time_generation(world_size, turns, 1, 3, 1, 1, async_comm=async_comm).blocked
+    assert {(int(events.rank[index]), int(events.peer[index])) for index in stuck} == {(each.rank, each.peer) for each in due}
+    assert len(due) == world_size
+
+
 def test_ranks_that_were_asked_for_different_things_say_so() -> None:
     def worker() -> str:
         try:
@@ -241,7 +272,7 @@ def test_a_model_without_a_cache_is_refused() -> None:
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
         ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
-        ({"max_new_tokens": 0}, "num_tokens must be an integer of 1 or more, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
         ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer of 1 or more, got 0"),
     ],
 )
