@@ -79,6 +79,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
         *(f"ringsim.check.{name}" for name in ("timed", "chunks", "tokens", "settings")),
+        *(f"ringsim.check.{name}" for name in ("small_task", "cuts", "handing_over", "boundaries", "orders")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
         *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script")),
         *("ringsim.cli", "ringsim.__main__"),
