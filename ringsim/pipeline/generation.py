@@ -52,7 +52,7 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
     stop_tokens: Sequence[int] = (),
-    partition: str | Sequence[int] = "count",
+    partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> list[list[int]]:
     """Continues prompts, with the model cut into as many stages as the ring has ranks.
@@ -72,7 +72,7 @@ def generate(
         temperature: 0 for the likeliest token at each place; else tokens are drawn, with the logits divided by it.
         seed: what the drawn tokens come from. Each prompt has random numbers of its own, so batches and stages do not matter.
         stop_tokens: a prompt ends with the first of these.
-        partition: how the layers are cut, as ``by`` of ``partition_model``.
+        partition: "count", "parameters", the number of layers of each stage, or ranges from ``partition_model``.
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
@@ -100,16 +100,18 @@ def generate(
     ring = find_ring()
     num_stages, stage_index = len(ring.ranks), ring.ranks.index(ring.rank)
     in_turn = num_stages if num_inner_iterations is None else num_inner_iterations
+    prompts = [[int(token) for token in prompt] for prompt in prompts]
     _check(prompts, max_new_tokens, batch_size, temperature)
     check_can_finish(num_stages, in_turn, max_new_tokens, async_comm)
 
-    layers = partition_model(model, num_stages, by=partition, adapter=adapter)[stage_index]
-    stage = Stage(model, layers, is_first=stage_index == 0, is_last=stage_index == num_stages - 1, adapter=adapter)
+    by = partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
+    cut = partition_model(model, num_stages, by=by, adapter=adapter)
+    stage = Stage(model, cut[stage_index], is_first=stage_index == 0, is_last=stage_index == num_stages - 1, adapter=adapter)
     batches = plan_batches(len(prompts), in_turn, batch_size)
     choices = [TokenChoice(batch, temperature, seed) for batch in batches]
     device = next(model.parameters()).device
     work = _StageWork(model, stage, stage_index, [PromptBatch([prompts[i] for i in batch], device) for batch in batches], choices, in_turn)
-    asked = [list(map(list, prompts)), max_new_tokens, in_turn, async_comm, batch_size]
+    asked = [prompts, max_new_tokens, in_turn, async_comm, batch_size, cut]
     link = GenerationLink(ring, zlib.crc32(repr(asked).encode()), async_comm=async_comm, device=device)
 
     jobs = plan_jobs(len(batches), in_turn, max_new_tokens)

@@ -101,7 +101,12 @@ def test_models_of_transformers(name: str) -> None:
     def make() -> nn.Module:
         return hf_model(name)
 
-    settings = [{}, {"partition": [0, 3, 0]}, {"async_comm": True, "num_inner_iterations": 2, "batch_size": 2}]
+    settings = [
+        {},
+        {"partition": [0, 3, 0]},
+        {"partition": [range(1), range(1, 1), range(1, 3)]},
+        {"async_comm": True, "num_inner_iterations": 2, "batch_size": 2},
+    ]
     due = one_by_one(make(), PROMPTS, 5)
     assert len({tuple(row) for row in due}) == len(PROMPTS)
     trace = ringsim.trace(on_rank, world_size=3, args=(make, settings, 5), limit_s=60)
@@ -248,15 +253,25 @@ def test_what_is_refused_would_really_jam(world_size: int, turns: int, async_com
 
 
 def test_ranks_that_were_asked_for_different_things_say_so() -> None:
-    def worker() -> str:
-        try:
-            generate(small_model(), PROMPTS, 4 + ringsim.current_ring().rank)
-        except ringsim.errors.MessageMismatch as error:
-            return str(error)
-        return ""
+    def worker(differing: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+        said = []
+        for settings in differing:
+            arguments = {"prompts": PROMPTS, "max_new_tokens": 4, **settings[ringsim.current_ring().rank]}
+            try:
+                generate(small_model(), **arguments)
+            except ringsim.errors.MessageMismatch as error:
+                said.append(str(error))
+        return said
 
-    for rank, said in enumerate(ringsim.trace(worker, world_size=2).results):
-        assert f"got others on rank {1 - rank} than on rank {rank}" in said
+    differing = [
+        ({}, {"max_new_tokens": 5}),
+        ({}, {"prompts": [[1]]}),
+        ({}, {"partition": [1, 4]}),
+        ({"batch_size": 1}, {"batch_size": 2}),
+    ]
+    for rank, said in enumerate(ringsim.trace(worker, world_size=2, args=(differing,)).results):
+        assert len(said) == len(differing)
+        assert all(f"got others on rank {1 - rank} than on rank {rank}" in text for text in said)
 
 
 def test_a_model_without_a_cache_is_refused() -> None:
