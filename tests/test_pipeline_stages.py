@@ -249,6 +249,13 @@ def test_small_transformer_agrees_with_attention_written_out() -> None:
     torch.testing.assert_close(attention(hidden), attention.out(mixed), rtol=1e-12, atol=1e-14)
 
 
+def test_small_transformer_drops_attention_weights_in_training_only() -> None:
+    attention, hidden = build("small", dropout=0.5).blocks[0].attention, torch.randn(2, 5, 16, dtype=torch.float64)
+    assert not torch.equal(attention(hidden), attention(hidden))
+    attention.eval()
+    assert torch.equal(attention(hidden), attention(hidden))
+
+
 def test_heads_must_divide_the_hidden_size() -> None:
     with pytest.raises(ArgumentError, match="num_heads must divide hidden_size, got 3 heads for 16"):
         build("small", num_heads=3)

@@ -225,8 +225,8 @@ def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
         something to look at and stays a number.
 
     Example:
-        >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=2).int().tolist()
-        [[[[0, 1, 0], [0, 1, 1]]]]
+        >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=3).int().tolist()
+        [[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]]
     """
     so_far = attention_mask.shape[1]
     place = torch.arange(so_far, device=attention_mask.device)
