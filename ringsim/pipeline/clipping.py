@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ringsim.errors import ArgumentError
+from ringsim.pipeline.ring_at_hand import find_ring
 from ringsim.pipeline.sharing import gather_over_ring
-from ringsim.state import get_state
 
 __all__ = ["clip_grad_norm_pipeline"]
 
@@ -43,9 +43,8 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None:
             squares[index] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64) ** 2
-    ring = get_state().ring
-    if ring is not None:  # who holds a tied parameter has the same gradient of it: the sum of all holders
-        squares = torch.stack(gather_over_ring(ring, squares)).amax(dim=0)
+    # Who holds a tied parameter has the same gradient of it, the sum of all holders': the largest is the one.
+    squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
     norm = float(squares.sum().sqrt())
     factor = max_norm / (norm + 1e-6)
     if factor < 1:

@@ -35,8 +35,8 @@ __all__ = ["Mailbox"]
 class Mailbox:
     """Sends and receives the messages of one step on one rank.
 
-    Every rank of the ring makes one for the same step, and calls `finish` at its end. Before the first message to a rank, the two compare
-    ``agreed``.
+    Every rank of the ring makes one for the same step, and calls `finish` at its end. The first `send` or `post` blocks until both
+    neighbours have one too, to compare ``agreed``.
 
     Args:
         ring: this rank's ring, of two ranks or more.
@@ -65,17 +65,17 @@ class Mailbox:
         self._greetings = {way.peer: way.iswap(agreed.pack(), SHARED_TAG) for way in ways}
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """Begins to send the payload of a send; does not block, but for a neighbour's first message, until it has begun the step too.
+        """Begins to send the payload of a send; does not block.
 
         Args:
             action: a send of one of this rank's stages.
             tensor: what it sends; it must not be changed before `finish`.
 
         Raises:
-            MessageMismatch: the neighbour runs another step, or the tensor is not as announced.
+            MessageMismatch: a neighbour runs another step, or the tensor is not as announced.
         """
+        self._greet()
         route = self._routes[_boundary(action)]
-        self._greet(route.peer)
         with _about(action):
             if action.kind == "SEND_F":
                 self._announce(action, Payload.of(tensor), route)
@@ -86,7 +86,11 @@ class Mailbox:
 
         Args:
             action: a receive of one of this rank's stages.
+
+        Raises:
+            MessageMismatch: a neighbour runs another step.
         """
+        self._greet()
         self._incoming[self._routes[_boundary(action)]].add(action)
 
     def take(self, action: Action) -> Tensor | None:
@@ -99,37 +103,34 @@ class Mailbox:
             The tensor; None for the gradient of something that has none.
 
         Raises:
-            MessageMismatch: the neighbour runs another step, or sends something else.
+            MessageMismatch: another rank sends something else.
         """
-        route = self._routes[_boundary(action)]
-        self._greet(route.peer)
-        received = self._incoming[route].take(action)
+        received = self._incoming[self._routes[_boundary(action)]].take(action)
         if action.kind == "RECV_B" and received is not None:  # the answer to an activation, whose send is over therefore
             self._sent.pop(Action(action.stage, "SEND_F", action.microbatch)).wait()
         return received
 
     def finish(self) -> None:
         """Blocks until everything sent has arrived."""
-        for peer in list(self._greetings):
-            self._greet(peer)
+        self._greet()
         for posted in self._sent.values():
             posted.wait()
         self._sent.clear()
 
-    def _greet(self, peer: int) -> None:
-        """Compares what both sides take for agreed, once; both raise where they differ."""
-        if peer not in self._greetings:
-            return
-        sent, received = self._greetings.pop(peer)
-        theirs = Header.unpack(received.wait())
-        sent.wait()
-        if theirs != self._agreed:
-            low, high = sorted((self._rank, peer))
-            raise MessageMismatch(
-                f"a step must be the same on every rank, got one of {self._agreed.microbatch} microbatches on rank {self._rank} and one of "
-                f"{theirs.microbatch} on rank {peer}, or another schedule or partition (rank {low} and rank {high}). "
-                "Call train_step_pipeline with the same schedule, partition and number of microbatches everywhere."
-            )
+    def _greet(self) -> None:
+        """Compares with the neighbours what both sides take for agreed, once; both raise where they differ."""
+        theirs = {}
+        for peer, (sent, received) in self._greetings.items():
+            theirs[peer] = Header.unpack(received.wait())
+            sent.wait()
+        self._greetings.clear()
+        for peer, header in theirs.items():
+            if header != self._agreed:
+                raise MessageMismatch(
+                    f"a step must be the same on every rank, got one of {self._agreed.microbatch} microbatches on rank {self._rank} and "
+                    f"one of {header.microbatch} on rank {peer}, or another schedule or partition. "
+                    "Call train_step_pipeline with the same schedule, partition and number of microbatches everywhere."
+                )
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
         """Sends the header of an activation, unless an earlier one spoke for it."""

@@ -28,21 +28,21 @@ class TiedGradients:
     aside: it has been added up already.
 
     Args:
-        ring: this rank's ring; None where there is one rank, and nothing to do.
+        ring: this rank's ring; in a ring of one there is nothing to do.
         stages: all stages of the model.
         stage_ranks: for each stage, the place of its rank in the ring.
 
     Example:
-        >>> shared = nn.Linear(1, 1, bias=False)
-        >>> with TiedGradients(None, [], []):
-        ...     shared(torch.ones(1)).backward()
-        >>> shared.weight.grad
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> with TiedGradients(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), stages=[], stage_ranks=[]):
+        ...     layer(torch.ones(1)).backward()
+        >>> layer.weight.grad
         tensor([[1.]])
     """
 
-    def __init__(self, ring: Ring | None, stages: Sequence[Stage], stage_ranks: Sequence[int]) -> None:
+    def __init__(self, ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]) -> None:
         self._ring = ring
-        self._shared = [] if ring is None else _find_shared(stages, stage_ranks, ring.ranks.index(ring.rank))
+        self._shared = _find_shared(stages, stage_ranks, ring.ranks.index(ring.rank))
         self._before: list[Tensor | None] = []
 
     def __enter__(self) -> None:
@@ -52,7 +52,7 @@ class TiedGradients:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for (parameter, places), before in zip(self._shared, self._before, strict=True):
-            if kind is None and self._ring is not None:
+            if kind is None:
                 share = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = sum_over(self._ring, places, share)
             if before is not None:

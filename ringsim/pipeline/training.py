@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
@@ -33,15 +33,13 @@ from ringsim.pipeline.lockstep import lower_in_step
 from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.partition import partition_model
+from ringsim.pipeline.ring_at_hand import find_ring
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import make_schedule
 from ringsim.pipeline.sharing import pass_back
 from ringsim.pipeline.stage import Stage, build_stages
 from ringsim.pipeline.tied import TiedGradients
 from ringsim.pipeline.validation import validate
-from ringsim.printing import restore_output
-from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
-from ringsim.state import get_state
 
 __all__ = ["cross_entropy", "eval_step_pipeline", "train_step_pipeline", "train_step_pipeline_afab"]
 
@@ -250,21 +248,21 @@ def _run_step(
     adapter: Adapter | None,
 ) -> float:
     """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
-    ring = _find_ring()
-    here, num_ranks = (0, 1) if ring is None else (ring.ranks.index(ring.rank), len(ring.ranks))
-    in_step = ring is not None and ring.comm_device == "gpu"  # NCCL does the messages of two ranks one after the other
+    ring = find_ring()
+    here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
+    in_step = ring.comm_device == "gpu"  # NCCL does the messages of two ranks one after the other
     lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=in_step)
     if dropout_seed is not None:
         adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
     ranges = _cut(model, lowered.num_stages, partition, adapter)
     stages = build_stages(model, ranges, adapter=adapter)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
-    mailbox = None if ring is None else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
+    mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
-    with TiedGradients(ring, stages, lowered.stage_ranks):
+    with TiedGradients(ring, stages, lowered.stage_ranks) if torch.is_grad_enabled() else nullcontext():
         executor.run(here)
     loss = torch.stack(list(executor.losses.values())).double().sum().cpu() if executor.losses else torch.zeros((), dtype=torch.float64)
-    return float(loss if ring is None else pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
+    return float(pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
 
 
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
@@ -272,36 +270,6 @@ def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     rows = [" ".join(map(str, row)) for row in schedule.actions]
     digest = zlib.crc32(repr((schedule.stage_ranks, rows, ranges)).encode())
     return Header("greeting", schedule.num_microbatches, digest=digest)
-
-
-def _find_ring() -> Ring | None:
-    """Returns the ring of this rank, built if need be; None where there is nobody to talk to."""
-    ring = get_state().ring
-    if ring is not None and _is_gone(ring):
-        destroy_distributed()
-        ring = None
-    if ring is None:
-        if not dist.is_initialized():
-            return None
-        prints_shown = get_state().undo_print is None
-        initialize_distributed()
-        if prints_shown:
-            restore_output()  # the caller asked for a step, not for silence
-        ring = current_ring()
-    return ring if len(ring.ranks) > 1 else None
-
-
-def _is_gone(ring: Ring) -> bool:
-    """Tells whether the script has taken down the default group that the ring was built on, and the ring with it."""
-    if get_state().backend is not None:
-        return False
-    if not dist.is_initialized() or dist.get_world_size() != ring.world_size:
-        return True
-    try:
-        dist.get_rank(ring.succ_group)
-    except ValueError:  # a group that torch does not know any more
-        return True
-    return False
 
 
 def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, in_step: bool) -> Schedule:
