@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -96,21 +97,23 @@ def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(world_
     assert not trace.unmatched
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT", "Qwen2"])
-def test_models_of_transformers(name: str) -> None:
-    def make() -> nn.Module:
-        return hf_model(name)
-
+def test_models_of_transformers() -> None:
+    names = ["Llama", "GPT2", "OPT", "Qwen2"]
     settings = [
         {},
         {"partition": [0, 3, 0]},
         {"partition": [range(1), range(1, 1), range(1, 3)]},
         {"async_comm": True, "num_inner_iterations": 2, "batch_size": 2},
     ]
-    due = one_by_one(make(), PROMPTS, 5)
-    assert len({tuple(row) for row in due}) == len(PROMPTS)
-    trace = ringsim.trace(on_rank, world_size=3, args=(make, settings, 5), limit_s=60)
-    assert trace.results == [[due] * len(settings)] * 3
+
+    def all_models() -> dict[str, list[list[list[int]]]]:
+        return {name: on_rank(partial(hf_model, name), settings, 5) for name in names}
+
+    due = {name: one_by_one(hf_model(name), PROMPTS, 5) for name in names}
+    assert all(len({tuple(row) for row in rows}) == len(PROMPTS) for rows in due.values())
+    trace = ringsim.trace(all_models, world_size=3, limit_s=90)
+    for found in trace.results:
+        assert found == {name: [rows] * len(settings) for name, rows in due.items()}
 
 
 def test_drawn_tokens_do_not_depend_on_stages_or_batches() -> None:
