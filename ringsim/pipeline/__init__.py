@@ -54,7 +54,8 @@ Training::
     train_step_pipeline_afab  the same, for a causal language model and AFAB
     eval_step_pipeline        the loss alone, without gradients
     clip_grad_norm_pipeline   gradient clipping over all stages
-    new_replica_group, average_gradients          several pipelines that share out a batch
+    new_replica_group         the ranks of one stage, where several pipelines share out a batch
+    average_gradients         the mean of their gradients
     cross_entropy             the loss of a step when no other is given
     forward_stage             the forward pass of one stage
     backward_stage            its backward pass
