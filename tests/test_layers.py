@@ -41,6 +41,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.traces.{name}"
             for name in ("units", "matching", "waits", "log_table", "log_rows", "frames", "summary", "value", "files")
         ),
+        *("ringsim.traces.stages", "ringsim.traces.bubbles", "ringsim.traces.live_activations"),
         "ringsim.pipeline.generation_use",
     ),
     (
@@ -73,8 +74,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "ringsim.plot",
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
-        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
-        "ringsim.plot.inner_iterations",
+        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows")),
+        *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
+        *("ringsim.plot.inner_iterations", "ringsim.plot.schedule"),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
