@@ -192,7 +192,7 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
 def _empty_cache() -> Any:
     from transformers import DynamicCache
 
-    return DynamicCache()
+    return DynamicCache()  # without the configuration: layers with a window keep all keys too, so that all masks have the same length
 
 
 def _there(*modules: nn.Module | None) -> list[nn.Module]:
