@@ -37,11 +37,11 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
+        *(f"ringsim.traces.{name}" for name in ("stages", "bubbles", "live_activations")),
         *(
             f"ringsim.traces.{name}"
             for name in ("units", "matching", "waits", "log_table", "log_rows", "frames", "summary", "value", "files")
         ),
-        *("ringsim.traces.stages", "ringsim.traces.bubbles", "ringsim.traces.live_activations"),
         "ringsim.pipeline.generation_use",
     ),
     (

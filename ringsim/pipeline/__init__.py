@@ -45,6 +45,7 @@ Schedules::
     evaluate                  when each action of a schedule happens, without ranks
     Evaluation                what `evaluate` returns: times, bubbles, live activations
     Costs                     what the actions of a schedule cost
+    plot_schedule             a picture of a schedule, or of an evaluation
 
 What a known schedule costs, by formula, is in ``ringsim.pipeline.closed_forms``.
 
@@ -139,6 +140,7 @@ _CONTENTS: Final = {
     "one_f_one_b": "ringsim.pipeline.schedules.linear",
     "parse_action": "ringsim.pipeline.actions",
     "partition_model": "ringsim.pipeline.partition",
+    "plot_schedule": "ringsim.plot.schedule",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
     "send_activation": "ringsim.pipeline.messages",
@@ -216,6 +218,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
     from ringsim.pipeline.validation import validate as validate
+    from ringsim.plot.schedule import plot_schedule as plot_schedule
 else:  # hidden from them, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:
