@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import ringsim
 from ringsim.errors import MessageMismatch, RingError
-from ringsim.pipeline import Schedule, train_step_pipeline
+from ringsim.pipeline import Schedule, backward_stage, build_stages, forward_stage, partition_model, train_step_pipeline
 from ringsim.pipeline.actions import parse_action
 from ringsim.pipeline.messages import recv_activation, recv_gradient, send_activation, send_gradient
 
@@ -172,3 +173,43 @@ def test_a_schedule_for_another_ring_is_refused() -> None:
             [torch.zeros(1, dtype=torch.int64)],
             schedule=Schedule("mine", 1, (0, 1), rows),
         )
+
+
+# -- a pipeline written by hand
+
+
+def by_hand(middle_stage_source: str) -> float:
+    """AFAB with the four functions: the first stage, the one of the document, and the last; returns the worst gradient's difference."""
+    from pipeline_cases import Case, cross_entropy, difference, gradients, make_microbatches, make_model, single_process
+
+    ring = ringsim.current_ring()
+    reference, model = make_model(Case()), make_model(Case())
+    inputs, targets = make_microbatches(Case())
+    single_process(reference, inputs, targets)
+    stage = build_stages(model, partition_model(model, 3))[ring.rank]
+    if ring.rank == 0:
+        outputs = [stage(tokens) for tokens in inputs]
+        for index, y in enumerate(outputs):
+            send_activation(y, index)
+        for index, y in enumerate(outputs):
+            backward_stage(inputs[index], y, recv_gradient(index))
+    elif ring.rank == 1:
+        scope: dict[str, Any] = {}
+        exec(middle_stage_source, scope)
+        scope["middle_stage"](stage, len(inputs))
+    else:
+        kept = []
+        for index, target in enumerate(targets):
+            x = recv_activation(index)
+            kept.append((x, cross_entropy(forward_stage(stage, x), target) / len(inputs)))
+        for index, (x, loss) in enumerate(kept):
+            grad = backward_stage(x, loss, None)
+            assert grad is not None
+            send_gradient(grad, index)
+    return max(difference(grad, gradients(reference)[name]) for name, grad in gradients(model).items())
+
+
+def test_the_stage_of_the_document_works() -> None:
+    document = (Path(__file__).parent.parent.parent / "docs" / "pipeline.md").read_text()
+    (source,) = [block.partition("\n```")[0] for block in document.split("```python\n") if "def middle_stage" in block]
+    assert max(ringsim.trace(by_hand, world_size=3, args=(source,)).results) < 1e-10
