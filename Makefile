@@ -24,7 +24,7 @@ help: ## list the targets
 
 install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependencies; every other target does it when needed
 
-demo: $(INSTALLED) ## run four real ranks in a ring, save the trace, draw both pictures
+demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
 test: $(INSTALLED) ## run all tests: quick ones, then those on real ranks, then the lessons

@@ -29,17 +29,22 @@ def write_script(directory: Path, body: str) -> str:
     return "script.py"
 
 
-def test_demo_records_draws_and_checks_its_result(tmp_path: Path) -> None:
+def test_demo_learns_records_and_draws(tmp_path: Path) -> None:
     done = ringsim_command("demo", "-n", "3", cwd=tmp_path)
-    assert "as computed in one process" in done.stdout
+    losses = [float(loss) for loss in re.findall(r"step +\d+ of 60 +loss (\S+)", done.stdout)]
+    assert len(losses) == 13
+    assert losses[0] > 3.9  # 62 letters, all as likely
+    assert losses[-1] < 2.6
+    assert "lose as much in one process" in done.stdout
     assert sorted(file.name for file in (tmp_path / "demo").iterdir()) == ["ring.png", "run.ringtrace", "timeline.png"]
     trace = ringsim.load(tmp_path / "demo" / "run.ringtrace")
-    messages = trace.to_pandas("messages")
-    assert len(messages) == 3 * 4  # every microbatch crosses every edge, the closing one too
-    assert set(zip(messages.src, messages.dst, strict=True)) == {(0, 1), (1, 2), (2, 0)}
+    assert trace.peak_activations(step=59).peaks == (3, 2, 1)
     events = trace.to_pandas()
-    assert {Path(file).name for file in events.file} == {"demo.py"}
-    assert (events.kind == "span").sum() == 3 * 4
+    steps = events[events.label == "step 1f1b"]
+    assert steps.groupby("rank").size().tolist() == [60, 60, 60]
+    sends = events[(events["rank"] == 0) & (events.kind == "send") & (events.size_bytes == 8 * 32 * 64 * 4)]
+    assert len(sends) == 60 * 8  # each microbatch's hidden states, in each step
+    assert set(sends.group) == {"ring:0>1"}
 
 
 def test_generate_measures_and_draws(tmp_path: Path) -> None:
