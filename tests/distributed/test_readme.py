@@ -21,7 +21,9 @@ def run(directory: Path, program: str) -> list[str]:
 
 def test_three_lines_run_the_demonstration(tmp_path: Path) -> None:
     assert len(FIRST.splitlines()) == 3
-    assert run(tmp_path, FIRST.replace("ringsim.trace(", "print(ringsim.trace(").replace("=4) ", "=4).world_size) ")) == ["4"]
+    *shown, world_size = run(tmp_path, FIRST.replace("ringsim.trace(", "print(ringsim.trace(").replace("=4) ", "=4).world_size) "))
+    assert world_size == "4"
+    assert all(line.startswith("[rank 0] step ") for line in shown)
 
 
 def test_second_program_passes_the_token_on(tmp_path: Path) -> None:
