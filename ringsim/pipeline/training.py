@@ -121,7 +121,8 @@ def train_step_pipeline(
         [(0.7093, [True, True, False, False]), (0.7093, [False, False, True, True])]
     """
     microbatches = _Microbatches(inputs, targets, attention_masks, loss_fn, checkpoint)
-    return _run_step(model, microbatches, schedule, partition, dropout_seed, adapter)
+    with torch.enable_grad():
+        return _run_step(model, microbatches, schedule, partition, dropout_seed, adapter)
 
 
 def eval_step_pipeline(
