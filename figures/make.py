@@ -39,6 +39,11 @@ def timeline(trace: ringsim.Trace) -> Axes:
     return trace.plot_timeline()
 
 
+def schedule(trace: ringsim.Trace) -> Axes:
+    """A training step with 1F1B: forwards and backwards take turns, and the gaps are the bubble."""
+    return trace.plot_timeline()
+
+
 class Wanted(NamedTuple):
     """One figure: its files are called ``name`` with each ending."""
 
@@ -51,6 +56,7 @@ class Wanted(NamedTuple):
 FIGURES = (
     Wanted("ring", "pipeline.ringtrace", ring),
     Wanted("timeline", "pipeline.ringtrace", timeline),
+    Wanted("schedule", "schedule.ringtrace", schedule),
 )
 
 

@@ -2,8 +2,8 @@
 
     python figures/record.py [directory]
 
-writes ``pipeline.ringtrace`` into the directory, ``figures/data`` by default. Every run gives other times, so this is done by hand and the
-result is committed; ``figures/make.py`` then draws the same bytes from it each time.
+writes ``pipeline.ringtrace`` and ``schedule.ringtrace`` into the directory, ``figures/data`` by default. Every run gives other times, so
+this is done by hand and the result is committed; ``figures/make.py`` then draws the same bytes from it each time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ DATA = ROOT / "figures" / "data"
 RANKS = 4
 MICROBATCHES = 4
 ROWS, WIDTH = 64, 512
+TRAINED_MICROBATCHES, STEPS = 8, 3
 
 
 def pipeline(microbatches: int, rows: int, width: int) -> float:
@@ -77,11 +78,35 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
     return float(sum(loss.item() for loss in losses))
 
 
+def train(microbatches: int, steps: int) -> float:
+    """A few training steps of a small transformer, with 1F1B.
+
+    Args:
+        microbatches: how many a step has.
+        steps: how many; the first are slow, for the kernels are cold.
+
+    Returns:
+        The loss of the last step, the same on every rank.
+    """
+    import torch
+
+    from ringsim.pipeline import SmallTransformer, train_step_pipeline
+
+    torch.manual_seed(0)
+    model = SmallTransformer(vocab_size=64, hidden_size=128, num_layers=8, num_heads=4)
+    tokens = torch.randint(0, 64, (microbatches, 4, 65))  # (microbatches, batch, letters + 1)
+    inputs, targets = list(tokens[..., :-1]), list(tokens[..., 1:])
+    for _ in range(steps):
+        loss = train_step_pipeline(model, inputs, targets, schedule="1f1b")
+    return loss
+
+
 def main(directory: Path) -> None:
     """Records every trace."""
-    trace = ringsim.trace(pipeline, world_size=RANKS, args=(MICROBATCHES, ROWS, WIDTH))
-    anonymous(trace).save(directory / "pipeline.ringtrace")
-    print(trace.summary())
+    for name, worker, args in (("pipeline", pipeline, (MICROBATCHES, ROWS, WIDTH)), ("schedule", train, (TRAINED_MICROBATCHES, STEPS))):
+        trace = ringsim.trace(worker, world_size=RANKS, args=args)
+        anonymous(trace).save(directory / f"{name}.ringtrace")
+        print(trace.summary())
 
 
 def anonymous(trace: ringsim.Trace) -> ringsim.Trace:

@@ -205,6 +205,13 @@ def test_on_axes_of_ones_own_there_is_no_curve() -> None:
     assert len(boxes(ax, "actions-F-0")) == len(boxes(other, "actions-F-0")) == 32
 
 
+def test_a_picture_says_that_ranks_shared_their_cores() -> None:
+    said = "4 ranks shared 2 cores: what had to wait for a core is drawn as computing, or makes others wait."
+    assert said in words(plot_timeline(trace_of(known("1f1b", 4, 8))))  # of an example machine with 2 cores
+    assert said not in words(plot_timeline(trace_of(known("1f1b", 2, 8))))
+    assert said not in words(plot_schedule(make_schedule("1f1b", 4, 8)))
+
+
 def test_a_notebook_gets_the_step_beside_the_ring() -> None:
     trace = trace_of(known("1f1b", 2, 2))
     assert png(trace)[1:4] == b"PNG"

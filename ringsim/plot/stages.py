@@ -16,6 +16,7 @@ from ringsim.plot.step_picture import StepPicture
 from ringsim.plot.time_axis import TimeAxis
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN
 from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
+from ringsim.traces.summary import count
 from ringsim.traces.units import time_text, time_unit
 from ringsim.traces.value import Trace
 
@@ -66,6 +67,19 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
         metadata=trace.metadata,
         about=f"step {number + 1} of {steps}, {length}" if steps > 1 else length,
         draw_messages=draw_messages if len(measured.ranks) > 1 else None,
+        notes=_list_notes(trace),
+    )
+
+
+def _list_notes(trace: Trace) -> tuple[str, ...]:
+    """What makes the ranks wait besides the schedule."""
+    about = trace.metadata
+    cores = (about.get("machine") or {}).get("cores")
+    one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1
+    if about.get("comm_device") != "cpu" or not cores or not one_host or trace.world_size <= cores:
+        return ()
+    return (
+        f"{trace.world_size} ranks shared {count(cores, 'core')}: what had to wait for a core is drawn as computing, or makes others wait.",
     )
 
 

@@ -52,6 +52,7 @@ class StepPicture:
         metadata: where the times are from, for the last line.
         about: what the line under the title says of the step itself.
         draw_messages: draws the sends and recvs on the axes into their lanes, and returns their entries for the legend; None for none.
+        notes: what else one must know to read it, a sentence each.
     """
 
     actions: StageActions
@@ -59,6 +60,7 @@ class StepPicture:
     metadata: dict[str, Any]
     about: str
     draw_messages: Callable[[Axes, Rows], list[Artist]] | None
+    notes: tuple[str, ...] = ()
 
 
 def plot_step(picture: StepPicture) -> Axes:
@@ -111,7 +113,7 @@ def draw_step(picture: StepPicture, ax: Axes, *, room_inches: float = 0.0) -> st
             )  # fmt: skip
     title, subtitle, notes = _words(picture, bubble)
     return style.dress(
-        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=picture.metadata, left=LEFT_POINTS,
+        ax, title, subtitle=subtitle, notes=[*notes, *picture.notes], handles=handles, metadata=picture.metadata, left=LEFT_POINTS,
         right=RIGHT_POINTS, below=BELOW_POINTS + room_inches * 72,
     )  # fmt: skip
 

@@ -211,19 +211,18 @@ def find_step(trace: Trace, step: int | None = None) -> StageActions:
 def _number_steps(events: Events) -> Ints:
     """Numbers the step that each event was posted in, from 0 on each rank; -1 outside, and in steps that did not end everywhere."""
     numbers = np.full(len(events), NONE, dtype=np.int64)
-    steps, actions = _is_step(events), _is_action(events)
-    whole = []
-    for rank in np.unique(events.rank[steps]):
-        own = np.flatnonzero(steps & (events.rank == rank))
-        begin, end = events.post_ns[own], events.done_ns[own]
+    steps, whole = _is_step(events), []
+    actions = _is_action(events) if steps.any() else steps
+    for rank in np.unique(events.rank[steps]).tolist():
+        of_rank = slice(*np.searchsorted(events.rank, [rank, rank + 1]))
+        posted = events.post_ns[of_rank]
+        begin, end = posted[steps[of_rank]], events.done_ns[of_rank][steps[of_rank]]
         innermost = np.append(end[:-1] <= begin[1:], True)  # a user may name the turns of a loop alike
-        begin, end = begin[innermost & (end != NONE)], end[innermost & (end != NONE)]
-        posted = np.flatnonzero(events.rank == rank)
-        turn = np.searchsorted(begin, events.post_ns[posted], side="right") - 1
-        inside = (turn >= 0) & (events.post_ns[posted] <= end[turn]) if len(end) else turn >= 0
-        busy = np.unique(turn[inside & actions[posted]])  # those of them that hold computations
-        inside &= np.isin(turn, busy)
-        numbers[posted[inside]] = np.searchsorted(busy, turn[inside])
+        begin, end = (times[innermost & (end != NONE)] for times in (begin, end))
+        turn = np.searchsorted(begin, posted, side="right") - 1
+        turn[turn >= 0] = np.where(posted[turn >= 0] <= end[turn[turn >= 0]], turn[turn >= 0], NONE)
+        busy = np.unique(turn[(turn != NONE) & actions[of_rank]])  # the steps that hold computations
+        numbers[of_rank] = np.where(np.isin(turn, busy), np.searchsorted(busy, turn), NONE)
         whole.append(len(busy))
     numbers[numbers >= min(whole, default=0)] = NONE
     return numbers
