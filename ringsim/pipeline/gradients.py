@@ -58,7 +58,7 @@ class GradientReport:
         >>> found = {"weight": torch.tensor([2.0, 4.0]), "bias": None}
         >>> expected = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor([1.0])}
         >>> report = compare_gradients(found, expected, tolerance=1e-5)
-        >>> print(report)
+        >>> report
         2 of 2 gradients differ from those of one process (tolerance 1e-05)
           parameter  verdict  difference  scale  ranks
           bias       missing         inf
@@ -84,7 +84,7 @@ class GradientReport:
         """The largest difference; 0 where there are no parameters."""
         return max((row.difference for row in self.rows), default=0.0)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Returns the table, or where all are equal, one line."""
         if not self.wrong:
             return (
