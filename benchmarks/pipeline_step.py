@@ -1,8 +1,9 @@
 """A training step on a pipeline: ringsim beside ``torch.distributed.pipelining``, and recorded beside not recorded.
 
-Run: ``python benchmarks/pipeline_step.py`` (about five minutes); ``--repeats 5 --ranks 2`` takes a look. Both engines have the same model,
-the same stages and the same data, and take turns within one set of processes, one thread each. Every step starts at a barrier; its time is
-that of the slowest rank, its CPU time that of all. The gradients of both are compared before anything is timed.
+Run: ``python benchmarks/pipeline_step.py`` (about ten minutes); ``--repeats 5 --ranks 2`` takes a look. Both engines have the same
+model, the same stages and the same data, and take turns within one set of processes, one thread each; so does one process without a pipeline.
+Every step starts at a barrier; its time is that of the slowest rank, its CPU time that of all. Before anything is timed, loss and gradients
+of both are held against those of one process.
 """
 
 from __future__ import annotations
@@ -24,40 +25,72 @@ from paired import against_itself, ratio_interval, where
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import ringsim
-from ringsim.pipeline import SmallTransformer, build_stages, cross_entropy, partition_model, train_step_pipeline
+from ringsim.pipeline import SmallTransformer, build_stages, cross_entropy, partition_model, single_process_step, train_step_pipeline
 
 VOCABULARY, HIDDEN, LAYERS, SEQ, MICROBATCHES = 1024, 256, 8, 128, 8
 THEIRS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 PEER_GOAL, TRACED_GOAL = 1.0, 1.02
 
-Step = Callable[[], Any]
+Step = Callable[[], float]  # returns the loss, NaN where the rank does not know it
+Times = dict[str, list[tuple[float, float]]]  # by method: the time and the CPU time of each step, in ms
 
 
-def make_steps(rank: int, world_size: int, schedule: str) -> tuple[torch.nn.Module, Step, Step]:
-    """Returns the model of this rank, and a step of ringsim and one of torch on it."""
+def make_steps(rank: int, world_size: int, schedule: str) -> tuple[torch.nn.Module, dict[str, Step]]:
+    """Returns the model of this rank, and the ways to run a step on it."""
     torch.manual_seed(0)
     model = SmallTransformer(VOCABULARY, HIDDEN, LAYERS, num_heads=4, max_length=SEQ)
     tokens = torch.randint(VOCABULARY, (MICROBATCHES, SEQ + 1))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    ours, theirs = list(inputs.split(1)), list(targets.split(1))
     stage = build_stages(model, partition_model(model, world_size))[rank]
     peer = THEIRS[schedule](
         PipelineStage(stage, rank, world_size, torch.device("cpu")), n_microbatches=MICROBATCHES, loss_fn=cross_entropy, scale_grads=True
     )
-    arguments = (inputs,) if rank == 0 else ()
-    keywords = {"target": targets} if rank == world_size - 1 else {}
-    return (
-        model,
-        lambda: train_step_pipeline(model, ours, theirs, schedule=schedule),
-        lambda: peer.step(*arguments, **keywords, losses=[]) if keywords else peer.step(*arguments),
-    )
+
+    def run_peer() -> float:
+        losses: list[torch.Tensor] = []
+        if rank == world_size - 1:
+            peer.step(target=targets, losses=losses)
+        else:
+            peer.step(*((inputs,) if rank == 0 else ()))
+        return torch.stack(losses).mean().item() if losses else float("nan")
+
+    def run_alone(size: int) -> float:
+        """One process, in microbatches of a size; the other ranks wait."""
+        if rank != 0:
+            return float("nan")
+        loss, gradients = single_process_step(model, inputs.split(size), targets.split(size))
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name]
+        return loss
+
+    ours, theirs = list(inputs.split(1)), list(targets.split(1))
+    return model, {
+        "ringsim": lambda: train_step_pipeline(model, ours, theirs, schedule=schedule),
+        "torch": run_peer,
+        "one process": lambda: run_alone(1),
+        "one process, one batch": lambda: run_alone(MICROBATCHES),
+    }
 
 
-def take_gradients(model: torch.nn.Module, step: Step) -> list[torch.Tensor]:
-    """Runs a step and returns the gradients that it leaves."""
-    model.zero_grad()
-    step()
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def check_agreement(model: torch.nn.Module, steps: dict[str, Step]) -> tuple[float, float]:
+    """Holds loss and gradients of all ways together; returns the loss and the norm of the gradients.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    facts = {}
+    for name, step in steps.items():
+        model.zero_grad()
+        loss = step()
+        squares = torch.tensor([float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]).sum()
+        dist.all_reduce(squares)
+        facts[name] = torch.tensor([loss, float(squares) ** 0.5], dtype=torch.float64)
+        # The loss is known to the last rank in torch, to rank 0 where it is alone.
+        told = facts[name][:1].nan_to_num(0.0)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        facts[name][0] = told
+        torch.testing.assert_close(facts[name], facts["ringsim"], rtol=1e-5, atol=0)
+    return facts["ringsim"][0].item(), facts["ringsim"][1].item()
 
 
 def time_step(model: torch.nn.Module, step: Step) -> tuple[float, float]:
@@ -73,38 +106,57 @@ def time_step(model: torch.nn.Module, step: Step) -> tuple[float, float]:
 
 
 def run_rank(rank: int, world_size: int, port: int, schedule: str, repeats: int, directory: str) -> None:
-    """Measures on one rank; rank 0 writes the times down."""
+    """Measures on one rank; rank 0 writes down what was found."""
     torch.set_num_threads(1)
     ringsim.initialize_distributed("127.0.0.1", port, world_size, rank, rank, "cpu", timeout_s=120)
-    model, ours, peers = make_steps(rank, world_size, schedule)
-    for mine, theirs in zip(take_gradients(model, ours), take_gradients(model, peers), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-    methods: dict[str, Step] = {"ringsim": ours, "torch": peers, "torch again": peers, "ringsim again": ours, "ringsim traced": ours}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    model, steps = make_steps(rank, world_size, schedule)
+    loss, norm = check_agreement(model, steps)
+    steps |= {"torch again": steps["torch"], "ringsim again": steps["ringsim"], "ringsim traced": steps["ringsim"]}
+    times: Times = {name: [] for name in steps}
     shuffled = random.Random(0)  # the same order on every rank
-    for repeat in range(repeats):
-        for name in shuffled.sample(list(methods), len(methods)):
-            watch = ringsim.trace(Path(directory) / f"{schedule}-{repeat}.ringtrace") if name == "ringsim traced" else nullcontext()
-            with watch:
-                times[name].append(time_step(model, methods[name]))
+    file = Path(directory) / "step.ringtrace"
+    for _ in range(repeats):
+        for name in shuffled.sample(list(steps), len(steps)):
+            with ringsim.trace(file) if name == "ringsim traced" else nullcontext():
+                times[name].append(time_step(model, steps[name]))
     if rank == 0:
-        torch.save(times, Path(directory) / "times.pt")
+        peaks = ringsim.load(file).peak_activations()
+        torch.save((times, loss, norm, peaks.peaks, peaks.bounds), Path(directory) / "found.pt")
     ringsim.destroy_distributed()
 
 
-def measure(world_size: int, schedule: str, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """Starts the ranks and returns the times of each method, and the CPU times, in ms."""
+def measure(world_size: int, schedule: str, repeats: int) -> Any:
+    """Starts the ranks; returns the times, the loss, the norm of the gradients, and the peaks of live activations, found and by formula."""
     with socket.socket() as probe, tempfile.TemporaryDirectory() as directory:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
         torch.multiprocessing.spawn(run_rank, (world_size, port, schedule, repeats, directory), nprocs=world_size)
-        times: dict[str, list[tuple[float, float]]] = torch.load(Path(directory) / "times.pt")
-    return times
+        return torch.load(Path(directory) / "found.pt")
+
+
+def report(times: Times) -> None:
+    """Prints the times, and whether the goals are met."""
+    wall, cpu = ({name: [each[column] for each in pairs] for name, pairs in times.items()} for column in range(2))
+    print("                          median     least   CPU of all ranks, ms")
+    for name in times:
+        print(f"  {name:23}{statistics.median(wall[name]):8.1f}  {min(wall[name]):8.1f}  {statistics.median(cpu[name]):8.1f}")
+    for kind, measured in (("time", wall), ("CPU", cpu)):
+        ours, peers = measured["ringsim"] + measured["ringsim again"], measured["torch"] + measured["torch again"]
+        comparisons = [
+            ("ringsim of torch", ours, peers, PEER_GOAL),
+            ("traced of not traced", measured["ringsim traced"], ours, TRACED_GOAL),
+        ]
+        for what, above, below, goal in comparisons:
+            ratio, low, high = ratio_interval(above, below)
+            verdict = "met" if ratio <= goal else "missed"
+            print(f"  {kind:4} {what:20} {ratio:.3f} ({low:.3f} .. {high:.3f}), goal {goal:.2f}: {verdict}")
+        halves = [each for pair in zip(measured["torch"], measured["torch again"], strict=True) for each in pair]
+        print(f"  {kind:4} {against_itself(halves)}")
 
 
 def main() -> None:
-    """Prints a table for each schedule and number of ranks, and whether the goals are met."""
+    """Prints a table for each schedule and number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
@@ -113,26 +165,10 @@ def main() -> None:
     print(where())
     for world_size in arguments.ranks:
         for schedule in arguments.schedules:
-            both = measure(world_size, schedule, arguments.repeats)
-            print(f"\n{schedule}, {world_size} ranks, n {arguments.repeats}")
-            times, cpu = ({name: [each[column] for each in pairs] for name, pairs in both.items()} for column in range(2))
-            for name, measured in times.items():
-                median, least = statistics.median(measured), min(measured)
-                print(
-                    f"  {name:15} median {median:7.1f} ms, least {least:7.1f} ms, CPU of all ranks {statistics.median(cpu[name]):7.1f} ms"
-                )
-            ours, peers, cpu_ours, cpu_peers = (
-                kind[name] + kind[f"{name} again"] for kind in (times, cpu) for name in ("ringsim", "torch")
-            )
-            print("  CPU of torch's: {:.3f} ({:.3f} .. {:.3f})".format(*ratio_interval(cpu_ours, cpu_peers)))
-            for what, above, below, goal in (
-                ("of torch's", ours, peers, PEER_GOAL),
-                ("traced, of not traced", times["ringsim traced"], ours, TRACED_GOAL),
-            ):
-                ratio, low, high = ratio_interval(above, below)
-                print(f"  {what}: {ratio:.3f} ({low:.3f} .. {high:.3f}), goal {goal:.2f}: {'met' if ratio <= goal else 'missed'}")
-            halves = [each for pair in zip(times["torch"], times["torch again"], strict=True) for each in pair]
-            print(f"  {against_itself(halves)}")
+            times, loss, norm, peaks, bounds = measure(world_size, schedule, arguments.repeats)
+            print(f"\n{schedule}, {world_size} ranks, n {arguments.repeats}: loss {loss:.5f} and gradient norm {norm:.5f} in all ways")
+            print(f"  peak live activations by rank {peaks}, closed form {bounds}: {'met' if peaks == bounds else 'missed'}")
+            report(times)
 
 
 if __name__ == "__main__":
