@@ -29,6 +29,10 @@ _HINTS: Final = {
         "Look at what belongs together: the gradient of microbatch i goes with the x and the y of microbatch i. And each parameter adds up "
         "the gradients of all microbatches: nothing may be set to zero in between."
     ),
+    "zeros": (
+        "Zeros came back over the boundary. They are sent where x.grad is None, and that it is where x was not made a leaf with "
+        "requires_grad_() before it was fed forward, or where another copy of it was fed forward."
+    ),
     "unexpected": "This rank has a gradient for a layer of another stage. Call stage(x), and nothing else of the model.",
 }
 
@@ -93,6 +97,8 @@ def _judge_step(trace: Trace, rows: Sequence[GradientRow | None], num_microbatch
     hint = _HINTS[row.verdict]
     if row.verdict == "missing":
         reason = f"{who} has no gradient for its parameter {row.parameter}, with {batches}."
+    elif row.verdict == "zeros":
+        reason = f"{who} has a gradient of zeros for its parameter {row.parameter}, with {batches}."
     elif row.verdict == "unexpected":
         reason = f"{who} has a gradient for {row.parameter}, which is another stage's."
     elif row.verdict == "scaled":

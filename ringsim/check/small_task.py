@@ -52,7 +52,7 @@ def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
         mine: the parameters of this rank's stage; all others must have no gradient.
 
     Returns:
-        The worst row of the report; None where all are equal.
+        The worst row of the report, None where all are equal. Its verdict is one of the report's, or "zeros" for a gradient of zeros alone.
     """
     from ringsim.pipeline.gradients import compare_gradients, tolerance_of
     from ringsim.pipeline.single_process import single_process_step
@@ -63,7 +63,11 @@ def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
     due = {name: expected[name] if id(parameter) in held else None for name, parameter in named.items()}
     found = {name: parameter.grad for name, parameter in named.items()}
     report = compare_gradients(found, due, tolerance=tolerance_of(task.model))
-    return report.wrong[0] if report.wrong else None
+    if not report.wrong:
+        return None
+    row = report.wrong[0]
+    gradient = found[row.parameter]
+    return row if gradient is None or gradient.any() else row._replace(verdict="zeros")
 
 
 def count_microbatches(number: int) -> str:

@@ -260,6 +260,14 @@ def first_stage_forgets_the_backward(stage: Any, inputs: list[Tensor], targets: 
         stage.zero_grad()
 
 
+def sends_zeros(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+    def zeroed(x: Tensor) -> Tensor:
+        x.requires_grad_().register_hook(torch.zeros_like)
+        return x
+
+    step(stage, inputs, targets, loss_fn, leaf=zeroed)
+
+
 def first_stage_mixes_up(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
     turned = ringsim.current_ring().rank == 0
     step(stage, inputs, targets, loss_fn, backwards=lambda m: list(range(m))[:: -1 if turned else 1])
@@ -283,6 +291,7 @@ def test_gradients_passes_a_right_answer(answer: Answer) -> None:
         (lambda *args: step(*args, leaf=lambda x: x.requires_grad_().clone()), "raised AttributeError: 'NoneType'", "requires_grad_()"),
         (forgets_the_first_microbatches, "Stage 0 of 3 has another gradient for 0.weight than one process", "nothing may be set to zero"),
         (first_stage_forgets_the_backward, "Stage 0 of 3 has no gradient for its parameter 0.weight", "recv_gradient"),
+        (sends_zeros, "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
         (first_stage_mixes_up, "Stage 0 of 3 has another gradient for 0.weight than one process", "microbatch i goes with the x and the y"),
         (lambda *args: never_ends(0), "did not end in time", ""),
         (lambda stage: None, "takes 1 positional argument but 4 were given", ""),
