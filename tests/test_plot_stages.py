@@ -20,7 +20,10 @@ from ringsim.pipeline.schedule_text import from_text
 from ringsim.pipeline.schedules import make_schedule
 from ringsim.plot.display import png
 from ringsim.plot.stages import shows_step
-from ringsim.plot.timeline import plot_timeline
+from ringsim.plot.step_picture import step_height
+from ringsim.plot.timeline import plot_timeline, timeline_height
+from ringsim.traces.stages import find_step
+from ringsim.traces.value import Trace
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +106,9 @@ def test_words_say_measured_and_closed_form() -> None:
     assert legend(ax) == ["forward", "backward", "number: microbatch", "bubble"]
     assert "measured on Example CPU" in "\n".join(said)
     assert "simulated" in "\n".join(words(plot_schedule(make_schedule("1f1b", 4, 8))))
+    no_gaps = plot_schedule(make_schedule("zb_h2", 4, 8))
+    assert "by span 0 % (closed form 0 %), to the work 12 % (12 %); 27 units" in words(no_gaps)
+    assert "bubble" not in legend(plot_schedule(make_schedule("gpipe", 1, 2)))
 
 
 def test_every_box_with_room_has_its_number() -> None:
@@ -126,10 +132,13 @@ def test_phases_lie_over_their_boxes() -> None:
 
 
 def test_the_curve_has_the_peaks_and_the_bounds() -> None:
-    under = curve(plot_timeline(trace_of(known("1f1b", 4, 8))))
+    ax = plot_timeline(trace_of(known("1f1b", 4, 8)))
+    under = curve(ax)
+    assert under.get_xlim() == ax.get_xlim()
     curves = {line.get_gid(): np.asarray(line.get_ydata()) for line in under.lines}
     assert [curves[f"live-{rank}"].max() for rank in range(4)] == [4, 3, 2, 1]
     assert sorted(line.get_ydata()[0] for line in under.lines if line.get_gid() == "bound") == [1, 2, 3, 4]
+    assert {line.get_drawstyle() for line in under.lines if line.get_gid() != "bound"} == {"steps-post"}
     assert words(under) == ["rank 0: 4 of 4", "rank 1: 3 of 3", "rank 2: 2 of 2", "rank 3: 1 of 1"]
 
 
@@ -158,7 +167,8 @@ def test_messages_are_thin_bars_under_the_boxes() -> None:
     assert [box[:2] for box in sends] == [box[:2] for box in recvs]
     lowest_box = max(box[3] for box in boxes(ax, "actions-F-0") if box[3] < 0.5)
     assert lowest_box < min(box[2] for box in sends if box[2] < 0.5) < min(box[2] for box in recvs if box[2] < 0.5)
-    assert "message on its way" not in legend(plot_schedule(make_schedule("1f1b", 2, 2)))
+    for without in (make_schedule("dualpipe_v", 2, 4), known("1f1b", 2, 2)):
+        assert "message on its way" not in legend(plot_schedule(without))
 
 
 def test_recorded_messages_are_those_of_the_step() -> None:
@@ -206,15 +216,23 @@ def test_on_axes_of_ones_own_there_is_no_curve() -> None:
 
 
 def test_a_picture_says_that_ranks_shared_their_cores() -> None:
-    said = "4 ranks shared 2 cores: what had to wait for a core is drawn as computing, or makes others wait."
-    assert said in words(plot_timeline(trace_of(known("1f1b", 4, 8))))  # of an example machine with 2 cores
-    assert said not in words(plot_timeline(trace_of(known("1f1b", 2, 8))))
-    assert said not in words(plot_schedule(make_schedule("1f1b", 4, 8)))
+    """The example machine has 2 cores."""
+
+    def said(trace: Trace) -> list[str]:
+        return [text for text in words(plot_timeline(trace)) if "shared" in text]
+
+    four, two = trace_of(known("1f1b", 4, 8)), trace_of(known("1f1b", 2, 8))
+    assert said(four) == ["4 ranks shared 2 cores: what had to wait for a core is drawn as computing, or makes others wait."]
+    assert not said(two)
+    assert not said(Trace(four.events, four.metadata | {"comm_device": "gpu"}))
+    assert not said(Trace(four.events, four.metadata | {"ranks": [{"rank": rank, "host": f"node{rank % 2}"} for rank in range(4)]}))
+    assert said(Trace(four.events, four.metadata | {"ranks": [{"rank": rank, "host": "node0"} for rank in range(4)]}))
 
 
 def test_a_notebook_gets_the_step_beside_the_ring() -> None:
     trace = trace_of(known("1f1b", 2, 2))
     assert png(trace)[1:4] == b"PNG"
+    assert timeline_height(trace) == step_height(find_step(trace))
     data, about = trace._repr_mimebundle_()
     assert "1 step, the last one of 1f1b: bubble 33 % (closed form 33 %)" in about["image/png"]["alt"]
     assert "pipeline      1 step" in data["text/plain"]
@@ -222,10 +240,11 @@ def test_a_notebook_gets_the_step_beside_the_ring() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 16, 64])
 def test_any_number_of_ranks_can_be_drawn(ranks: int) -> None:
-    ax = plot_schedule(make_schedule("1f1b", ranks, 2))
-    assert len(boxes(ax, "actions-F-0")) == 2 * ranks
+    ax = plot_schedule(make_schedule("1f1b", ranks, ranks))
+    assert len(boxes(ax, "actions-F-0")) == ranks * ranks
     assert bool(phases(ax, "warm-up")) == (ranks < 64)  # no room over such low rows
-    assert len([line for line in curve(ax).lines if (line.get_gid() or "").startswith("live")]) == min(ranks, 4)
+    assert len([line for line in curve(ax).lines if line.get_gid().startswith("live")]) == min(ranks, 4)
+    assert len([line for line in curve(ax).lines if line.get_gid() == "bound"]) == min(ranks, 4)
 
 
 def test_the_same_step_gives_the_same_bytes() -> None:

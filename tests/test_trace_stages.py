@@ -154,6 +154,17 @@ def test_a_users_own_step_span_around_is_no_step() -> None:
     assert find_step(trace).schedule == "1f1b"
 
 
+def test_only_spans_of_stages_within_a_step_are_its_actions() -> None:
+    story = Story(2)
+    add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
+    story.span(0, "forward", 0.1, 0.2, stage=0, microbatch=7)  # before it
+    story.span(0, "forward", 30, 31, stage=0, microbatch=7)  # after it
+    story.span(0, "forward", 1.1, 1.2, stage=0)  # a user's, of no microbatch
+    story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
+    assert find_step(story.trace()).num_microbatches == 2
+    assert find_step(story.trace()).find_known() == closed_forms.Step("1f1b", 2, 2, 1)
+
+
 def test_forward_passes_alone_are_a_step_without_closed_form() -> None:
     story = Story(1)
     story.span(0, "step 1f1b", 0, 5)

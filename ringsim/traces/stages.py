@@ -216,10 +216,8 @@ def _number_steps(events: Events) -> Ints:
     for rank in np.unique(events.rank[steps]).tolist():
         of_rank = slice(*np.searchsorted(events.rank, [rank, rank + 1]))
         posted = events.post_ns[of_rank]
-        begin, end = posted[steps[of_rank]], events.done_ns[of_rank][steps[of_rank]]
-        innermost = np.append(end[:-1] <= begin[1:], True)  # a user may name the turns of a loop alike
-        begin, end = (times[innermost & (end != NONE)] for times in (begin, end))
-        turn = np.searchsorted(begin, posted, side="right") - 1
+        begin, end = posted[steps[of_rank]], events.done_ns[of_rank][steps[of_rank]]  # an end that has not come is before everything
+        turn = np.searchsorted(begin, posted, side="right") - 1  # the last to begin: a user may name the turns of a loop alike
         turn[turn >= 0] = np.where(posted[turn >= 0] <= end[turn[turn >= 0]], turn[turn >= 0], NONE)
         busy = np.unique(turn[(turn != NONE) & actions[of_rank]])  # the steps that hold computations
         numbers[of_rank] = np.where(np.isin(turn, busy), np.searchsorted(busy, turn), NONE)
