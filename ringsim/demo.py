@@ -19,7 +19,7 @@ __all__ = ["Learned", "Lesson", "expected_losses", "make_lesson", "worker"]
 SCHEDULE = "1f1b"
 NUM_LAYERS, HIDDEN, HEADS = 4, 64, 4
 NUM_MICROBATCHES, BATCH, LENGTH = 8, 8, 32  # of these: sequences a microbatch, letters a sequence
-NUM_STEPS = 60
+NUM_STEPS = 40
 PROMPTS = ("Shall I ", "My love ", "When in ", "Thy beaut")
 TEMPERATURE = 0.5
 REPORT_EVERY = 5  # steps
@@ -75,7 +75,7 @@ def make_lesson() -> Lesson:
     place = {letter: index for index, letter in enumerate(letters)}
     torch.manual_seed(0)
     model = SmallTransformer(len(letters), HIDDEN, NUM_LAYERS, HEADS, max_length=2 * LENGTH)
-    return Lesson(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=5e-3))
+    return Lesson(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
 def worker(num_steps: int = NUM_STEPS) -> Learned:

@@ -31,19 +31,19 @@ def write_script(directory: Path, body: str) -> str:
 
 def test_demo_learns_records_and_draws(tmp_path: Path) -> None:
     done = ringsim_command("demo", "-n", "3", cwd=tmp_path)
-    losses = [float(loss) for loss in re.findall(r"step +\d+ of 60 +loss (\S+)", done.stdout)]
-    assert len(losses) == 13
+    losses = [float(loss) for loss in re.findall(r"step +\d+ of 40 +loss (\S+)", done.stdout)]
+    assert len(losses) == 9
     assert losses[0] > 3.9  # 62 letters, all as likely
     assert losses[-1] < 2.6
     assert "lose as much in one process" in done.stdout
     assert sorted(file.name for file in (tmp_path / "demo").iterdir()) == ["ring.png", "run.ringtrace", "timeline.png"]
     trace = ringsim.load(tmp_path / "demo" / "run.ringtrace")
-    assert trace.peak_activations(step=59).peaks == (3, 2, 1)
+    assert trace.peak_activations(step=39).peaks == (3, 2, 1)
     events = trace.to_pandas()
     steps = events[events.label == "step 1f1b"]
-    assert steps.groupby("rank").size().tolist() == [60, 60, 60]
+    assert steps.groupby("rank").size().tolist() == [40, 40, 40]
     sends = events[(events["rank"] == 0) & (events.kind == "send") & (events.size_bytes == 8 * 32 * 64 * 4)]
-    assert len(sends) == 60 * 8  # each microbatch's hidden states, in each step
+    assert len(sends) == 40 * 8  # each microbatch's hidden states, in each step
     assert set(sends.group) == {"ring:0>1"}
 
 
