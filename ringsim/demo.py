@@ -14,7 +14,7 @@ from ringsim.pipeline.single_process import single_process_step
 from ringsim.pipeline.training import train_step_pipeline
 from ringsim.pipeline.transformer import SmallTransformer
 
-__all__ = ["Learned", "Lesson", "expected_losses", "make_lesson", "worker"]
+__all__ = ["Learned", "Task", "expected_losses", "make_task", "worker"]
 
 SCHEDULE = "1f1b"
 NUM_LAYERS, HIDDEN, HEADS = 4, 64, 4
@@ -25,7 +25,7 @@ TEMPERATURE = 0.5
 REPORT_EVERY = 5  # steps
 
 
-class Lesson(NamedTuple):
+class Task(NamedTuple):
     """What every rank makes for itself, the same everywhere.
 
     Attributes:
@@ -41,7 +41,14 @@ class Lesson(NamedTuple):
     optimizer: torch.optim.Optimizer
 
     def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draws what a step learns from: token ids, and for each the letter after it, shape (batch, letters) a microbatch."""
+        """Draws what a step learns from, from anywhere in the text.
+
+        Args:
+            step: number of the step; the same one draws the same.
+
+        Returns:
+            The inputs and the targets, the letters after them: for each microbatch token ids, shape (batch, letters).
+        """
         generator = torch.Generator().manual_seed(step)
         starts = torch.randint(len(self.text) - LENGTH, (NUM_MICROBATCHES, BATCH, 1), generator=generator)
         windows = self.text[starts + torch.arange(LENGTH + 1)]  # (microbatches, batch, letters + 1)
@@ -68,14 +75,20 @@ class Learned(NamedTuple):
     lines: list[str]
 
 
-def make_lesson() -> Lesson:
-    """Reads the sonnets and makes the model."""
+def make_task() -> Task:
+    """Reads the sonnets and makes the model; each rank does it alone.
+
+    Example:
+        >>> task = make_task()
+        >>> task.decode(task.text[39:71].tolist())
+        'From fairest creatures we desire'
+    """
     text = (files("ringsim") / "data" / "sonnets.txt").read_text()
     letters = "".join(sorted(set(text)))
     place = {letter: index for index, letter in enumerate(letters)}
     torch.manual_seed(0)
     model = SmallTransformer(len(letters), HIDDEN, NUM_LAYERS, HEADS, max_length=2 * LENGTH)
-    return Lesson(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    return Task(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
 def worker(num_steps: int = NUM_STEPS) -> Learned:
@@ -83,29 +96,39 @@ def worker(num_steps: int = NUM_STEPS) -> Learned:
 
     Args:
         num_steps: how many steps to train, 1 or more.
+
+    Returns:
+        The losses and the lines, the same on every rank.
     """
-    lesson = make_lesson()
+    task = make_task()
     losses = []
     for step in range(num_steps):
-        inputs, targets = lesson.microbatches(step)
-        lesson.optimizer.zero_grad()
-        losses.append(train_step_pipeline(lesson.model, inputs, targets, schedule=SCHEDULE))
-        lesson.optimizer.step()
+        inputs, targets = task.microbatches(step)
+        task.optimizer.zero_grad()
+        losses.append(train_step_pipeline(task.model, inputs, targets, schedule=SCHEDULE))
+        task.optimizer.step()
         if step % REPORT_EVERY == 0 or step == num_steps - 1:
             print(f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  {'#' * round(10 * losses[-1])}", flush=True)
-    prompts = [lesson.encode(prompt) for prompt in PROMPTS]
-    written = generate(lesson.model, prompts, LENGTH, temperature=TEMPERATURE, stop_tokens=lesson.encode("\n"))
-    return Learned(losses, [prompt + lesson.decode(tokens).rstrip() for prompt, tokens in zip(PROMPTS, written, strict=True)])
+    prompts = [task.encode(prompt) for prompt in PROMPTS]
+    written = generate(task.model, prompts, LENGTH, temperature=TEMPERATURE, stop_tokens=task.encode("\n"))
+    return Learned(losses, [prompt + task.decode(tokens).rstrip() for prompt, tokens in zip(PROMPTS, written, strict=True)])
 
 
 def expected_losses(num_steps: int) -> list[float]:
-    """Computes the losses of the first steps in one process, without a pipeline."""
-    lesson = make_lesson()
+    """Computes the losses of the first steps in one process, without a pipeline.
+
+    Args:
+        num_steps: how many steps.
+
+    Returns:
+        The loss of each.
+    """
+    task = make_task()
     losses = []
     for step in range(num_steps):
-        loss, gradients = single_process_step(lesson.model, *lesson.microbatches(step))
-        for name, parameter in lesson.model.named_parameters():
+        loss, gradients = single_process_step(task.model, *task.microbatches(step))
+        for name, parameter in task.model.named_parameters():
             parameter.grad = gradients[name]
-        lesson.optimizer.step()
+        task.optimizer.step()
         losses.append(loss)
     return losses

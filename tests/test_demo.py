@@ -6,36 +6,36 @@ from importlib.resources import files
 
 import torch
 
-from ringsim.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_lesson
+from ringsim.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
 
 DATA = files("ringsim") / "data"
 
 
 def test_targets_are_the_letters_after_the_inputs() -> None:
-    lesson = make_lesson()
+    task = make_task()
     text = (DATA / "sonnets.txt").read_text()
-    inputs, targets = lesson.microbatches(step=3)
+    inputs, targets = task.microbatches(step=3)
     assert len(inputs) == len(targets) == NUM_MICROBATCHES
     for tokens, target in zip(inputs, targets, strict=True):
         assert tokens.shape == target.shape == (BATCH, LENGTH)
         for row, next_row in zip(tokens.tolist(), target.tolist(), strict=True):
-            assert lesson.decode([row[0], *next_row]) in text
+            assert task.decode([row[0], *next_row]) in text
             assert row[1:] == next_row[:-1]
-    assert lesson.encode(text) == lesson.text.tolist()
+    assert task.encode(text) == task.text.tolist()
 
 
 def test_each_step_draws_its_own_the_same_everywhere() -> None:
-    lesson, elsewhere = make_lesson(), make_lesson()
-    steps = [torch.stack(lesson.microbatches(step)[0]) for step in range(3)]
+    task, elsewhere = make_task(), make_task()
+    steps = [torch.stack(task.microbatches(step)[0]) for step in range(3)]
     assert [torch.equal(one, torch.stack(elsewhere.microbatches(step)[0])) for step, one in enumerate(steps)] == [True] * 3
     assert not torch.equal(steps[0], steps[1])
-    for mine, other in zip(lesson.model.parameters(), elsewhere.model.parameters(), strict=True):
+    for mine, other in zip(task.model.parameters(), elsewhere.model.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 
 def test_one_process_learns() -> None:
     losses = expected_losses(num_steps=8)
-    assert abs(losses[0] - torch.tensor(len(make_lesson().letters)).log()) < 0.5  # it knows nothing yet: all letters are as likely
+    assert abs(losses[0] - torch.tensor(len(make_task().letters)).log()) < 0.5  # it knows nothing yet: all letters are as likely
     assert losses[-1] < losses[0] - 0.8
 
 
