@@ -24,7 +24,7 @@ help: ## list the targets
 
 install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependencies; every other target does it when needed
 
-demo: $(INSTALLED) ## run four real ranks in a ring, save the trace, draw both pictures
+demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
 test: $(INSTALLED) ## run all tests: quick ones, then those on real ranks, then the lessons
@@ -73,5 +73,5 @@ $(INSTALLED): pyproject.toml requirements/lock.txt
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo 'ringsim needs Python 3.11 or newer, got:' >&2; $(PYTHON) --version >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,test,dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,test,dev]'
 	@touch $@

@@ -45,6 +45,11 @@ def bandwidth(table: bandwidths.Bandwidths) -> Axes:
     return table.plot()
 
 
+def schedule(trace: ringsim.Trace) -> Axes:
+    """A training step with 1F1B: forwards and backwards take turns, and the gaps are the bubble."""
+    return trace.plot_timeline()
+
+
 class Wanted(NamedTuple):
     """One figure: its files are called ``name`` with each ending."""
 
@@ -58,6 +63,7 @@ FIGURES = (
     Wanted("ring", "pipeline.ringtrace", ring),
     Wanted("timeline", "pipeline.ringtrace", timeline),
     Wanted("bandwidth", "bandwidth-gloo.json", bandwidth),
+    Wanted("schedule", "schedule.ringtrace", schedule),
 )
 
 

@@ -1,6 +1,7 @@
 """Records what the figures are drawn from: real runs on this machine.
 
     python figures/record.py pipeline [directory]      writes pipeline.ringtrace
+    python figures/record.py schedule [directory]      writes schedule.ringtrace
     python figures/record.py bandwidth [directory]     writes bandwidth-gloo.json; wants a quiet machine, and takes two minutes at most
 
 The directory is ``figures/data`` by default. Every run gives other times, so this is done by hand and the result is committed;
@@ -22,6 +23,7 @@ RANKS = 4
 MICROBATCHES = 4
 ROWS, WIDTH = 64, 512
 BANDWIDTH_S = 120
+TRAINED_MICROBATCHES, STEPS = 8, 3
 
 
 def pipeline(microbatches: int, rows: int, width: int) -> float:
@@ -87,6 +89,36 @@ def record_pipeline(directory: Path) -> None:
     print(trace.summary())
 
 
+def train(microbatches: int, steps: int) -> float:
+    """A few training steps of a small transformer, with 1F1B.
+
+    Args:
+        microbatches: how many a step has.
+        steps: how many; the first are slow, for the kernels are cold.
+
+    Returns:
+        The loss of the last step, the same on every rank.
+    """
+    import torch
+
+    from ringsim.pipeline import SmallTransformer, train_step_pipeline
+
+    torch.manual_seed(0)
+    model = SmallTransformer(vocab_size=64, hidden_size=128, num_layers=8, num_heads=4)
+    tokens = torch.randint(0, 64, (microbatches, 4, 65))  # (microbatches, batch, letters + 1)
+    inputs, targets = list(tokens[..., :-1]), list(tokens[..., 1:])
+    for _ in range(steps):
+        loss = train_step_pipeline(model, inputs, targets, schedule="1f1b")
+    return loss
+
+
+def record_schedule(directory: Path) -> None:
+    """Records a few training steps with 1F1B."""
+    trace = ringsim.trace(train, world_size=RANKS, args=(TRAINED_MICROBATCHES, STEPS))
+    anonymous(trace).save(directory / "schedule.ringtrace")
+    print(trace.summary())
+
+
 def record_bandwidth(directory: Path) -> None:
     """Measures one edge, from 8 bytes to 256 MiB."""
     table = ringsim.bandwidth(world_size=2, edge=(0, 1), limit_s=BANDWIDTH_S)
@@ -94,7 +126,7 @@ def record_bandwidth(directory: Path) -> None:
     print(table)
 
 
-RECORDERS = {"pipeline": record_pipeline, "bandwidth": record_bandwidth}
+RECORDERS = {"pipeline": record_pipeline, "schedule": record_schedule, "bandwidth": record_bandwidth}
 
 
 def main(arguments: list[str]) -> None:

@@ -1,76 +1,134 @@
-"""The demonstration: microbatches flow through the stages of a ring, and the result comes back to the rank that sent them."""
+"""The demonstration: a small transformer, cut into stages, learns on a ring to write like Shakespeare's sonnets, letter by letter."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-import ringsim
+from ringsim.pipeline.generation import generate
+from ringsim.pipeline.single_process import single_process_step
+from ringsim.pipeline.training import train_step_pipeline
+from ringsim.pipeline.transformer import SmallTransformer
 
-NUM_MICROBATCHES = 4
-BATCH, HIDDEN = 64, 512
+__all__ = ["Learned", "Task", "expected_losses", "make_task", "worker"]
 
-
-def stage_weight(stage: int) -> torch.Tensor:
-    """Returns the weight of a stage, shape (hidden, hidden): the same wherever it is computed."""
-    generator = torch.Generator().manual_seed(stage)
-    return torch.randn(HIDDEN, HIDDEN, generator=generator).div(HIDDEN**0.5)
-
-
-def microbatch_input(index: int) -> torch.Tensor:
-    """Returns the input of a microbatch, shape (batch, hidden)."""
-    return torch.randn(BATCH, HIDDEN, generator=torch.Generator().manual_seed(1000 + index))
-
-
-def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Computes one stage; x and the result have shape (batch, hidden)."""
-    for _ in range(4):
-        x = torch.tanh(x @ weight)
-    return x
+SCHEDULE = "1f1b"
+NUM_LAYERS, HIDDEN, HEADS = 4, 64, 4
+NUM_MICROBATCHES, BATCH, LENGTH = 8, 8, 32  # of these: sequences a microbatch, letters a sequence
+NUM_STEPS = 40
+PROMPTS = ("Shall I ", "My love ", "When in ", "Thy beaut")
+TEMPERATURE = 0.5
+REPORT_EVERY = 5  # steps
 
 
-def worker() -> float:
-    """Runs one stage on every microbatch; every rank of a ring calls it.
+class Task(NamedTuple):
+    """What every rank makes for itself, the same everywhere.
 
-    Rank 0 posts all its sends before it waits for a result: a send on Gloo ends only when the other side receives, and a ring in which
-    everybody sends first never moves.
+    Attributes:
+        letters: the alphabet: letter *i* has the token id *i*.
+        text: the token ids of the sonnets, shape (letters of the text,).
+        model: the whole model; a rank trains its own stage of it.
+        optimizer: of all its parameters; those of other stages have no gradient, and stay.
+    """
+
+    letters: str
+    text: Tensor
+    model: SmallTransformer
+    optimizer: torch.optim.Optimizer
+
+    def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Draws what a step learns from, from anywhere in the text.
+
+        Args:
+            step: number of the step; the same one draws the same.
+
+        Returns:
+            The inputs and the targets, the letters after them: for each microbatch token ids, shape (batch, letters).
+        """
+        generator = torch.Generator().manual_seed(step)
+        starts = torch.randint(len(self.text) - LENGTH, (NUM_MICROBATCHES, BATCH, 1), generator=generator)
+        windows = self.text[starts + torch.arange(LENGTH + 1)]  # (microbatches, batch, letters + 1)
+        return list(windows[..., :-1]), list(windows[..., 1:])
+
+    def encode(self, words: str) -> list[int]:
+        """Returns the token ids of a text."""
+        return [self.letters.index(letter) for letter in words]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text that token ids stand for."""
+        return "".join(self.letters[token] for token in token_ids)
+
+
+class Learned(NamedTuple):
+    """What a rank returns.
+
+    Attributes:
+        losses: the loss of each step: how surprised the model is by a letter, on the average (in nats).
+        lines: what it writes in the end, one line for each of ``PROMPTS``.
+    """
+
+    losses: list[float]
+    lines: list[str]
+
+
+def make_task() -> Task:
+    """Reads the sonnets and makes the model; each rank does it alone.
+
+    Example:
+        >>> task = make_task()
+        >>> task.decode(task.text[39:71].tolist())
+        'From fairest creatures we desire'
+    """
+    text = (files("ringsim") / "data" / "sonnets.txt").read_text()
+    letters = "".join(sorted(set(text)))
+    place = {letter: index for index, letter in enumerate(letters)}
+    torch.manual_seed(0)
+    model = SmallTransformer(len(letters), HIDDEN, NUM_LAYERS, HEADS, max_length=2 * LENGTH)
+    return Task(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+
+def worker(num_steps: int = NUM_STEPS) -> Learned:
+    """Trains, then writes a few lines; every rank of a ring calls it, and rank 0 prints how it goes.
+
+    Args:
+        num_steps: how many steps to train, 1 or more.
 
     Returns:
-        On rank 0 the sum of all results, which came back over the edge that closes the ring; 0.0 elsewhere.
+        The losses and the lines, the same on every rank.
     """
-    ring = ringsim.current_ring()
-    weight = stage_weight(ring.rank)
-    sends: list[Any] = []
-    total = 0.0
-    for index in range(NUM_MICROBATCHES):
-        if ring.rank == 0:
-            x = microbatch_input(index)
-        else:
-            x = torch.empty(BATCH, HIDDEN)
-            dist.recv(x, src=ring.pred, group=ring.pred_group, tag=index)
-        with ringsim.span("forward", stage=ring.rank, microbatch=index):
-            x = forward(x, weight)
-        if ring.world_size == 1:
-            total += float(x.sum())
-        else:
-            sends.append(dist.isend(x, dst=ring.succ, group=ring.succ_group, tag=index))
-    for index in range(NUM_MICROBATCHES if ring.rank == 0 and ring.world_size > 1 else 0):
-        result = torch.empty(BATCH, HIDDEN)
-        dist.recv(result, src=ring.pred, group=ring.pred_group, tag=index)
-        total += float(result.sum())
-    for send in sends:
-        send.wait()
-    return total
+    task = make_task()
+    losses = []
+    for step in range(num_steps):
+        inputs, targets = task.microbatches(step)
+        task.optimizer.zero_grad()
+        losses.append(train_step_pipeline(task.model, inputs, targets, schedule=SCHEDULE))
+        task.optimizer.step()
+        if step % REPORT_EVERY == 0 or step == num_steps - 1:
+            print(f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  {'#' * round(10 * losses[-1])}", flush=True)
+    prompts = [task.encode(prompt) for prompt in PROMPTS]
+    written = generate(task.model, prompts, LENGTH, temperature=TEMPERATURE, stop_tokens=task.encode("\n"))
+    return Learned(losses, [prompt + task.decode(tokens).rstrip() for prompt, tokens in zip(PROMPTS, written, strict=True)])
 
 
-def expected(world_size: int) -> float:
-    """Computes what rank 0 must return, in one process."""
-    total = 0.0
-    for index in range(NUM_MICROBATCHES):
-        x = microbatch_input(index)
-        for stage in range(world_size):
-            x = forward(x, stage_weight(stage))
-        total += float(x.sum())
-    return total
+def expected_losses(num_steps: int) -> list[float]:
+    """Computes the losses of the first steps in one process, without a pipeline.
+
+    Args:
+        num_steps: how many steps.
+
+    Returns:
+        The loss of each.
+    """
+    task = make_task()
+    losses = []
+    for step in range(num_steps):
+        loss, gradients = single_process_step(task.model, *task.microbatches(step))
+        for name, parameter in task.model.named_parameters():
+            parameter.grad = gradients[name]
+        task.optimizer.step()
+        losses.append(loss)
+    return losses

@@ -20,7 +20,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "trace", "show", "bandwidth", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "bandwidth", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -68,3 +68,18 @@ def test_no_verb_shows_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
     assert left.value.code == 2
     assert "VERB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--inner", "5"], 1, "num_inner_iterations must be 2 to 4 with 4 stages"),
+        (["--tokens", "2"], 2, "--tokens must be 3 or more"),
+        (["-n", "1"], 2, "--ranks 2 or more"),
+    ],
+)
+def test_generate_refuses_before_it_starts_a_rank(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", *arguments]) == code
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "starting" not in said.out

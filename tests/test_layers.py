@@ -23,11 +23,22 @@ MODULES = {
 # Row by row from below, and within a row in the order in which modules may import each other. `ringsim` itself, the table of contents,
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.traces", "ringsim.traces.events"),
+    (
+        *("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.traces", "ringsim.traces.events"),
+        *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
+        *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
+        *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
+        "ringsim.pipeline.partition_plan",
+        *(f"ringsim.pipeline.{name}" for name in ("dataflow", "lowering", "lockstep", "programs", "costs", "well_formed")),
+        *("ringsim.pipeline.evaluator", "ringsim.pipeline.validation"),
+        *("ringsim.pipeline.closed_forms", "ringsim.pipeline.uneven_stages"),
+        *(f"ringsim.pipeline.generation_{name}" for name in ("map", "plan", "clock")),
+    ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *("ringsim.published", "ringsim.regimes"),
         *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
+        *(f"ringsim.traces.{name}" for name in ("stages", "bubbles", "live_activations")),
         *(
             f"ringsim.traces.{name}"
             for name in (
@@ -44,6 +55,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "files",
             )
         ),
+        "ringsim.pipeline.generation_use",
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -61,6 +73,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pair_groups", "ringsim.ring_arguments", "ringsim.ring_building", "ringsim.ring", "ringsim.backend_choice"),
     ),
     (
+        *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
+        *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
+        *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
+        *(f"ringsim.pipeline.{name}" for name in ("ring_at_hand", "steps", "headers", "routes", "messages", "mailbox", "executor")),
+        *(f"ringsim.pipeline.{name}" for name in ("sharing", "tied", "clipping", "replicas", "dropout", "training")),
+        *(f"ringsim.pipeline.{name}" for name in ("single_process", "gradients", "model_checks")),
+        *(f"ringsim.pipeline.{name}" for name in ("prompts", "token_choice", "generation_link", "generation")),
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"
@@ -73,15 +92,18 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "ringsim.plot",
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
-        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
+        *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows")),
+        *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
+        *("ringsim.plot.inner_iterations", "ringsim.plot.schedule"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
         "ringsim.plot.bandwidth_chart",
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
-        *("ringsim.check.fits", "ringsim.check.timed", "ringsim.check.chunks"),
-        *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script", "measure")),
+        *(f"ringsim.check.{name}" for name in ("fits", "timed", "chunks", "tokens", "settings")),
+        *(f"ringsim.check.{name}" for name in ("small_task", "cuts", "handing_over", "boundaries", "orders")),
+        *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script", "measure")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )
@@ -90,7 +112,7 @@ THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
     {"numpy", "pandas", "pyarrow", "mpi4py"},
     {"numpy", "torch", "mpi4py"},
-    {"numpy", "torch", "cloudpickle", "IPython"},
+    {"numpy", "torch", "cloudpickle", "IPython", "transformers"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch
     {"numpy", "torch", "cloudpickle", "matplotlib", "IPython", "ipywidgets"},
 )
@@ -188,4 +210,4 @@ def test_only_the_named_files_import_by_a_dotted_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Name) and node.id in by_name) or (isinstance(node, ast.Attribute) and node.attr in by_name)
     }
-    assert users == {"ringsim", "ringsim.traces.reached"}
+    assert users == {"ringsim", "ringsim.pipeline", "ringsim.traces.reached"}

@@ -21,10 +21,13 @@ from hypothesis import strategies as st
 from synthetic import Story, pipeline
 
 from ringsim.plot import curves, display, style
+from ringsim.plot.actions import ACTION_LOOKS, BUBBLE_LOOK
 from ringsim.plot.bars import OPERATION_LOOKS, SPAN_LOOKS
 from ringsim.plot.circle import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES
 from ringsim.plot.paths import arc, arrow, beside, place, ribbon
 from ringsim.traces.units import bytes_text, time_text, time_unit
+
+STEP_LOOKS = (*ACTION_LOOKS.values(), BUBBLE_LOOK)
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009: severity 1.
 VISION = {
@@ -45,14 +48,14 @@ def lab(colour: str, vision: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("looks", [OPERATION_LOOKS, SPAN_LOOKS], ids=["operations", "spans"])
+@pytest.mark.parametrize("looks", [OPERATION_LOOKS, SPAN_LOOKS, STEP_LOOKS], ids=["operations", "spans", "steps"])
 def test_looks_differ_for_every_eye(looks: tuple[style.Look, ...], vision: str) -> None:
     for one, other in combinations(looks, 2):
         distance = np.linalg.norm(lab(one.colour, vision) - lab(other.colour, vision))
         assert distance > 20 or one.hatch != other.hatch, (one, other)
 
 
-@pytest.mark.parametrize("looks", [OPERATION_LOOKS, SPAN_LOOKS], ids=["operations", "spans"])
+@pytest.mark.parametrize("looks", [OPERATION_LOOKS, SPAN_LOOKS, STEP_LOOKS], ids=["operations", "spans", "steps"])
 def test_looks_differ_in_grey(looks: tuple[style.Look, ...]) -> None:
     for one, other in combinations(looks, 2):
         lighter = abs(lab(one.colour, "normal")[0] - lab(other.colour, "normal")[0])
@@ -60,7 +63,7 @@ def test_looks_differ_in_grey(looks: tuple[style.Look, ...]) -> None:
 
 
 def test_a_texture_can_be_seen_on_its_colour() -> None:
-    for look in (*OPERATION_LOOKS, *SPAN_LOOKS):
+    for look in (*OPERATION_LOOKS, *SPAN_LOOKS, *STEP_LOOKS):
         if look.hatch:
             assert np.linalg.norm(lab(look.colour, "normal") - lab(look.ink, "normal")) > 12, look
 

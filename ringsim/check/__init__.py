@@ -7,11 +7,19 @@ raises for a wrong answer and always returns within about 15 seconds::
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
     check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
     check.alphabeta(fit)               notebooks/03_bandwidth: alpha and beta from the times of messages
+    check.partition(partition)         notebooks/04_stages: which layers each stage gets
+    check.hand_over(hand_over)         notebooks/04_stages: a tensor of any shape to the next stage, in two messages
+    check.gradients(step)              notebooks/05_gradients: a step over stages, with the gradients of one process
+    check.schedule(order)              notebooks/06_schedules: 1F1B, one list of actions a rank
+    check.fast_schedule(order)         notebooks/06_schedules: an order that fills the bubble, within a limit of memory
+    check.token_ring(exchange)         notebooks/07_generation_ring: messages of a generation ring, in an order that never jams
+    check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way make stages busy
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
 
 The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
-ring, ``shares``, ``pairs``, ``rounds``, ``fits``, ``timed`` and ``chunks`` know one exercise each.
+ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``fits``, ``cuts``, ``handing_over``, ``boundaries``, ``orders``,
+``tokens``, ``settings``, ``timed`` and ``chunks`` know the exercises.
 
 Example:
     >>> from ringsim import check
@@ -24,12 +32,33 @@ Example:
     A ring of 1 rank has no pairs, got 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
+from ringsim.check.boundaries import gradients
 from ringsim.check.chunks import ring_all_reduce
+from ringsim.check.cuts import partition
 from ringsim.check.fits import alphabeta
+from ringsim.check.handing_over import hand_over
+from ringsim.check.orders import fast_schedule, schedule
 from ringsim.check.pairs import pair_groups
 from ringsim.check.result import CheckResult
 from ringsim.check.rounds import ring
+from ringsim.check.settings import inner_iterations
 from ringsim.check.shares import hello
 from ringsim.check.timed import timed_op
+from ringsim.check.tokens import token_ring
 
-__all__ = ["CheckResult", "alphabeta", "hello", "pair_groups", "ring", "ring_all_reduce", "timed_op"]
+__all__ = [
+    "CheckResult",
+    "alphabeta",
+    "fast_schedule",
+    "gradients",
+    "hand_over",
+    "hello",
+    "inner_iterations",
+    "pair_groups",
+    "partition",
+    "ring",
+    "ring_all_reduce",
+    "schedule",
+    "timed_op",
+    "token_ring",
+]

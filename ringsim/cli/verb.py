@@ -41,18 +41,26 @@ def write_pictures(trace: Trace, directory: Path) -> list[Path]:
     Raises:
         RingError: they cannot be written.
     """
+    drawn = (("ring", trace.plot_ring), ("timeline", trace.plot_timeline))
+    return [write_picture(cast("Figure", plot().figure), directory / f"{name}.png") for name, plot in drawn]
+
+
+def write_picture(figure: Figure, file: Path) -> Path:
+    """Writes a figure, and closes it; its directory is made if need be.
+
+    Returns:
+        The file.
+
+    Raises:
+        RingError: it cannot be written.
+    """
     import matplotlib.pyplot as plt
 
-    files = []
-    for name, plot in (("ring", trace.plot_ring), ("timeline", trace.plot_timeline)):
-        figure = cast("Figure", plot().figure)
-        file = directory / f"{name}.png"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            figure.savefig(file)
-        except OSError as error:
-            raise RingError(f"pictures must be writable to {directory}, got {error}. Choose another directory with -o.") from None
-        finally:
-            plt.close(figure)
-        files.append(file)
-    return files
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file)
+    except OSError as error:
+        raise RingError(f"pictures must be writable to {file.parent}, got {error}. Choose another directory with -o.") from None
+    finally:
+        plt.close(figure)
+    return file

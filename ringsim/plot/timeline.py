@@ -16,8 +16,11 @@ from ringsim.plot.bars import OPERATION_LOOKS, UNFINISHED, Bars, make_bars
 from ringsim.plot.boxes import draw_density, draw_long, draw_open_ends, draw_span_names, look_of
 from ringsim.plot.density import merge_short
 from ringsim.plot.rows import Rows
+from ringsim.plot.stages import picture_step, shows_step
+from ringsim.plot.step_picture import draw_step, plot_step, step_height
 from ringsim.plot.time_axis import TimeAxis
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
+from ringsim.traces.stages import find_step
 from ringsim.traces.summary import count
 from ringsim.traces.units import time_text
 
@@ -35,18 +38,26 @@ MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
 
 
-def plot_timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
+def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = None) -> Axes:
     """Draws what each rank did when: spans, and under them sends and recvs, with arrows from send to recv.
 
     Ranks are rows, rank 0 on top; time runs to the right, to scale, from the start of the run. The time for which an operation was
     blocked is split into waiting for a late partner and transfer. What is shorter than a pixel is merged, and the picture says so.
 
+    A trace of ``train_step_pipeline`` is drawn as papers draw it, one step: forwards and backwards with the number of their microbatch,
+    the bubbles shaded, warm-up, steady and cool-down marked; and, on a new figure, the activations that were alive. Where something is
+    stuck or has failed, it is drawn like any other trace.
+
     Args:
         trace: any trace, with any number of events.
+        step: of a pipeline's trace, which step, from 0; None for the last one.
         ax: where to draw; a new figure by default.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.
+
+    Raises:
+        ArgumentError: the trace has no such step.
 
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
@@ -57,8 +68,10 @@ def plot_timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """
     with style.drawing():
         if ax is not None:
-            draw_timeline(trace, ax)
+            draw_timeline(trace, ax, step)
             return ax
+        if step is not None or shows_step(trace):
+            return plot_step(picture_step(trace, step))
         size_inches = (WIDTH_INCHES, timeline_height(trace))
         figure = plt.figure(figsize=size_inches)
         ax = figure.add_axes((0, 0, 1, 1))
@@ -68,13 +81,17 @@ def plot_timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
 def timeline_height(trace: Trace) -> float:
     """Height in inches that suits the number of ranks and what their rows hold."""
+    if shows_step(trace):
+        return step_height(find_step(trace))
     events = trace.events
     row = 0.62 + (0.22 if (events.kind == SPAN).any() else 0) + (0.14 if (events.kind == MARK).any() else 0)
     return float(np.clip(row * trace.world_size, 1.2, 8.5))
 
 
-def draw_timeline(trace: Trace, ax: Axes) -> style.Margins:
+def draw_timeline(trace: Trace, ax: Axes, step: int | None = None) -> style.Margins:
     """Draws the timeline on axes that have their size already; returns the room that the words around it take."""
+    if step is not None or shows_step(trace):
+        return draw_step(picture_step(trace, step), ax)
     axis = TimeAxis.of(trace.events)
     bars = make_bars(trace)
     rows = Rows.of(trace, bars)

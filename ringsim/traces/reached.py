@@ -16,6 +16,8 @@ REACHED: Final = {
     "save": "ringsim.traces.files:save",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
+    "bubble": "ringsim.traces.bubbles:bubble",
+    "peak_activations": "ringsim.traces.live_activations:peak_activations",
     "plot_bandwidth": "ringsim.plot.bandwidth_chart:plot_bandwidth",
     "png": "ringsim.plot.display:png",
     "bandwidth_png": "ringsim.plot.bandwidth_chart:png",

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ringsim.traces.bubbles import bubble
 from ringsim.traces.events import NONE, OP_NAMES
+from ringsim.traces.stages import count_steps
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ def summarise(trace: Trace) -> str:
         others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
         lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
         lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
+    if count_steps(events):
+        lines.append(f"  pipeline      {_last_step(trace)}")
     unmatched = trace.unmatched
     lines.append(f"  unmatched     {count(len(unmatched), 'operation') if unmatched else 'none'}")
     lines += _some([f"    {operation!r}" for operation in unmatched])
@@ -72,6 +76,8 @@ def describe(trace: Trace) -> str:
     wait = _longest_wait(trace)
     if wait is not None:
         sentence += f"; the longest wait: {wait}"
+    if count_steps(trace.events):
+        sentence += f"; {_last_step(trace)}"
     if trace.unmatched:
         sentence += f"; {count(len(trace.unmatched), 'operation')} without a partner"
     return sentence + "."
@@ -89,6 +95,13 @@ def count(number: int, noun: str) -> str:
 
 def _events_in_time(trace: Trace) -> str:
     return f"{count(len(trace.events), 'event')} in {time_text(trace.makespan_s * 1e9)}"
+
+
+def _last_step(trace: Trace) -> str:
+    """Returns what a pipeline's last step was, and its bubble, in words."""
+    measured = bubble(trace)
+    said = f"{count(count_steps(trace.events), 'step')}, the last one of {measured.schedule}: bubble {100 * measured.of_total:.0f} %"
+    return said if measured.closed_form is None else f"{said} (closed form {100 * measured.closed_form.of_total:.0f} %)"
 
 
 class _Edge(NamedTuple):

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from ringsim.traces.bandwidths import Bandwidths
+    from ringsim.traces.bubbles import Bubble
+    from ringsim.traces.live_activations import PeakActivations
 
 __all__ = ["Trace"]
 
@@ -116,15 +117,51 @@ class Trace:
         axes: Axes = reach("plot_ring")(self, ax=ax)
         return axes
 
-    def plot_timeline(self, *, ax: Axes | None = None) -> Axes:
-        """Draws what each rank did when; on ``ax`` where given, else on a new figure."""
-        axes: Axes = reach("plot_timeline")(self, ax=ax)
+    def plot_timeline(self, *, step: int | None = None, ax: Axes | None = None) -> Axes:
+        """Draws what each rank did when; on ``ax`` where given, else on a new figure.
+
+        Args:
+            step: of a pipeline's trace, which step, from 0; None for the last one.
+            ax: where to draw.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ArgumentError: the trace has no such step.
+        """
+        axes: Axes = reach("plot_timeline")(self, step=step, ax=ax)
         return axes
 
-    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
-        """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
-        axes: Axes = reach("plot_bandwidth")(self, curve=curve, ax=ax)
-        return axes
+    def bubble(self, step: int | None = None) -> Bubble:
+        """Measures how long the ranks of a pipeline did not compute in one step, beside what the schedule's closed form says.
+
+        Args:
+            step: which step, from 0; None for the last one.
+
+        Returns:
+            The bubble by rank and in all, by makespan and by span.
+
+        Raises:
+            ArgumentError: the trace has no such step.
+        """
+        measured: Bubble = reach("bubble")(self, step)
+        return measured
+
+    def peak_activations(self, step: int | None = None) -> PeakActivations:
+        """Counts the most activations that each rank of a pipeline held at a time in one step, beside what the closed form says.
+
+        Args:
+            step: which step, from 0; None for the last one.
+
+        Returns:
+            The peaks by rank.
+
+        Raises:
+            ArgumentError: the trace has no such step.
+        """
+        measured: PeakActivations = reach("peak_activations")(self, step)
+        return measured
 
     def summary(self) -> str:
         """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,17 +29,39 @@ def write_script(directory: Path, body: str) -> str:
     return "script.py"
 
 
-def test_demo_records_draws_and_checks_its_result(tmp_path: Path) -> None:
+def test_demo_learns_records_and_draws(tmp_path: Path) -> None:
     done = ringsim_command("demo", "-n", "3", cwd=tmp_path)
-    assert "as computed in one process" in done.stdout
+    losses = [float(loss) for loss in re.findall(r"step +\d+ of 40 +loss (\S+)", done.stdout)]
+    assert len(losses) == 9
+    assert losses[0] > 3.9  # 62 letters, all as likely
+    assert losses[-1] < 2.6
+    assert "lose as much in one process" in done.stdout
     assert sorted(file.name for file in (tmp_path / "demo").iterdir()) == ["ring.png", "run.ringtrace", "timeline.png"]
     trace = ringsim.load(tmp_path / "demo" / "run.ringtrace")
-    messages = trace.to_pandas("messages")
-    assert len(messages) == 3 * 4  # every microbatch crosses every edge, the closing one too
-    assert set(zip(messages.src, messages.dst, strict=True)) == {(0, 1), (1, 2), (2, 0)}
+    assert trace.peak_activations(step=39).peaks == (3, 2, 1)
     events = trace.to_pandas()
-    assert {Path(file).name for file in events.file} == {"demo.py"}
-    assert (events.kind == "span").sum() == 3 * 4
+    steps = events[events.label == "step 1f1b"]
+    assert steps.groupby("rank").size().tolist() == [40, 40, 40]
+    sends = events[(events["rank"] == 0) & (events.kind == "send") & (events.size_bytes == 8 * 32 * 64 * 4)]
+    assert len(sends) == 40 * 8  # each microbatch's hidden states, in each step
+    assert set(sends.group) == {"ring:0>1"}
+    assert {Path(file).name for file in events.file} == {"demo.py"}  # the line that asked for it, not one of ringsim's own
+
+
+def test_generate_measures_and_draws(tmp_path: Path) -> None:
+    done = ringsim_command("generate", "-n", "2", "--tokens", "4", "--job-ms", "2", "--compare", cwd=tmp_path)
+    assert "14 messages of states and tokens" in done.stdout  # 2 batches x (4 tokens x 2 edges - 1)
+    compared = re.findall(r"(synchronous|asynchronous), (\d) inner iterations?: a stage works (\d+)% .* at most (\d+)%", done.stdout)
+    assert [(kind, turns, most) for kind, turns, _, most in compared] == [
+        ("synchronous", "2", "100"),
+        ("asynchronous", "1", "50"),
+        ("asynchronous", "2", "100"),
+        ("asynchronous", "3", "50"),
+    ]
+    assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in compared)  # jobs are not exactly alike
+    files = {file.name: file.read_bytes()[:4] for file in (tmp_path / "generation").iterdir()}
+    assert sorted(files) == ["inner_iterations.png", "ring.png", "run.ringtrace", "timeline.png"]
+    assert files["inner_iterations.png"] == b"\x89PNG"
 
 
 def test_trace_runs_an_unmodified_script(tmp_path: Path) -> None:

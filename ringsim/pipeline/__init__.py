@@ -1,0 +1,236 @@
+"""Models cut into stages, trained and run on the ring.
+
+The flow of a training step: a model is cut into stages, a schedule says which stage does what when, and an executor does it, sending
+activations forward and gradients back::
+
+    partition -> stages ------.
+                              +---> executor, on real ranks ---> gradients in the user's own parameters
+    schedule (plain data) ----+---> evaluator, on a clock -----> times, deadlocks
+                              '---> closed forms --------------> makespan, bubble, peak activations, messages
+
+Models and stages::
+
+    partition_model           cut a model's layers into contiguous ranges, one for each stage
+    by_count                  the same cut for a number of layers: equal counts
+    by_weight                 the same cut for weights: the heaviest stage as light as can be
+    get_stage_layers          the layers of one range
+    Stage                     the part of a model that one stage runs
+    build_stages              all stages of a model
+    tied_parameters           parameters that more than one stage uses
+    adapter_of                the adapter of a model
+    Adapter                   how to see a model as embed -> layers -> head
+    Announced                 what every rank knows of a microbatch without being sent it
+    SmallTransformer          a small readable transformer
+
+Schedules::
+
+    make_schedule             a schedule by its name
+    gpipe                     all forwards, then all backwards (AFAB)
+    one_f_one_b               1F1B: forwards and backwards take turns
+    interleaved_1f1b          1F1B with several stages a rank
+    looped_bfs                looped, breadth first
+    zb_h1                     zero bubble, with the memory of 1F1B
+    zb_h2                     zero bubble, with twice the memory
+    zb_v                      zero bubble, stages placed in a V
+    dualpipe_v                DualPipe, stages placed in a V
+    Schedule                  for each rank, the list of what it does
+    Action                    one item of that list
+    parse_action              reads one, such as 2F0
+    to_text                   a schedule as text
+    from_text                 and back
+    to_csv                    a schedule as torch's CSV
+    from_csv                  and back
+    validate                  whether a schedule is a whole step that can finish
+    lower                     puts the sends and receives into a schedule
+    evaluate                  when each action of a schedule happens, without ranks
+    Evaluation                what `evaluate` returns: times, bubbles, live activations
+    Costs                     what the actions of a schedule cost
+    plot_schedule             a picture of a schedule, or of an evaluation
+
+What a known schedule costs, by formula, is in ``ringsim.pipeline.closed_forms``.
+
+Training::
+
+    train_step_pipeline       one training step on the ring, with any schedule
+    train_step_pipeline_afab  the same, for a causal language model and AFAB
+    eval_step_pipeline        the loss alone, without gradients
+    clip_grad_norm_pipeline   gradient clipping over all stages
+    new_replica_group         the ranks of one stage, where several pipelines share out a batch
+    average_gradients         the mean of their gradients
+    cross_entropy             the loss of a step when no other is given
+    forward_stage             the forward pass of one stage
+    backward_stage            its backward pass
+    backward_input            the first half of that: the gradient that is sent back
+    backward_weight           the second half: the gradients of the parameters
+    send_activation           sends to the stage after
+    recv_activation           receives from the stage before
+    send_gradient             sends to the stage before
+    recv_gradient             receives from the stage after
+
+Are the gradients right?::
+
+    gradient_report           every parameter's gradient against that of one process
+    compare_gradients         the same for any two sets of gradients
+    GradientReport            what both return
+    single_process_step       loss and gradients of one process
+    check_single_rank         are the stages, one after the other in one process, the model?
+    check_gradient_flow       which parameters a backward pass did not reach
+    boundary_shapes           what crosses each boundary
+    compare_losses            is each step's loss that of one process?
+
+Generation::
+
+    generate                  continues prompts, on the token ring
+    can_finish                whether a token ring comes to an end
+    steady_use                how busy it keeps a stage
+
+Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
+
+Example:
+    >>> from ringsim.pipeline import by_count
+    >>> by_count(num_layers=5, num_stages=2)
+    [range(0, 3), range(3, 5)]
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+# The table of contents: public name -> the module that defines it.
+_CONTENTS: Final = {
+    "Action": "ringsim.pipeline.actions",
+    "Adapter": "ringsim.pipeline.adapters.protocol",
+    "Announced": "ringsim.pipeline.adapters.protocol",
+    "Costs": "ringsim.pipeline.costs",
+    "Evaluation": "ringsim.pipeline.evaluator",
+    "GradientReport": "ringsim.pipeline.gradients",
+    "Schedule": "ringsim.pipeline.schedule",
+    "SmallTransformer": "ringsim.pipeline.transformer",
+    "Stage": "ringsim.pipeline.stage",
+    "adapter_of": "ringsim.pipeline.adapters.lookup",
+    "average_gradients": "ringsim.pipeline.replicas",
+    "backward_input": "ringsim.pipeline.steps",
+    "backward_stage": "ringsim.pipeline.steps",
+    "backward_weight": "ringsim.pipeline.steps",
+    "boundary_shapes": "ringsim.pipeline.model_checks",
+    "build_stages": "ringsim.pipeline.stage",
+    "by_count": "ringsim.pipeline.partition_plan",
+    "by_weight": "ringsim.pipeline.partition_plan",
+    "can_finish": "ringsim.pipeline.generation_map",
+    "check_gradient_flow": "ringsim.pipeline.model_checks",
+    "check_single_rank": "ringsim.pipeline.model_checks",
+    "clip_grad_norm_pipeline": "ringsim.pipeline.clipping",
+    "compare_gradients": "ringsim.pipeline.gradients",
+    "compare_losses": "ringsim.pipeline.model_checks",
+    "cross_entropy": "ringsim.pipeline.training",
+    "dualpipe_v": "ringsim.pipeline.schedules.vee",
+    "eval_step_pipeline": "ringsim.pipeline.training",
+    "evaluate": "ringsim.pipeline.evaluator",
+    "forward_stage": "ringsim.pipeline.steps",
+    "from_csv": "ringsim.pipeline.schedule_text",
+    "from_text": "ringsim.pipeline.schedule_text",
+    "generate": "ringsim.pipeline.generation",
+    "get_stage_layers": "ringsim.pipeline.partition",
+    "gpipe": "ringsim.pipeline.schedules.linear",
+    "gradient_report": "ringsim.pipeline.gradients",
+    "interleaved_1f1b": "ringsim.pipeline.schedules.looped",
+    "looped_bfs": "ringsim.pipeline.schedules.looped",
+    "lower": "ringsim.pipeline.lowering",
+    "make_schedule": "ringsim.pipeline.schedules",
+    "new_replica_group": "ringsim.pipeline.replicas",
+    "one_f_one_b": "ringsim.pipeline.schedules.linear",
+    "parse_action": "ringsim.pipeline.actions",
+    "partition_model": "ringsim.pipeline.partition",
+    "plot_schedule": "ringsim.plot.schedule",
+    "recv_activation": "ringsim.pipeline.messages",
+    "recv_gradient": "ringsim.pipeline.messages",
+    "send_activation": "ringsim.pipeline.messages",
+    "send_gradient": "ringsim.pipeline.messages",
+    "single_process_step": "ringsim.pipeline.single_process",
+    "steady_use": "ringsim.pipeline.generation_map",
+    "tied_parameters": "ringsim.pipeline.stage",
+    "to_csv": "ringsim.pipeline.schedule_text",
+    "to_text": "ringsim.pipeline.schedule_text",
+    "train_step_pipeline": "ringsim.pipeline.training",
+    "train_step_pipeline_afab": "ringsim.pipeline.training",
+    "validate": "ringsim.pipeline.validation",
+    "zb_h1": "ringsim.pipeline.schedules.zero_bubble",
+    "zb_h2": "ringsim.pipeline.schedules.zero_bubble",
+    "zb_v": "ringsim.pipeline.schedules.vee",
+}
+__all__ = list(_CONTENTS)
+
+if TYPE_CHECKING:  # the same table, for type checkers and editors
+    from ringsim.pipeline.actions import Action as Action
+    from ringsim.pipeline.actions import parse_action as parse_action
+    from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
+    from ringsim.pipeline.adapters.protocol import Adapter as Adapter
+    from ringsim.pipeline.adapters.protocol import Announced as Announced
+    from ringsim.pipeline.clipping import clip_grad_norm_pipeline as clip_grad_norm_pipeline
+    from ringsim.pipeline.costs import Costs as Costs
+    from ringsim.pipeline.evaluator import Evaluation as Evaluation
+    from ringsim.pipeline.evaluator import evaluate as evaluate
+    from ringsim.pipeline.generation import generate as generate
+    from ringsim.pipeline.generation_map import can_finish as can_finish
+    from ringsim.pipeline.generation_map import steady_use as steady_use
+    from ringsim.pipeline.gradients import GradientReport as GradientReport
+    from ringsim.pipeline.gradients import compare_gradients as compare_gradients
+    from ringsim.pipeline.gradients import gradient_report as gradient_report
+    from ringsim.pipeline.lowering import lower as lower
+    from ringsim.pipeline.messages import recv_activation as recv_activation
+    from ringsim.pipeline.messages import recv_gradient as recv_gradient
+    from ringsim.pipeline.messages import send_activation as send_activation
+    from ringsim.pipeline.messages import send_gradient as send_gradient
+    from ringsim.pipeline.model_checks import boundary_shapes as boundary_shapes
+    from ringsim.pipeline.model_checks import check_gradient_flow as check_gradient_flow
+    from ringsim.pipeline.model_checks import check_single_rank as check_single_rank
+    from ringsim.pipeline.model_checks import compare_losses as compare_losses
+    from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
+    from ringsim.pipeline.partition import partition_model as partition_model
+    from ringsim.pipeline.partition_plan import by_count as by_count
+    from ringsim.pipeline.partition_plan import by_weight as by_weight
+    from ringsim.pipeline.replicas import average_gradients as average_gradients
+    from ringsim.pipeline.replicas import new_replica_group as new_replica_group
+    from ringsim.pipeline.schedule import Schedule as Schedule
+    from ringsim.pipeline.schedule_text import from_csv as from_csv
+    from ringsim.pipeline.schedule_text import from_text as from_text
+    from ringsim.pipeline.schedule_text import to_csv as to_csv
+    from ringsim.pipeline.schedule_text import to_text as to_text
+    from ringsim.pipeline.schedules import make_schedule as make_schedule
+    from ringsim.pipeline.schedules.linear import gpipe as gpipe
+    from ringsim.pipeline.schedules.linear import one_f_one_b as one_f_one_b
+    from ringsim.pipeline.schedules.looped import interleaved_1f1b as interleaved_1f1b
+    from ringsim.pipeline.schedules.looped import looped_bfs as looped_bfs
+    from ringsim.pipeline.schedules.vee import dualpipe_v as dualpipe_v
+    from ringsim.pipeline.schedules.vee import zb_v as zb_v
+    from ringsim.pipeline.schedules.zero_bubble import zb_h1 as zb_h1
+    from ringsim.pipeline.schedules.zero_bubble import zb_h2 as zb_h2
+    from ringsim.pipeline.single_process import single_process_step as single_process_step
+    from ringsim.pipeline.stage import Stage as Stage
+    from ringsim.pipeline.stage import build_stages as build_stages
+    from ringsim.pipeline.stage import tied_parameters as tied_parameters
+    from ringsim.pipeline.steps import backward_input as backward_input
+    from ringsim.pipeline.steps import backward_stage as backward_stage
+    from ringsim.pipeline.steps import backward_weight as backward_weight
+    from ringsim.pipeline.steps import forward_stage as forward_stage
+    from ringsim.pipeline.training import cross_entropy as cross_entropy
+    from ringsim.pipeline.training import eval_step_pipeline as eval_step_pipeline
+    from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
+    from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
+    from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
+    from ringsim.pipeline.validation import validate as validate
+    from ringsim.plot.schedule import plot_schedule as plot_schedule
+else:  # hidden from them, so that they report a misspelt name
+
+    def __getattr__(name: str) -> Any:
+        """Finds a public name in the module that defines it, on first use."""
+        module = _CONTENTS.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(module), name)
+        globals()[name] = value  # the next use costs nothing
+        return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, for completion."""
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""How different models are seen the same way: embed -> layers -> head."""

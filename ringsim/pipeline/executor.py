@@ -1,0 +1,174 @@
+"""Runs a schedule on ranks: each does its own list of actions, in order.
+
+What an action does with the tensors of stage s and microbatch i, on one rank::
+
+    RECV_F   post the receive of x                              RECV_B   post the receive of the gradient of y
+    F        x -> stage -> y; keep (x, y)                       B        (x, y), gradient of y -> gradients; forget (x, y)
+    SEND_F   begin to send y                                    SEND_B   begin to send the gradient of x
+
+Neither sends nor receives block: a computation waits for its receive, and the end of the step for the sends. So a message travels while the
+ranks compute. Two stages on one rank hand tensors over directly.
+
+In a trace the step and each computation are spans, from which ``ringsim.traces.stages`` reads them again: "step 1f1b" around "forward",
+"backward", "input_grad" and "weight_grad", each with its stage and microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ringsim.pipeline.actions import Action
+from ringsim.pipeline.mailbox import Mailbox
+from ringsim.pipeline.schedule import Schedule
+from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage
+from ringsim.traces.recorder import span
+
+__all__ = ["Executor", "StageRun"]
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What the executor needs to know of a stage.
+
+    Attributes:
+        run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage the loss, as it is to be differentiated.
+        parameters: what the ``W`` actions add gradients to.
+    """
+
+    run: Callable[[Tensor, int], Tensor]
+    parameters: Sequence[nn.Parameter]
+
+
+class Executor:
+    """Runs one rank's part of a step.
+
+    Args:
+        schedule: with its sends and receives, as `lower` makes it.
+        stages: this rank's stages, by number.
+        inputs: the microbatches, for the first stage.
+        mailbox: carries the messages; None where the schedule has none.
+        device: where the stages compute.
+
+    Example:
+        Two stages on one rank:
+
+        >>> from ringsim.pipeline.lowering import lower
+        >>> schedule = Schedule("two on one", 1, (0, 0), (tuple(map(Action._make, [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)])),))
+        >>> weight = torch.tensor(2.0, requires_grad=True)
+        >>> stage = StageRun(lambda x, microbatch: weight * x, [weight])
+        >>> executor = Executor(lower(schedule), {0: stage, 1: stage}, [torch.tensor(3.0)], None, torch.device("cpu"))
+        >>> executor.run(rank=0)
+        >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative by the weight
+        ({0: tensor(12.)}, tensor(12.))
+    """
+
+    def __init__(
+        self, schedule: Schedule, stages: Mapping[int, StageRun], inputs: Sequence[Tensor], mailbox: Mailbox | None, device: torch.device
+    ) -> None:
+        self.losses: dict[int, Tensor] = {}  # of the last stage, by microbatch
+        self._schedule = schedule
+        self._stages = stages
+        self._inputs = inputs
+        self._mailbox = mailbox
+        self._device = device
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (stage, microbatch) -> (x, y), from F to B or W
+        self._ready: dict[Action, Tensor | None] = {}  # results that are to be sent, or taken by another stage of this rank
+        self._gradients: dict[tuple[int, int], Tensor | None] = {}  # of y, from I to W
+        self._perform: Mapping[str, Callable[[Action], None]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._input_half,
+            "W": self._weight_half,
+            "SEND_F": self._send,
+            "SEND_B": self._send,
+            "RECV_F": self._post,
+            "RECV_B": self._post,
+        }
+
+    def run(self, rank: int) -> None:
+        """Performs the actions of a rank; every rank of the ring calls it, and it blocks until this rank's part is done.
+
+        Args:
+            rank: this rank's row of the schedule.
+        """
+        with span(f"step {self._schedule.name}"):
+            for action in self._schedule.actions[rank]:
+                self._perform[action.kind](action)
+            if self._mailbox is not None:
+                self._mailbox.finish()
+
+    def _forward(self, action: Action) -> None:
+        stage, _, microbatch = action
+        x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
+        stage_run = self._stages[stage]
+        with span("forward", stage=stage, microbatch=microbatch):
+            if stage == 0:  # the user's own tensor: nobody wants its gradient
+                y = stage_run.run(x, microbatch)
+            else:
+                y = forward_stage(lambda x: stage_run.run(x, microbatch), x)
+        if stage == self._schedule.num_stages - 1:
+            self.losses[microbatch] = y.detach()
+        else:
+            self._ready[Action(stage, "SEND_F", microbatch)] = y.detach()
+        if torch.is_grad_enabled():
+            self._kept[stage, microbatch] = (x, y)
+
+    def _backward(self, action: Action) -> None:
+        stage, _, microbatch = action
+        grad = self._get_gradient(stage, microbatch)
+        x, y = self._kept.pop((stage, microbatch))
+        with span("backward", stage=stage, microbatch=microbatch):
+            self._pass_back(stage, microbatch, x, backward_stage(x, y, grad))
+
+    def _input_half(self, action: Action) -> None:
+        stage, _, microbatch = action
+        grad = self._gradients[stage, microbatch] = self._get_gradient(stage, microbatch)
+        x, y = self._kept[stage, microbatch]
+        with span("input_grad", stage=stage, microbatch=microbatch):
+            self._pass_back(stage, microbatch, x, backward_input(x, y, grad))
+
+    def _weight_half(self, action: Action) -> None:
+        stage, _, microbatch = action
+        _, y = self._kept.pop((stage, microbatch))
+        with span("weight_grad", stage=stage, microbatch=microbatch):
+            backward_weight(y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters)
+
+    def _send(self, action: Action) -> None:
+        tensor = self._ready.pop(action)
+        if tensor is not None and self._mailbox is not None:
+            self._mailbox.send(action, tensor)
+
+    def _post(self, action: Action) -> None:
+        if self._mailbox is not None:
+            self._mailbox.post(action)
+
+    def _get_input(self, stage: int, microbatch: int) -> Tensor:
+        """Returns what the stage before has made, from this rank or by message."""
+        made_here = self._ready.pop(Action(stage - 1, "SEND_F", microbatch), None)
+        x = made_here if made_here is not None else self._take(Action(stage, "RECV_F", microbatch))
+        assert x is not None  # only gradients can be missing
+        return x
+
+    def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:
+        """Returns the gradient of a stage's output, from the stage after; None on the last, and where there is none."""
+        if stage == self._schedule.num_stages - 1:
+            return None
+        answer = Action(stage + 1, "SEND_B", microbatch)
+        return self._ready.pop(answer) if answer in self._ready else self._take(Action(stage, "RECV_B", microbatch))
+
+    def _pass_back(self, stage: int, microbatch: int, x: Tensor, grad: Tensor | None) -> None:
+        """Makes the gradient of ``x`` ready for the stage before."""
+        if stage == 0:
+            return
+        if grad is None and x.is_floating_point():  # nothing depends on x; the stage before waits for a gradient all the same
+            grad = torch.zeros_like(x)
+        self._ready[Action(stage, "SEND_B", microbatch)] = grad
+
+    def _take(self, recv: Action) -> Tensor | None:
+        assert self._mailbox is not None
+        received = self._mailbox.take(recv)
+        return None if received is None else received.to(self._device)

@@ -1,0 +1,215 @@
+"""Generating text with a model that is cut into stages: the token ring.
+
+Each stage keeps its layers and the keys and values of what they have seen. Hidden states go forward from stage to stage; the last stage
+chooses the next token, which returns to the first over the edge that closes the ring::
+
+    prompts -> stage 0 --hidden--> stage 1 --hidden--> stage 2 -> token
+                  ^                                               |
+                  +--------------------- token -------------------+
+
+The first job of a batch reads its prompts (*prefill*), the others one token each (*decode*). While a token goes round, the stages work on
+other batches: ``num_inner_iterations`` of them are on their way at a time. ``generation_plan`` has the order of jobs and messages,
+``generation_map`` says which settings finish, and how busy the stages are.
+
+Source:
+    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop. Y. Sheng et al., "FlexGen:
+    High-Throughput Generative Inference of Large Language Models with a Single GPU", 2023 (arXiv:2303.06865), section 4.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ringsim.errors import ArgumentError
+from ringsim.pipeline.adapters.protocol import Adapter
+from ringsim.pipeline.generation_link import GenerationLink
+from ringsim.pipeline.generation_map import check_can_finish
+from ringsim.pipeline.generation_plan import Job, plan_batches, plan_jobs, plan_steps
+from ringsim.pipeline.partition import partition_model
+from ringsim.pipeline.prompts import PromptBatch
+from ringsim.pipeline.ring_at_hand import find_ring
+from ringsim.pipeline.stage import Stage
+from ringsim.pipeline.token_choice import TokenChoice
+from ringsim.traces.recorder import span
+
+__all__ = ["generate"]
+
+
+def generate(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    num_inner_iterations: int | None = None,
+    async_comm: bool = False,
+    *,
+    batch_size: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_tokens: Sequence[int] = (),
+    partition: str | Sequence[int] | Sequence[range] = "count",
+    adapter: Adapter | None = None,
+) -> list[list[int]]:
+    """Continues prompts, with the model cut into as many stages as the ring has ranks.
+
+    Every rank of the ring calls it with the same arguments, and blocks until all tokens are there. Where there is neither a ring nor a
+    default process group, the process does it alone. The tokens are those that the model gives in one process.
+
+    A batch goes on to the last token even when its prompts have all stopped: so every rank knows, without being told, which messages come.
+
+    Args:
+        model: the whole model, the same on every rank; it is used as in ``eval`` mode.
+        prompts: token ids of each prompt, of any lengths.
+        max_new_tokens: tokens to generate for each prompt, 1 or more.
+        num_inner_iterations: batches on their way at a time; None for as many as there are stages, which keeps all of them busy.
+        async_comm: whether a step's send and receive are posted together; else one after the other, stage 0 receiving first.
+        batch_size: prompts in a batch, at most; None for all prompts in one round.
+        temperature: 0 for the likeliest token at each place; else tokens are drawn, with the logits divided by it.
+        seed: what the drawn tokens come from. Each prompt has random numbers of its own, so batches and stages do not matter.
+        stop_tokens: a prompt ends with the first of these.
+        partition: "count", "parameters", the number of layers of each stage, or ranges from ``partition_model``.
+        adapter: how to see the model, for one that ringsim does not know.
+
+    Returns:
+        The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or up to and with the first stop token.
+
+    Raises:
+        ScheduleError: the ring would never end with these settings; raised before anything is sent, with the nearest that work.
+        ArgumentError: an argument breaks its rule.
+        MessageMismatch: the ranks were not given the same arguments.
+
+    Example:
+        >>> import ringsim
+        >>> from ringsim.pipeline import SmallTransformer
+        >>> def worker():
+        ...     torch.manual_seed(1)
+        ...     model = SmallTransformer(vocab_size=50, hidden_size=16, num_layers=4)
+        ...     return generate(model, [[1, 2, 3], [4, 5]], max_new_tokens=4)
+        >>> two, one = (ringsim.trace(worker, world_size=size).results[0] for size in (2, 1))
+        >>> two == one, [len(tokens) for tokens in two]
+        (True, [4, 4])
+
+    Source:
+        FlexLLMGen's ``generation_loop_normal``.
+    """
+    ring = find_ring()
+    num_stages, stage_index = len(ring.ranks), ring.ranks.index(ring.rank)
+    in_turn = num_stages if num_inner_iterations is None else num_inner_iterations
+    prompts = [[int(token) for token in prompt] for prompt in prompts]
+    _check(prompts, max_new_tokens, batch_size, temperature)
+    check_can_finish(num_stages, in_turn, max_new_tokens, async_comm)
+
+    by = partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
+    cut = partition_model(model, num_stages, by=by, adapter=adapter)
+    stage = Stage(model, cut[stage_index], is_first=stage_index == 0, is_last=stage_index == num_stages - 1, adapter=adapter)
+    batches = plan_batches(len(prompts), in_turn, batch_size)
+    choices = [TokenChoice(batch, temperature, seed) for batch in batches]
+    device = next(model.parameters()).device
+    work = _StageWork(model, stage, stage_index, [PromptBatch([prompts[i] for i in batch], device) for batch in batches], choices, in_turn)
+    asked = [prompts, max_new_tokens, in_turn, async_comm, batch_size, cut]
+    link = GenerationLink(ring, zlib.crc32(repr(asked).encode()), async_comm=async_comm, device=device)
+
+    jobs = plan_jobs(len(batches), in_turn, max_new_tokens)
+    output: Tensor | None = None
+    with torch.no_grad(), _evaluating(model):
+        for step in plan_steps(stage_index, num_stages, jobs, max_new_tokens):
+            received = link.exchange(output if step.send else None, work.input_shape(step.receive) if step.receive else None)
+            output = work.compute(step.compute, received) if step.compute else None
+
+    rows = link.share_results(work.chosen_tokens(len(prompts), max_new_tokens, batches))
+    return [_until_stop(tokens, stop_tokens) for tokens in rows.tolist()]
+
+
+class _StageWork:
+    """What one stage computes: its part of the model, and for each batch the prompts, the cache and, on the last stage, the tokens.
+
+    Args:
+        model: the whole model.
+        stage: this rank's part of it.
+        stage_index: its number.
+        batches: the prompts of each batch.
+        choices: what chooses the tokens of each batch.
+        in_turn: batches on their way at a time; as many caches are kept.
+    """
+
+    def __init__(
+        self, model: nn.Module, stage: Stage, stage_index: int, batches: list[PromptBatch], choices: list[TokenChoice], in_turn: int
+    ) -> None:
+        self._model = model
+        self._stage = stage
+        self._stage_index = stage_index
+        self._batches = batches
+        self._choices = choices
+        self._caches: list[Any] = [None] * in_turn
+        self._tokens: list[list[Tensor]] = [[] for _ in batches]  # each shape (batch, 1)
+
+    def input_shape(self, job: Job) -> tuple[int, int]:
+        """Returns (batch, tokens) of a job's input."""
+        rows, length = self._batches[job.batch].token_ids.shape
+        return rows, length if job.token == 0 else 1
+
+    def compute(self, job: Job, received: Tensor | None) -> Tensor:
+        """Does a job; returns hidden states, or on the last stage the chosen tokens, shape (batch, 1)."""
+        batch, turn = self._batches[job.batch], job.batch % len(self._caches)
+        if job.token == 0:
+            self._caches[turn] = self._stage.adapter.cache(self._model)
+        if received is not None:
+            x = received
+        else:  # the first stage reads prompts; and a stage that is alone keeps its tokens
+            x = batch.token_ids if job.token == 0 else self._tokens[job.batch][-1]
+        with span(job.name, stage=self._stage_index, microbatch=job.batch):
+            y: Tensor = self._stage(x, batch.attention_mask(job.token), batch.position_ids(job.token), self._caches[turn])
+            if self._stage.is_last:
+                y = self._choices[job.batch](y[:, -1])
+                self._tokens[job.batch].append(y)
+        return y
+
+    def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:
+        """Returns the tokens of all prompts in their order, shape (prompts, tokens), int64; zeros where this is not the last stage."""
+        rows = torch.zeros(num_prompts, num_tokens, dtype=torch.int64)
+        for prompt_numbers, tokens in zip(batches, self._tokens, strict=True):
+            if tokens:
+                rows[prompt_numbers] = torch.cat(tokens, dim=1).cpu()
+        return rows
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts all modules into ``eval`` mode, and each back into the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _check(prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int | None, temperature: float) -> None:
+    if not prompts:
+        raise ArgumentError("prompts must be one or more, got none. Pass a list of lists of token ids.")
+    for number, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ArgumentError(f"a prompt must have one token or more, got none (prompt {number}). Begin it with the model's first token.")
+    if max_new_tokens < 1:
+        raise ArgumentError(f"max_new_tokens must be 1 or more, got {max_new_tokens}. Say how many tokens to generate for each prompt.")
+    if batch_size is not None and batch_size < 1:
+        raise ArgumentError(f"batch_size must be 1 or more, got {batch_size}. Leave it out to have all prompts in one round.")
+    if not temperature >= 0:
+        raise ArgumentError(f"temperature must be 0 or more, got {temperature}. Use 0 for the likeliest token.")
+
+
+def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:
+    """Cuts the tokens after the first one that stops.
+
+    Example:
+        >>> _until_stop([5, 7, 9, 7], [7, 8])
+        [5, 7]
+    """
+    ends = [place for place, token in enumerate(tokens) if token in stop_tokens]
+    return tokens[: ends[0] + 1] if ends else tokens

@@ -1,0 +1,231 @@
+"""The messages of one rank during one step: many are under way at a time.
+
+::
+
+    post(1RECV_F2) --->  waiting: 1RECV_F1 1RECV_F2  -- the shape is known -->  posted: 1RECV_F0  --->  take(1RECV_F0)
+    send(1SEND_B0) --->  sent: 1SEND_B0              ---------------------------------------------->  finish() waits for all
+
+A receive needs a buffer that fits, so it is posted once the shape is known. Where all microbatches of a step are alike, the first
+activation over a boundary has a header that says so, and those after it need none. Else each activation has a header. A gradient never has:
+it is like its activation.
+
+Transports without tags match by order: what a rank sends to another must be posted there in the same order, which is how `lower` writes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+from torch import Tensor
+
+from ringsim.errors import MessageMismatch
+from ringsim.pipeline.actions import Action
+from ringsim.pipeline.headers import Header, Payload
+from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route
+from ringsim.pipeline.schedule import Schedule
+from ringsim.ring import Ring
+from ringsim.traces.hot_path import meaning
+
+__all__ = ["Mailbox"]
+
+
+class Mailbox:
+    """Sends and receives the messages of one step on one rank.
+
+    Every rank of the ring makes one for the same step, and calls `finish` at its end. The first `send` or `post` blocks until both
+    neighbours have one too, to compare ``agreed``.
+
+    Args:
+        ring: this rank's ring, of two ranks or more.
+        schedule: what is run; its rank *i* is the rank at place *i* of the ring.
+        agreed: a greeting that says what all ranks must agree on.
+        alike: whether all microbatches have one shape.
+    """
+
+    def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
+        here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+        ranks = schedule.stage_ranks
+        self._rank = ring.rank
+        self._alike = alike
+        self._agreed = agreed
+        self._sent: dict[Action, Posted] = {}
+        self._shapes = _Shapes()
+        # A boundary has the number of the stage before it.
+        self._routes = {
+            boundary: Route.over_edge(ring, source, target)
+            for boundary, (source, target) in enumerate(pairwise(ranks))
+            if here in (source, target) and source != target
+        }
+        self._incoming = {route: _Incoming(route, self._shapes) for route in self._routes.values()}
+        neighbours = {(here - 1) % size, (here + 1) % size}
+        ways = [Route.over_edge(ring, min(here, place), max(here, place)) for place in sorted(neighbours)]
+        self._greetings = {way.peer: way.iswap(agreed.pack(), SHARED_TAG) for way in ways}
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Begins to send the payload of a send; does not block.
+
+        Args:
+            action: a send of one of this rank's stages.
+            tensor: what it sends; it must not be changed before `finish`.
+
+        Raises:
+            MessageMismatch: a neighbour runs another step, or the tensor is not as announced.
+        """
+        self._greet()
+        route = self._routes[_boundary(action)]
+        with _about(action):
+            if action.kind == "SEND_F":
+                self._announce(action, Payload.of(tensor), route)
+            self._sent[action] = route.isend(tensor)
+
+    def post(self, action: Action) -> None:
+        """Says that a receive comes next from its rank; it is posted when its shape is known. Does not block.
+
+        Args:
+            action: a receive of one of this rank's stages.
+
+        Raises:
+            MessageMismatch: a neighbour runs another step.
+        """
+        self._greet()
+        self._incoming[self._routes[_boundary(action)]].add(action)
+
+    def take(self, action: Action) -> Tensor | None:
+        """Returns what a receive has received; blocks until it is there.
+
+        Args:
+            action: a receive that was posted.
+
+        Returns:
+            The tensor; None for the gradient of something that has none.
+
+        Raises:
+            MessageMismatch: another rank sends something else.
+        """
+        received = self._incoming[self._routes[_boundary(action)]].take(action)
+        if action.kind == "RECV_B" and received is not None:  # the answer to an activation, whose send is over therefore
+            self._sent.pop(Action(action.stage, "SEND_F", action.microbatch)).wait()
+        return received
+
+    def finish(self) -> None:
+        """Blocks until everything sent has arrived."""
+        self._greet()
+        for posted in self._sent.values():
+            posted.wait()
+        self._sent.clear()
+
+    def _greet(self) -> None:
+        """Compares with the neighbours what both sides take for agreed, once; both raise where they differ."""
+        theirs = {}
+        for peer, (sent, received) in self._greetings.items():
+            theirs[peer] = Header.unpack(received.wait())
+            sent.wait()
+        self._greetings.clear()
+        for peer, header in theirs.items():
+            if header != self._agreed:
+                raise MessageMismatch(
+                    f"a step must be the same on every rank, got one of {self._agreed.microbatch} microbatches on rank {self._rank} and "
+                    f"one of {header.microbatch} on rank {peer}, or another schedule or partition. "
+                    "Call train_step_pipeline with the same schedule, partition and number of microbatches everywhere."
+                )
+
+    def _announce(self, action: Action, payload: Payload, route: Route) -> None:
+        """Sends the header of an activation, unless an earlier one spoke for it."""
+        announced = self._shapes.find(action)
+        if announced is None:
+            header = Header("activation", action.microbatch, payload, self._alike)
+            # Its handle can wait with that of the payload: the two go one after the other.
+            self._sent[Action(action.stage, "header", action.microbatch)] = route.isend(header.pack(), HEADER_TAG)
+        elif announced != payload:
+            raise MessageMismatch(
+                f"the activations of a boundary must be alike where all microbatches are, {announced}, got {payload} "
+                f"({action} on rank {self._rank}). Make the shape of a stage's output depend on that of its input alone."
+            )
+        self._shapes.learn(action, payload, every=self._alike)
+        self._shapes.learn(Action(action.stage, "RECV_B", action.microbatch), payload, every=self._alike)
+
+
+class _Shapes:
+    """What messages are like, as far as it is known: of one, or of all that a stage sends or receives of a kind."""
+
+    def __init__(self) -> None:
+        self._one: dict[Action, Payload] = {}
+        self._all: dict[tuple[int, str], Payload] = {}
+
+    def learn(self, action: Action, payload: Payload, *, every: bool) -> None:
+        if every:
+            self._all[action.stage, action.kind] = payload
+        else:
+            self._one[action] = payload
+
+    def find(self, action: Action) -> Payload | None:
+        return self._all.get((action.stage, action.kind)) or self._one.get(action)
+
+
+class _Incoming:
+    """What another rank sends to this one, in its order."""
+
+    def __init__(self, route: Route, shapes: _Shapes) -> None:
+        self._route = route
+        self._shapes = shapes
+        self._waiting: deque[Action] = deque()
+        self._posted: dict[Action, Posted | None] = {}
+        self._header: Posted | None = None
+
+    def add(self, action: Action) -> None:
+        self._waiting.append(action)
+        self._advance()
+
+    def take(self, action: Action) -> Tensor | None:
+        self._advance()
+        while action not in self._posted:
+            self._read_header()
+            self._advance()
+        posted = self._posted.pop(action)
+        return None if posted is None else posted.wait()
+
+    def _advance(self) -> None:
+        """Posts what can be posted: payloads of known shape, and the header of the first one that is not known."""
+        while self._waiting:
+            first = self._waiting[0]
+            payload = self._shapes.find(first)
+            if payload is None:
+                break
+            self._waiting.popleft()
+            with _about(first):
+                has_message = first.kind == "RECV_F" or payload.dtype.is_floating_point
+                self._posted[first] = self._route.irecv(payload) if has_message else None
+        if self._waiting and self._header is None and self._waiting[0].kind == "RECV_F":
+            with _about(self._waiting[0]):
+                self._header = self._route.irecv_header()
+
+    def _read_header(self) -> None:
+        """Learns from its header what the first one is like; blocks until it is there."""
+        action, posted = self._waiting[0], self._header
+        assert posted is not None, f"{action} before the forward pass that it answers"
+        self._header = None
+        header = Header.unpack(posted.wait())
+        if (header.kind, header.microbatch) != ("activation", action.microbatch):
+            raise MessageMismatch(
+                f"{action} must get the activation of microbatch {action.microbatch}, got the {header.kind} of microbatch "
+                f"{header.microbatch} (from rank {self._route.peer}). Send in the order in which the other side receives."
+            )
+        self._shapes.learn(action, header.payload, every=header.alike)
+
+
+def _boundary(action: Action) -> int:
+    """Returns which boundary a message crosses: the number of the stage before it."""
+    return action.stage if action.kind in ("SEND_F", "RECV_B") else action.stage - 1
+
+
+@contextmanager
+def _about(action: Action) -> Iterator[None]:
+    """Gives the operations inside their stage and microbatch in the trace, as a span does, without being one."""
+    outer = meaning.set(action.microbatch << 32 | action.stage)
+    try:
+        yield
+    finally:
+        meaning.reset(outer)

@@ -1,0 +1,299 @@
+"""One training step on a ring: forward and backward passes of all microbatches, in the order of a schedule.
+
+::
+
+    every rank has the whole model and all microbatches; it uses
+        its stages' layers        partition_model, build_stages
+        its list of actions       make_schedule, lower
+    and does                      Executor.run: compute, send, receive
+    then the ranks tell           the gradients of tied parameters, the loss
+    and each of its own parameters has its gradient, as on a single process
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint as recompute
+
+from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.pipeline.adapters.lookup import adapter_of
+from ringsim.pipeline.adapters.protocol import Adapter
+from ringsim.pipeline.dropout import SeededAdapter
+from ringsim.pipeline.executor import Executor, StageRun
+from ringsim.pipeline.headers import Header
+from ringsim.pipeline.lockstep import lower_in_step
+from ringsim.pipeline.lowering import lower
+from ringsim.pipeline.mailbox import Mailbox
+from ringsim.pipeline.partition import partition_model
+from ringsim.pipeline.ring_at_hand import find_ring
+from ringsim.pipeline.schedule import Schedule
+from ringsim.pipeline.schedules import make_schedule
+from ringsim.pipeline.sharing import pass_back
+from ringsim.pipeline.stage import Stage, build_stages
+from ringsim.pipeline.tied import TiedGradients
+from ringsim.pipeline.validation import validate
+
+__all__ = ["cross_entropy", "eval_step_pipeline", "train_step_pipeline", "train_step_pipeline_afab"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the mean cross-entropy over the positions of a microbatch whose target is not -100.
+
+    Args:
+        logits: shape (batch, seq, vocabulary). Half-precision ones are compared in float32.
+        targets: token ids, shape (batch, seq), already aligned: the target of a position is what its logits are to predict.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> float(cross_entropy(torch.zeros(1, 2, 4), torch.tensor([[3, -100]])))  # log 4
+        1.3862943649291992
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
+
+
+def train_step_pipeline(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    *,
+    schedule: str | Schedule = "1f1b",
+    partition: str | Sequence[int] | Sequence[range] = "count",
+    attention_masks: Sequence[Tensor] | None = None,
+    loss_fn: Loss = cross_entropy,
+    checkpoint: bool = False,
+    dropout_seed: int | None = None,
+    adapter: Adapter | None = None,
+) -> float:
+    """Runs the forward and backward passes of one step over the ranks of the ring.
+
+    Every rank of the ring calls it with the same arguments, and it blocks until the step is done everywhere. Each rank computes its own
+    stages; afterwards their parameters, the user's own, have their gradients, added to what was there: the gradients of
+
+        the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
+
+    What it leaves to the caller: the optimizer, which may be given all parameters of the model, for those of other ranks have no gradient.
+
+    A ring is built where there is none and ``torch.distributed`` is initialised. Without it, this process is the only rank.
+
+    Args:
+        model: the whole model, the same on every rank, in training or evaluation mode.
+        inputs: one tensor a microbatch: token ids, shape (batch, seq), or whatever the first layer takes. Shapes may differ.
+        targets: one tensor a microbatch, for the loss: token ids, shape (batch, seq), already aligned; positions of -100 do not count.
+        schedule: a name that `make_schedule` knows, or a schedule. Its rank *i* is the rank at place *i* of the ring.
+        partition: "count", "parameters", the number of layers of each stage, or ranges from `partition_model`.
+        attention_masks: one tensor a microbatch: 1 for a token, 0 for padding, shape (batch, seq).
+        loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean of a microbatch.
+        checkpoint: whether stages forget their inner activations, and compute them again for the backward pass.
+        dropout_seed: makes dropout the same for any schedule and number of ranks; another one for each step. None: drawn as it comes.
+        adapter: how to see the model, for one that ringsim does not know.
+
+    Returns:
+        The loss: the mean of the microbatches' losses, the same number on every rank.
+
+    Raises:
+        ArgumentError: the lists differ in length, or are empty; or the partition does not fit.
+        ScheduleError: the schedule is not a whole step, or not for as many ranks and microbatches.
+        MessageMismatch: another rank has other arguments.
+
+    Example:
+        >>> import ringsim
+        >>> def worker(schedule):
+        ...     torch.manual_seed(0)  # the same model everywhere
+        ...     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        ...     inputs, targets = [torch.ones(2, 3)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4
+        ...     loss = train_step_pipeline(model, inputs, targets, schedule=schedule)
+        ...     return round(loss, 4), [parameter.grad is not None for parameter in model.parameters()]
+        >>> ringsim.trace(worker, world_size=2, args=("1f1b",)).results
+        [(0.7093, [True, True, False, False]), (0.7093, [False, False, True, True])]
+    """
+    microbatches = _Microbatches(inputs, targets, attention_masks, loss_fn, checkpoint)
+    with torch.enable_grad():
+        return _run_step(model, microbatches, schedule, partition, dropout_seed, adapter)
+
+
+def eval_step_pipeline(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    *,
+    schedule: str | Schedule = "1f1b",
+    partition: str | Sequence[int] | Sequence[range] = "count",
+    attention_masks: Sequence[Tensor] | None = None,
+    loss_fn: Loss = cross_entropy,
+    adapter: Adapter | None = None,
+) -> float:
+    """Runs the forward passes alone, without gradients, and returns the loss.
+
+    Every rank of the ring calls it with the same arguments, and it blocks until it is done everywhere. Call ``model.eval()`` before, so
+    that nothing is dropped.
+
+    Args:
+        model: the whole model.
+        inputs: as for `train_step_pipeline`, and so are the others.
+        targets: one tensor a microbatch.
+        schedule: says which rank has which stage.
+        partition: which layers each stage has.
+        attention_masks: one tensor a microbatch.
+        loss_fn: the loss of a microbatch.
+        adapter: how to see the model.
+
+    Returns:
+        The loss: the mean of the microbatches' losses, the same number on every rank.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+        >>> nn.init.zeros_(model[1].weight), nn.init.zeros_(model[1].bias)
+        (...)
+        >>> round(eval_step_pipeline(model, [torch.ones(1, 2)], [torch.tensor([3])]), 3)  # log 4
+        1.386
+    """
+    with torch.no_grad():
+        return _run_step(model, _Microbatches(inputs, targets, attention_masks, loss_fn), schedule, partition, None, adapter)
+
+
+def train_step_pipeline_afab(
+    model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], device: torch.device | str, dtype: torch.dtype
+) -> float:
+    """Runs one step of a causal language model with all forwards before all backwards (AFAB, also called GPipe).
+
+    It is `train_step_pipeline` with the schedule "afab"; every rank calls it, and it blocks until the step is done everywhere.
+
+    Args:
+        model: a ``LlamaForCausalLM``, or another model that has an adapter, the whole of it on every rank.
+        inputs: token ids, one tensor of shape (batch, seq) a microbatch.
+        targets: token ids of the same shapes, already aligned; positions of -100 do not count.
+        device: where this rank computes; the model is there, and the microbatches are taken there.
+        dtype: of the hidden states that travel, which is that of the model's parameters.
+
+    Returns:
+        The loss, the same number on every rank.
+
+    Raises:
+        ArgumentError: the model is on another device or of another dtype.
+
+    Example:
+        >>> from ringsim.pipeline import SmallTransformer
+        >>> torch.manual_seed(0)
+        <torch._C.Generator object at ...>
+        >>> model = SmallTransformer(vocab_size=8, hidden_size=16, num_layers=1, num_heads=2)
+        >>> tokens = torch.tensor([[1, 2, 3, 4]])
+        >>> loss = train_step_pipeline_afab(model, [tokens[:, :-1]], [tokens[:, 1:]], torch.device("cpu"), torch.float32)
+        >>> 1 < loss < 4
+        True
+    """
+    wanted = torch.empty(0, device=device).device  # "cuda" is the current GPU
+    devices, dtypes = ({getattr(parameter, what) for parameter in model.parameters()} for what in ("device", "dtype"))
+    if devices != {wanted} or dtype not in dtypes:
+        got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
+        raise ArgumentError(f"the model must be in {dtype} on {wanted}, got {got}. Call model.to(device, dtype) first.")
+    return train_step_pipeline(model, [each.to(device) for each in inputs], [each.to(device) for each in targets], schedule="afab")
+
+
+@dataclass(frozen=True)
+class _Microbatches:
+    """The data of a step, and what is done with it."""
+
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    masks: Sequence[Tensor] | None
+    loss_fn: Loss
+    checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        counts = {"inputs": self.inputs, "targets": self.targets} | ({} if self.masks is None else {"attention_masks": self.masks})
+        if len(self.inputs) < 1 or len({len(each) for each in counts.values()}) > 1:
+            got = ", ".join(f"{len(each)} {name}" for name, each in counts.items())
+            raise ArgumentError(f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. Split the batch.")
+
+    @property
+    def alike(self) -> bool:
+        """Whether one shape and dtype serves all."""
+        return len({(each.shape, each.dtype) for each in self.inputs}) == 1
+
+    def run_of(self, stage: Stage) -> StageRun:
+        """Returns how to run a stage on microbatch ``i``: up to its output; on the last stage up to the share of ``i`` in the loss."""
+
+        def compute(x: Tensor, microbatch: int) -> Tensor:
+            if isinstance(stage.adapter, SeededAdapter):
+                stage.adapter.microbatch = microbatch
+            return stage(x, None if self.masks is None else self.masks[microbatch])  # type: ignore[no-any-return]
+
+        def run(x: Tensor, microbatch: int) -> Tensor:
+            y: Tensor = recompute(compute, x, microbatch, use_reentrant=False) if self.checkpoint else compute(x, microbatch)
+            # Divided here, before the backward pass, and not in what is reported alone: so the gradients are those of the mean.
+            return self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
+
+        return StageRun(run, list(stage.parameters()))
+
+
+def _run_step(
+    model: nn.Module,
+    microbatches: _Microbatches,
+    schedule: str | Schedule,
+    partition: str | Sequence[int] | Sequence[range],
+    dropout_seed: int | None,
+    adapter: Adapter | None,
+) -> float:
+    """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
+    ring = find_ring()
+    here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
+    in_step = ring.comm_device == "gpu"  # NCCL does the messages of two ranks one after the other
+    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=in_step)
+    if dropout_seed is not None:
+        adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
+    ranges = _cut(model, lowered.num_stages, partition, adapter)
+    stages = build_stages(model, ranges, adapter=adapter)
+    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
+    mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
+    executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
+    with TiedGradients(ring, stages, lowered.stage_ranks) if torch.is_grad_enabled() else nullcontext():
+        executor.run(here)
+    loss = torch.stack(list(executor.losses.values())).double().sum().cpu() if executor.losses else torch.zeros((), dtype=torch.float64)
+    return float(pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
+
+
+def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
+    """Returns what all ranks must agree on."""
+    rows = [" ".join(map(str, row)) for row in schedule.actions]
+    digest = zlib.crc32(repr((schedule.stage_ranks, rows, ranges)).encode())
+    return Header("greeting", schedule.num_microbatches, digest=digest)
+
+
+def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, in_step: bool) -> Schedule:
+    """Returns the schedule, checked, with its sends and receives; its forward passes alone where gradients are not enabled."""
+    if isinstance(schedule, str):
+        schedule = make_schedule(schedule, num_ranks, num_microbatches)
+    if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
+        raise ScheduleError(
+            f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, got one ({schedule.name}) for "
+            f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and this batch."
+        )
+    return _lower(schedule, forward_only=not torch.is_grad_enabled(), in_step=in_step)
+
+
+@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
+def _lower(schedule: Schedule, *, forward_only: bool, in_step: bool) -> Schedule:
+    validate(schedule)
+    if forward_only:
+        forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
+        schedule = replace(schedule, actions=forwards)
+    return lower_in_step(schedule) if in_step else lower(schedule)
+
+
+def _cut(model: nn.Module, num_stages: int, partition: str | Sequence[int] | Sequence[range], adapter: Adapter | None) -> list[range]:
+    by = partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
+    return partition_model(model, num_stages, by=by, adapter=adapter)

@@ -1,0 +1,235 @@
+"""A small transformer that can be read in one go, and cut into stages.
+
+::
+
+    token ids [batch, seq]
+        | embedding + position embedding
+    hidden [batch, seq, hidden]
+        | block 0: x + attention(norm(x)), then x + feed_forward(norm(x))
+        | block 1 ...
+        | norm, head
+    logits [batch, seq, vocabulary]
+
+Legend of the shapes in the comments: B batch, T tokens of this call, S tokens so far (S = T without a cache), C hidden size, H heads,
+D = C / H.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ringsim.errors import ArgumentError
+
+__all__ = ["Block", "CausalAttention", "KeyValueCache", "SmallTransformer", "causal_mask"]
+
+
+class KeyValueCache:
+    """Keys and values of the tokens that were seen, for each layer that one rank runs.
+
+    Example:
+        >>> cache = KeyValueCache()
+        >>> keys, values = cache.update(0, torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+        >>> keys, values = cache.update(0, torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4))
+        >>> keys.shape
+        torch.Size([1, 2, 4, 4])
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends to what a layer has seen.
+
+        Args:
+            layer: number of the layer.
+            keys: keys of the new tokens, shape (batch, heads, tokens, head size).
+            values: their values, same shape.
+
+        Returns:
+            Keys and values of all tokens so far.
+        """
+        if layer in self._seen:
+            old_keys, old_values = self._seen[layer]
+            keys, values = torch.cat((old_keys, keys), dim=2), torch.cat((old_values, values), dim=2)
+        self._seen[layer] = keys, values
+        return keys, values
+
+
+class CausalAttention(nn.Module):
+    """Attention of each token to those before it, and to itself.
+
+    Args:
+        hidden_size: width of the hidden states.
+        num_heads: number of heads; divides ``hidden_size``.
+        dropout: probability of dropping an attention weight.
+        layer: number of the layer, the key of the cache.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float, layer: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.layer = layer
+        self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
+        """Returns what each token takes from the tokens it may see.
+
+        Args:
+            hidden: shape (batch, tokens, hidden).
+            mask: True where a token may look, shape (batch, 1, tokens, tokens so far); None: each token sees all before it.
+            cache: keys and values of earlier calls; the new ones are added to it.
+
+        Returns:
+            Shape (batch, tokens, hidden).
+        """
+        split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, H, D)
+        query, keys, values = split.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        if cache is not None:
+            keys, values = cache.update(self.layer, keys, values)  # (B, H, S, D)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One layer: attention, then a feed-forward network, each added to what came in.
+
+    Args:
+        hidden_size: width of the hidden states.
+        num_heads: number of heads; divides ``hidden_size``.
+        dropout: probability of dropping a value.
+        layer: number of the layer, the key of the cache.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(hidden_size)
+        self.attention = CausalAttention(hidden_size, num_heads, dropout, layer)
+        self.feed_forward_norm = nn.LayerNorm(hidden_size)
+        self.feed_forward = nn.Sequential(nn.Linear(hidden_size, 4 * hidden_size), nn.GELU(), nn.Linear(4 * hidden_size, hidden_size))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
+        """Returns the hidden states of the next layer.
+
+        Args:
+            hidden: shape (batch, tokens, hidden).
+            mask: as for `CausalAttention`.
+            cache: as for `CausalAttention`.
+
+        Returns:
+            Shape (batch, tokens, hidden).
+        """
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), mask, cache))
+        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))  # type: ignore[no-any-return]
+
+
+class SmallTransformer(nn.Module):
+    """A decoder-only language model with learned positions: what the lessons cut into stages.
+
+    Args:
+        vocab_size: number of different tokens.
+        hidden_size: width of the hidden states.
+        num_layers: number of blocks; 0 is allowed.
+        num_heads: number of attention heads; divides ``hidden_size``.
+        max_length: longest sequence, in tokens.
+        dropout: probability of dropping a value in training.
+        tied: whether the head uses the embedding's weight.
+
+    Raises:
+        ArgumentError: ``num_heads`` does not divide ``hidden_size``.
+
+    Example:
+        >>> model = SmallTransformer(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2)
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 11])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int = 64,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        max_length: int = 256,
+        *,
+        dropout: float = 0.0,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ArgumentError(f"num_heads must divide hidden_size, got {num_heads} heads for {hidden_size}. Change one of the two.")
+        self.embedding = nn.Embedding(vocab_size, hidden_size)
+        self.positions = nn.Embedding(max_length, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, dropout, layer) for layer in range(num_layers))
+        self.norm = nn.LayerNorm(hidden_size)
+        self.head = nn.Linear(hidden_size, vocab_size, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Returns the hidden states that enter the first block.
+
+        Args:
+            token_ids: shape (batch, tokens), int64.
+            position_ids: place of each token in its sequence, shape (batch or 1, tokens).
+
+        Returns:
+            Shape (batch, tokens, hidden).
+        """
+        return self.dropout(self.embedding(token_ids) + self.positions(position_ids))  # type: ignore[no-any-return]
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """Returns the logits for what leaves the last block.
+
+        Args:
+            hidden: shape (batch, tokens, hidden).
+
+        Returns:
+            Shape (batch, tokens, vocabulary).
+        """
+        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
+
+    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Returns the logits of the token after each token.
+
+        Args:
+            token_ids: shape (batch, tokens), int64.
+            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None: no padding.
+
+        Returns:
+            Shape (batch, tokens, vocabulary).
+        """
+        tokens = token_ids.shape[1]
+        hidden = self.embed(token_ids, torch.arange(tokens, device=token_ids.device)[None])
+        mask = None if attention_mask is None else causal_mask(attention_mask, tokens)
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        return self.finish(hidden)
+
+
+def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
+    """Returns where the last tokens of sequences may look: not ahead, and not at padding.
+
+    Args:
+        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far).
+        tokens: how many of them are new.
+
+    Returns:
+        True where a new token may look, shape (batch, 1, tokens, tokens so far). A place of padding sees itself, so that it has
+        something to look at and stays a number.
+
+    Example:
+        >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=3).int().tolist()
+        [[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]]
+    """
+    so_far = attention_mask.shape[1]
+    place = torch.arange(so_far, device=attention_mask.device)
+    new = place[so_far - tokens :, None]  # (T, 1)
+    may = (place <= new) & attention_mask.bool()[:, None, :] | (place == new)  # (B, T, S)
+    return may[:, None]

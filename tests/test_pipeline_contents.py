@@ -1,0 +1,91 @@
+"""The public names of ringsim.pipeline: where the contents say, in its docstring, seen by type checkers, and light."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ringsim.pipeline
+
+CONTENTS: dict[str, str] = ringsim.pipeline._CONTENTS
+SEED_NAMES = {
+    *("partition_model", "get_stage_layers", "forward_stage", "backward_stage", "send_activation", "recv_activation"),
+    *("send_gradient", "recv_gradient", "train_step_pipeline", "train_step_pipeline_afab"),
+}
+WITHOUT_TORCH = {
+    name for name, module in CONTENTS.items() if re.search(r"\.(actions|schedule\w*|partition_plan|lowering|validation)$", module)
+}
+
+
+def test_names_of_the_seed_are_there() -> None:
+    assert set(ringsim.pipeline.__all__) >= SEED_NAMES
+    assert dir(ringsim.pipeline) == sorted(CONTENTS)
+
+
+@pytest.mark.parametrize("name", sorted(CONTENTS))
+def test_name_is_found_where_the_contents_say(name: str) -> None:
+    value = getattr(ringsim.pipeline, name)
+    assert value.__module__ == CONTENTS[name]
+    assert name in importlib.import_module(CONTENTS[name]).__all__
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'partiton_model'"):
+        _ = ringsim.pipeline.partiton_model
+
+
+def test_docstring_lists_the_contents() -> None:
+    listed = re.findall(r"^    (\w+)  +\S", ringsim.pipeline.__doc__ or "", re.MULTILINE)
+    assert sorted(set(listed) & set(CONTENTS)) == sorted(CONTENTS)
+
+
+def test_type_checkers_see_the_contents() -> None:
+    block = next(node for node in ast.parse(Path(ringsim.pipeline.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        (alias,) = node.names
+        assert alias.asname == alias.name  # the form that re-exports
+        seen[alias.name] = node.module
+    assert seen == CONTENTS
+
+
+def test_no_module_bears_a_public_name() -> None:
+    modules = {info.name.rpartition(".")[2] for info in pkgutil.walk_packages(ringsim.pipeline.__path__, "ringsim.pipeline.")}
+    assert modules & set(CONTENTS) == set()
+
+
+def test_schedules_and_cuts_need_no_torch() -> None:
+    assert {"make_schedule", "by_count", "validate"} <= WITHOUT_TORCH
+    code = f"import sys; sys.modules['torch'] = None; from ringsim.pipeline import {', '.join(sorted(WITHOUT_TORCH))}"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_pipeline_needs_no_transformers() -> None:
+    code = "import sys; sys.modules['transformers'] = None; from ringsim.pipeline import *; SmallTransformer(5, 4, 1, 1)"
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
+@pytest.mark.parametrize("name", sorted(CONTENTS))
+def test_docstring_says_what_it_takes_and_gives(name: str) -> None:
+    value: Any = getattr(ringsim.pipeline, name)
+    text = inspect.getdoc(value) or ""
+    assert re.search(r"^Example:$", text, re.MULTILINE), f"{name} needs an example"
+    signature = inspect.signature(value)
+    parameters = [parameter for parameter in signature.parameters if parameter != "self"]
+    if parameters and not inspect.isabstract(value):
+        assert re.search(r"^(Args|Attributes):$", text, re.MULTILINE), f"{name} needs Args"
+        assert [parameter for parameter in parameters if not re.search(rf"\b{parameter}\b", text)] == []
+    if inspect.isfunction(value) and signature.return_annotation not in (None, "None"):
+        assert re.search(r"^(Returns|Yields):$|^Returns\b", text, re.MULTILINE), f"{name} needs Returns"
+    if inspect.isfunction(value) and re.search(r"^\s+raise \w", inspect.getsource(value), re.MULTILINE):
+        assert re.search(r"^Raises:$", text, re.MULTILINE), f"{name} needs Raises"

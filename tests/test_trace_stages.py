@@ -1,0 +1,214 @@
+"""Steps of pipelines, read back from traces: actions, bubbles, live activations and phases, against the evaluator that made them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stage_traces import UNIT_MS, add_step, known, trace_of
+from synthetic import MS, Story, pipeline
+
+from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.pipeline import closed_forms
+from ringsim.pipeline.costs import Costs
+from ringsim.pipeline.evaluator import evaluate
+from ringsim.pipeline.schedule_text import from_text
+from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.traces.live_activations import list_live
+from ringsim.traces.stages import count_steps, find_step, in_step
+
+UNIT_NS = UNIT_MS * MS
+GRID = [
+    (name, num_ranks, num_microbatches)
+    for name in SCHEDULE_NAMES
+    for num_ranks in (1, 2, 4)
+    for num_microbatches in (1, 3, 8)
+    if name != "dualpipe_v" or num_microbatches >= 2 * num_ranks
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "num_microbatches"), GRID)
+def test_what_is_read_is_what_was_evaluated(name: str, num_ranks: int, num_microbatches: int) -> None:
+    evaluation = known(name, num_ranks, num_microbatches)
+    trace = trace_of(evaluation)
+    actions, bubble, peaks = find_step(trace), trace.bubble(), trace.peak_activations()
+    for rank in range(num_ranks):
+        assert actions.list_actions(rank) == tuple(timed.action for timed in evaluation.get_computations(rank))
+    assert bubble.makespan == pytest.approx(float(evaluation.makespan) * UNIT_NS)
+    assert bubble.idle == pytest.approx([float(idle) * UNIT_NS for idle in evaluation.idle])
+    assert bubble.span_idle == pytest.approx([float(idle) * UNIT_NS for idle in evaluation.span_idle])
+    assert peaks.peaks == evaluation.peak_live
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "num_microbatches"), GRID)
+def test_measured_equals_closed_form_where_times_are_as_it_says(name: str, num_ranks: int, num_microbatches: int) -> None:
+    trace = trace_of(known(name, num_ranks, num_microbatches))
+    step = find_step(trace).find_known()
+    assert step is not None
+    bubble, peaks = trace.bubble(), trace.peak_activations()
+    try:
+        closed_forms.idle(step)
+    except ScheduleError:
+        assert bubble.closed_form is None
+    else:
+        assert bubble.closed_form is not None
+        assert bubble.of_total == pytest.approx(bubble.closed_form.of_total)
+        assert bubble.of_ideal == pytest.approx(bubble.closed_form.of_ideal)
+        assert bubble.of_span == pytest.approx(bubble.closed_form.of_span)
+        assert peaks.bounds == peaks.peaks
+
+
+def test_the_conventions_by_hand() -> None:
+    """1F1B, 2 ranks, 2 microbatches, backward 2.
+
+    rank 0   F0 F1 .  .  B0 B0 .  B1 B1      step: 0-9, idle 3; span 0-9, idle 3
+    rank 1   .  F0 B0 B0 F1 B1 B1 .  .       step: 0-9, idle 3; span 1-7, idle 0
+    """
+    bubble = trace_of(known("1f1b", 2, 2)).bubble()
+    assert bubble.of_total_by_rank == pytest.approx([3 / 9, 3 / 9])
+    assert bubble.of_span_by_rank == pytest.approx([3 / 9, 0])
+    assert (bubble.of_total, bubble.of_span, bubble.of_ideal) == pytest.approx((3 / 9, 3 / 9, 3 / 6))
+    assert bubble.closed_form is not None
+    assert bubble.closed_form.of_total == pytest.approx(1 / 3)
+    assert repr(bubble).splitlines()[-1].split() == ["closed", "form", "33.3%", "33.3%", "50.0%"]
+
+
+def test_phases_by_hand() -> None:
+    """1F1B, 2 ranks, 4 microbatches.
+
+    rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3     warm-up until 4, cool-down from 10
+    rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .      warm-up until 2, cool-down from 11
+    """
+    actions = find_step(trace_of(known("1f1b", 2, 4)))
+    begin = actions.start.min()
+    limits = [[float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()] for rank in (0, 1)]
+    assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
+    assert actions.phases(0).has_steady
+    assert not find_step(trace_of(known("gpipe", 2, 4))).phases(0).has_steady
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_live_activations_are_forwards_begun_and_not_yet_passed_back(seed: int) -> None:
+    """Counted anew at random moments, for random costs."""
+    random = np.random.default_rng(seed)
+    name = SCHEDULE_NAMES[seed % len(SCHEDULE_NAMES)]
+    num_ranks = int(random.integers(1, 5))
+    schedule = make_schedule(name, num_ranks, int(random.integers(2 * num_ranks, 12)))
+    costs = Costs(*(tuple(random.uniform(0.5, 3, schedule.num_stages).tolist()) for _ in range(3)))
+    trace = trace_of(evaluate(schedule, costs))
+    actions = find_step(trace)
+    for rank in range(num_ranks):
+        times, live = list_live(actions, rank)
+        own = actions.of(rank)
+        assert live[-1] == 0
+        for moment in random.uniform(actions.start.min(), actions.end.max(), 20):
+            begun = ((own.kind == "F") & (own.start <= moment)).sum()
+            ended = (((own.kind == "B") | (own.kind == "W")) & (own.end <= moment)).sum()
+            before = np.searchsorted(times, moment, side="right")
+            assert (live[before - 1] if before else 0) == begun - ended
+
+
+def test_steps_are_told_apart_and_the_last_is_taken() -> None:
+    trace = trace_of(known("gpipe", 2, 2), known("1f1b", 2, 5), known("zb_h1", 2, 3))
+    assert count_steps(trace.events) == 3
+    assert [find_step(trace, step).schedule for step in range(3)] == ["gpipe", "1f1b", "zb_h1"]
+    assert [find_step(trace, step).num_microbatches for step in range(3)] == [2, 5, 3]
+    assert trace.bubble().schedule == trace.bubble(2).schedule == "zb_h1"
+    assert trace.peak_activations(1).bounds == (2, 1)
+    assert [int(in_step(trace.events, step).sum()) for step in range(3)] == [2 + 8, 2 + 20, 2 + 18]
+
+
+@pytest.mark.parametrize("step", [-1, 2])
+def test_a_step_that_is_not_there_is_refused(step: int) -> None:
+    trace = trace_of(known("1f1b", 2, 2), known("1f1b", 2, 2))
+    with pytest.raises(ArgumentError, match=rf"step must be from 0 to 1, got {step}\. Leave it out"):
+        trace.bubble(step)
+
+
+def test_a_trace_without_steps_is_refused() -> None:
+    assert count_steps(pipeline().events) == 0  # spans called "forward", but no step around them
+    for ask in (pipeline().bubble, pipeline().peak_activations):
+        with pytest.raises(ArgumentError, match="trace must have a step of a pipeline"):
+            ask()
+
+
+def test_a_step_that_a_rank_never_ended_does_not_count() -> None:
+    story, evaluation = Story(2), known("1f1b", 2, 2)
+    add_step(story, evaluation, 1.0, (0, 1), "1f1b")
+    add_step(story, evaluation, 100.0, (0, 1), "1f1b")
+    last = max(index for index, row in enumerate(story.rows) if row["rank"] == 1 and story.labels[row["label"]].startswith("step "))
+    story.rows[last] |= {"done_ns": -1, "status": 1}
+    assert count_steps(story.trace().events) == 1
+
+
+def test_a_users_own_step_span_around_is_no_step() -> None:
+    story, evaluation = Story(2), known("1f1b", 2, 2)
+    for rank in (0, 1):
+        story.span(rank, "step 7 of my loop", 0.2, 60)
+        story.span(rank, "step without computing", 60, 61)
+    add_step(story, evaluation, 1.0, (0, 1), "1f1b")
+    trace = story.trace()
+    assert count_steps(trace.events) == 1
+    assert find_step(trace).schedule == "1f1b"
+
+
+def test_only_spans_of_stages_within_a_step_are_its_actions() -> None:
+    story = Story(2)
+    add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
+    story.span(0, "forward", 0.1, 0.2, stage=0, microbatch=7)  # before it
+    story.span(0, "forward", 30, 31, stage=0, microbatch=7)  # after it
+    story.span(0, "forward", 1.1, 1.2, stage=0)  # a user's, of no microbatch
+    story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
+    assert find_step(story.trace()).num_microbatches == 2
+    assert find_step(story.trace()).find_known() == closed_forms.Step("1f1b", 2, 2, 1)
+
+
+def test_forward_passes_alone_are_a_step_without_closed_form() -> None:
+    story = Story(1)
+    story.span(0, "step 1f1b", 0, 5)
+    story.span(0, "forward", 1, 2, stage=0, microbatch=0)
+    bubble = story.trace().bubble()
+    assert bubble.closed_form is None
+    assert bubble.busy == (MS,)
+
+
+@pytest.mark.parametrize("text", ["rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1"])
+def test_a_name_alone_makes_no_closed_form(text: str) -> None:
+    own = evaluate(from_text(text))
+    assert trace_of(own, name="1f1b").bubble().closed_form is None
+    assert trace_of(own, name="mine").bubble().closed_form is None
+
+
+def test_a_name_of_another_number_of_stages_makes_none_either() -> None:
+    two_each = known("interleaved_1f1b", 2, 4)
+    assert find_step(trace_of(two_each)).find_known() == closed_forms.Step("interleaved_1f1b", 2, 4, 2)
+    assert find_step(trace_of(two_each, name="1f1b")).find_known() is None
+    assert find_step(trace_of(two_each, name="zb_v")).find_known() is None
+
+
+def test_replicas_of_a_pipeline_are_known_together() -> None:
+    """Two rings of two ranks, data parallel: rings (0, 2) and (1, 3)."""
+    story, evaluation = Story(4, ring=False), known("1f1b", 2, 4)
+    for places in ((0, 2), (1, 3)):
+        add_step(story, evaluation, 1.0, places, "1f1b")
+    trace = story.trace()
+    assert find_step(trace).find_known() == closed_forms.Step("1f1b", 2, 4, 1)
+    assert trace.bubble().ranks == (0, 1, 2, 3)
+    assert trace.bubble().of_total == pytest.approx(trace_of(evaluation).bubble().of_total)
+    assert trace.peak_activations().bounds == (2, 2, 1, 1)
+
+
+def test_ranks_need_not_begin_at_zero() -> None:
+    trace = trace_of(known("1f1b", 2, 4), ranks=(2, 3))
+    assert trace.bubble().ranks == (2, 3)
+    assert trace.peak_activations().peaks == (2, 1)
+
+
+def test_columns_are_in_the_order_of_ranks_and_times() -> None:
+    trace = trace_of(known("zb_v", 2, 4))
+    actions = find_step(trace)
+    assert list(actions.rank) == sorted(actions.rank)
+    for rank in actions.ranks:
+        assert (np.diff(actions.of(rank).start) > 0).all()
