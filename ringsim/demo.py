@@ -100,6 +100,7 @@ def worker(num_steps: int = NUM_STEPS) -> Learned:
     Returns:
         The losses and the lines, the same on every rank.
     """
+    torch.set_num_threads(1)  # for tensors this small, threads that wait for each other take longer than one
     task = make_task()
     losses = []
     for step in range(num_steps):

@@ -23,12 +23,15 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
+    import torch
+
     from ringsim import demo
     from ringsim.pipeline import compare_losses
 
     print(f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the transformer each ...", flush=True)
     trace = ringsim.trace(demo.worker, world_size=options.ranks)
     losses, lines = trace.results[0]
+    torch.set_num_threads(1)  # as on the ranks
     expected = demo.expected_losses(CHECKED_STEPS)
     if compare_losses(losses[:CHECKED_STEPS], expected, tolerance=TOLERANCE).first_step is not None:
         raise RingError(
