@@ -133,6 +133,11 @@ class Trace:
         axes: Axes = reach("plot_timeline")(self, step=step, ax=ax)
         return axes
 
+    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
+        """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
+        axes: Axes = reach("plot_bandwidth")(self, curve=curve, ax=ax)
+        return axes
+
     def bubble(self, step: int | None = None) -> Bubble:
         """Measures how long the ranks of a pipeline did not compute in one step, beside what the schedule's closed form says.
 
