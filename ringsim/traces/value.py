@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.bubbles import Bubble
     from ringsim.traces.live_activations import PeakActivations
 
