@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ringsim.errors import MessageMismatch, RingError
+from ringsim.errors import ArgumentError, MessageMismatch, RingError
 from ringsim.pipeline.headers import Header, Payload
 from ringsim.pipeline.routes import ANSWER_TAG, HEADER_TAG, Route
 from ringsim.ring import Ring, current_ring
@@ -80,6 +80,7 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
         microbatch: index of the microbatch, from 0.
 
     Raises:
+        ArgumentError: there is no gradient: None in place of a tensor.
         MessageMismatch: the predecessor waits for something else; it raises too.
         RingError: there is no ring, or it has one rank.
 
@@ -116,6 +117,11 @@ def recv_gradient(microbatch: int) -> Tensor:
 
 
 def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(
+            f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank {current_ring().rank} to rank {route.peer}). "
+            "A gradient is None where its x was no leaf with requires_grad: feed forward, and keep, x.requires_grad_() (forward_stage does)."
+        )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
     answer = route.irecv(Payload((2,), torch.int64), ANSWER_TAG).wait()
