@@ -44,6 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "files",
             )
         ),
+        *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor"))),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),

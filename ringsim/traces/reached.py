@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import Any, Final
 
-__all__ = ["REACHED", "bundle", "reach"]
+__all__ = ["REACHED", "bundle", "reach", "shows_images"]
 
 REACHED: Final = {
     "save": "ringsim.traces.files:save",
@@ -19,6 +19,8 @@ REACHED: Final = {
     "plot_bandwidth": "ringsim.plot.bandwidth_chart:plot_bandwidth",
     "png": "ringsim.plot.display:png",
     "bandwidth_png": "ringsim.plot.bandwidth_chart:png",
+    "plot_waitfor": "ringsim.plot.waitfor:plot_waitfor",
+    "waitfor_png": "ringsim.plot.waitfor:png",
 }
 
 
@@ -46,7 +48,7 @@ def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], d
         Data and metadata, as ``_repr_mimebundle_`` gives them.
     """
     data: dict[str, Any] = {"text/plain": text}
-    if not _shows_images():
+    if not shows_images():
         return data, {}
     try:
         picture: bytes = reach(png)(value)
@@ -56,7 +58,7 @@ def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], d
     return data, {"image/png": {"alt": alt}}
 
 
-def _shows_images() -> bool:
+def shows_images() -> bool:
     """Tells whether the front end shows more than text: IPython in a terminal asks as a notebook does, and would drop the picture."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
