@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *("ringsim.published", "ringsim.regimes"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
+        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "parts", "joining")),
         *(
             f"ringsim.traces.{name}"
             for name in (
@@ -44,7 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "files",
             )
         ),
-        *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor"))),
+        *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "world_of_events"))),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),

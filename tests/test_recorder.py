@@ -69,7 +69,7 @@ def row(events: Events, i: int = 0) -> dict[str, Any]:
         "group": tables.groups[events.group[i]].name if events.group[i] >= 0 else None,
         "peer": int(events.peer[i]),
         "tag": int(events.tag[i]),
-        "payload": tuple(tables.payloads[payload]) if payload >= 0 else None,
+        "payload": tuple(tables.payloads[payload][:3]) if payload >= 0 else None,
         "line": int(events.line[i]),
         "file": tables.files[events.file[i]],
         "status": int(events.status[i]),
