@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ringsim import errors
 
@@ -28,6 +28,8 @@ _CONSEQUENCES: Final = (
     "failed to recv",
     "Socket is closed",
 )
+# Errors that ringsim raises in a rank because of what others did, or did not.
+_ECHOES: Final = (errors.Deadlock.__name__, errors.PeerExited.__name__)
 _OUR_FILES: Final = str(Path(__file__).parent.parent)
 
 
@@ -119,6 +121,28 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
     if exit_code is not None and exit_code < 0 and last:
         text += ". It last printed:\n  " + "\n  ".join(last)
     return Report(rank=rank, error="", text=text, where="", traceback="", at_ns=at_ns)
+
+
+def describe_end(report: Report) -> dict[str, Any] | None:
+    """Says how a rank ended, as a trace keeps it for ``explain``; None where it merely suffered from what became of another.
+
+    Example:
+        >>> describe_end(report_death(2, -9, at_ns=0, output=""))
+        {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
+        >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
+        'raised ValueError: no such layer (train.py, line 7, in step)'
+    """
+    if report.is_consequence or report.error in _ECHOES:
+        return None
+    if report.error == "SystemExit":
+        state, about = "exited", f"left with sys.exit({report.text})"
+    elif report.error:
+        text = report.text.partition("\n")[0]
+        state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
+    else:
+        about = report.text.partition(". It last")[0].removeprefix("its process ")
+        state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
+    return {"rank": report.rank, "state": state, "about": about + (f" ({report.where})" if report.where else ""), "error": report.error}
 
 
 def first_failure(reports: Sequence[Report]) -> Report:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from ringsim import provenance
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
-from ringsim.launch.failure import Report, make_error, rename_files, report_death
+from ringsim.launch.failure import Report, describe_end, make_error, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
 from ringsim.launch.notebook import name_cells
@@ -197,6 +197,7 @@ class _Run:
         events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", []), *self._notes()]
+        metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 
     def _metadata(self) -> dict[str, Any]:
@@ -216,6 +217,12 @@ class _Run:
             "versions": provenance.versions(),
             "ring_groups": [[f"ring:{source}>{target}", [source, target]] for source, target in pairs],
         }
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
+        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
+        failed = [end for report in self._reports.values() if (end := describe_end(report)) is not None]
+        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 
     def _notes(self) -> list[str]:
         threads = set(self._loaded.values())
