@@ -16,7 +16,7 @@ import numpy as np
 
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
 
-__all__ = ["Messages", "Unmatched", "describe_unmatched", "match"]
+__all__ = ["Messages", "Unmatched", "describe_unmatched", "match", "number_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
     known = events.peer[recvs] >= 0
     recvs, unknown = recvs[known], recvs[~known]
 
-    key = _keys(
+    key = number_rows(
         np.concatenate([events.group[sends], events.group[recvs]]),
         np.concatenate([events.rank[sends], events.peer[recvs]]),
         np.concatenate([events.peer[sends], events.rank[recvs]]),
@@ -172,8 +172,14 @@ def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:
     ]
 
 
-def _keys(*columns: Ints | None) -> Ints:
-    """Numbers the distinct rows of ``columns`` from 0 (int64); a column of None is left out."""
+def number_rows(*columns: Ints | None) -> Ints:
+    """Numbers the distinct rows of ``columns`` from 0 (int64); a column of None is left out.
+
+    Example:
+        >>> import numpy as np
+        >>> number_rows(np.array([5, 5, 2]), np.array([1, 1, 1])).tolist()
+        [1, 1, 0]
+    """
     key = np.zeros(0, dtype=np.int64)
     for column in columns:
         if column is None:
