@@ -62,8 +62,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"
-            for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
+            for name in ("config", "notebook", "job", "failure", "output", "progress", "processes", "verdicts", "wake", "live_parts")
         ),
+        *(f"ringsim.launch.{name}" for name in ("watcher", "rank", "forkserver", "rank_set")),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
         *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
         *("ringsim.links.here", "ringsim.links.api"),

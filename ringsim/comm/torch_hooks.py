@@ -141,7 +141,7 @@ class _Hooks:
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):
             call = kind.wait
-            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.failed.add)
+            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.give_up)
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
 
     # -- what the hooks look up ---------------------------------------------------------------------------------------------------
@@ -189,6 +189,15 @@ class _Hooks:
             dtype, shape, size_bytes = describe(tensors, copies)
             payload = self.collective_payloads[key] = self.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
         return payload
+
+    def give_up(self, work: Work) -> None:
+        """Remembers that a wait has failed; raises where somebody knows why it had to.
+
+        Raises:
+            RingError: the verdict of whoever cut the wait short.
+        """
+        self.failed.add(work)
+        self.recorder.on_failure()
 
     def forget_completed(self) -> None:
         """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them."""
@@ -361,9 +370,9 @@ class _Hooks:
         try:
             result = call(work, *timeout)
         except BaseException:
+            self.give_up(work)
             for slot in slots:
                 recorder.hot.fail(slot)
-            self.failed.add(work)
             raise
         if from_any is not None:
             recorder.hot.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))

@@ -176,6 +176,12 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
     return made
 
 
+def raised_where(report: Report) -> str:
+    """Returns the lines of a rank's program where it was when its wait ended, innermost last, without the error."""
+    frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix("Traceback (most recent call last):\n")
+    return f"\n  rank {report.rank}:\n{_indent(frames)}" if report.where else ""
+
+
 def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
     """Says in a line or two what became of the other ranks."""
     lines = []
