@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *("ringsim.published", "ringsim.regimes"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "parts", "joining")),
+        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")),
         *(
             f"ringsim.traces.{name}"
             for name in (
@@ -48,7 +48,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
-        *(f"ringsim.comm.{name}" for name in ("collectives", "torch_hooks", "backend", "handle", "member", "reductions")),
+        *(f"ringsim.comm.{name}" for name in ("collectives", "counterparts", "torch_names", "prechecks", "torch_hooks", "backend", "handle", "member", "reductions")),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
         *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
         *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "exit", "process", "backend")),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.distributed import ReduceOp
 
 from ringsim.traces.events import NONE, OP_CODES
 
@@ -22,6 +23,7 @@ class Collective(NamedTuple):
         names: of that argument, for calls by keyword; torch's overloads differ.
         shards: whether that argument is one rank's shard, so that S is the group size times as much.
         root: position of the root rank (or of the options that hold it), NONE if there is no root.
+        reduces: position of the reduction (or of the options that hold it), NONE if nothing is reduced.
     """
 
     op: int
@@ -29,6 +31,7 @@ class Collective(NamedTuple):
     names: tuple[str, ...] = ()
     shards: bool = False
     root: int = NONE
+    reduces: int = NONE
 
 
 _OUTPUTS: Final = ("output_tensors", "output", "output_lists", "outputs")
@@ -37,14 +40,14 @@ _TENSORS: Final = ("tensors", "tensor")
 
 _ALL_GATHER_COALESCED: Final = Collective(OP_CODES["all_gather_coalesced"], 0, _OUTPUTS)
 _ALL_GATHER_SINGLE: Final = Collective(OP_CODES["all_gather_into_tensor"], 0, _OUTPUTS)
-_REDUCE_SCATTER_SINGLE: Final = Collective(OP_CODES["reduce_scatter_tensor"], 1, _INPUTS)
+_REDUCE_SCATTER_SINGLE: Final = Collective(OP_CODES["reduce_scatter_tensor"], 1, _INPUTS, reduces=2)
 _ALL_TO_ALL_SINGLE: Final = Collective(OP_CODES["all_to_all_single"], 1, _INPUTS)
 
 COLLECTIVES: Final[dict[str, Collective]] = {
     "broadcast": Collective(OP_CODES["broadcast"], 0, _TENSORS, root=1),
-    "allreduce": Collective(OP_CODES["all_reduce"], 0, _TENSORS),
-    "allreduce_coalesced": Collective(OP_CODES["all_reduce_coalesced"], 0, _TENSORS),
-    "reduce": Collective(OP_CODES["reduce"], 0, _TENSORS, root=1),
+    "allreduce": Collective(OP_CODES["all_reduce"], 0, _TENSORS, reduces=1),
+    "allreduce_coalesced": Collective(OP_CODES["all_reduce_coalesced"], 0, _TENSORS, reduces=1),
+    "reduce": Collective(OP_CODES["reduce"], 0, _TENSORS, root=1, reduces=1),
     "allgather": Collective(OP_CODES["all_gather"], 0, _OUTPUTS),
     "_allgather_base": _ALL_GATHER_SINGLE,
     "all_gather_single": _ALL_GATHER_SINGLE,
@@ -53,7 +56,7 @@ COLLECTIVES: Final[dict[str, Collective]] = {
     "all_gather_single_coalesced": _ALL_GATHER_COALESCED,
     "gather": Collective(OP_CODES["gather"], 1, _INPUTS, shards=True, root=2),
     "scatter": Collective(OP_CODES["scatter"], 0, ("output_tensors", "output_tensor"), shards=True, root=2),
-    "reduce_scatter": Collective(OP_CODES["reduce_scatter"], 1, _INPUTS),
+    "reduce_scatter": Collective(OP_CODES["reduce_scatter"], 1, _INPUTS, reduces=2),
     "_reduce_scatter_base": _REDUCE_SCATTER_SINGLE,
     "reduce_scatter_single": _REDUCE_SCATTER_SINGLE,
     "reduce_scatter_tensor_coalesced": _REDUCE_SCATTER_SINGLE,
@@ -95,6 +98,16 @@ def find_root(collective: Collective, args: tuple[Any, ...], kwargs: dict[str, A
         return NONE
     value = args[collective.root] if len(args) > collective.root else kwargs.get("opts", kwargs.get("root", 0))
     return int(getattr(value, "rootRank", value))
+
+
+def find_reduction(collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Returns how a call reduces, such as "SUM"; empty if it does not."""
+    if collective.reduces == NONE:
+        return ""
+    values = [*args[collective.reduces :], *kwargs.values()]
+    reductions = [getattr(value, "reduceOp", value) for value in values]
+    given = next((op for op in reductions if isinstance(op, ReduceOp | ReduceOp.RedOpType)), ReduceOp.SUM)
+    return str(getattr(given, "op", given)).rpartition(".")[2]
 
 
 def describe(tensors: list[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:

@@ -17,17 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_root, find_tensors
+from ringsim.comm.collectives import COLLECTIVES
+from ringsim.comm.counterparts import Counterparts
+from ringsim.comm.prechecks import Prechecks
+from ringsim.comm.torch_names import NOT_RECORDED, TorchNames
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS
 from ringsim.traces.recorder import Recorder
 
-NOT_RECORDED: Final = (
-    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
-    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
-)
-NOT_MEASURED_ON_GPU: Final = "On NCCL, wait() returns once the work is queued: the recorded end is not when the GPU was done."
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
     "isend": OP_CODES["isend"],
@@ -46,11 +44,13 @@ _COLLECTIVE_OPS: Final = {name: code for name, code in OP_CODES.items() if OP_KI
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
 
 
-def install(recorder: Recorder) -> None:
+def install(recorder: Recorder, check: str = "basic") -> None:
     """Shows this process's operations to ``recorder`` from now on; every call needs its ``uninstall``.
 
     Args:
-        recorder: writes the events. There can be one at a time; installing the same one again is counted.
+        recorder: writes the events. There can be one at a time; installing the same one again is counted, and changes nothing.
+        check: which mistakes are refused before torch gets to see the operation: "basic", "full" (with those in the use of buffers and
+            handles) or "off".
 
     Raises:
         RingError: another recorder is at work in this process.
@@ -69,7 +69,7 @@ def install(recorder: Recorder) -> None:
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
     recorder.set_meta("not_recorded", NOT_RECORDED)
-    hooks = _Hooks(recorder)
+    hooks = _Hooks(recorder, check)
     originals = [(owner, name, vars(owner)[name]) for owner, name in hooks.replacements]
     for (owner, name), hook in hooks.replacements.items():
         setattr(owner, name, hook)
@@ -92,16 +92,6 @@ def uninstall(recorder: Recorder) -> None:
         change_state(recorder=None)
 
 
-def _name_of(group: ProcessGroup) -> str:
-    """Returns what a group is called on all of its ranks; where torch numbered a pair group, its name stands in the description."""
-    if group is distributed_c10d.GroupMember.WORLD:
-        return "world"
-    try:
-        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
-    except RuntimeError:  # made behind torch's back
-        return ""
-
-
 def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
     """Yields ``Work`` and those of its subclasses that have a ``wait`` of their own."""
     if "wait" in vars(kind):
@@ -117,11 +107,11 @@ class _Hooks:
     handle is dropped would lose its message.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
-        self.groups: dict[int, tuple[int, dict[int, int]]] = {}  # id of a group: its number, and the global rank of each group rank
-        self.payloads: dict[torch.dtype, dict[torch.Size, int]] = {}
-        self.collective_payloads: dict[Any, int] = {}
+        self.checks = None if check == "off" else Prechecks(recorder)
+        self.counterparts = None if check == "off" else Counterparts(recorder)
+        self.names = TorchNames(recorder, self.counterparts)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.pending_from_any: dict[Work, tuple[int, dict[int, int]]] = {}  # the same for recv from anybody: its slot, the group's ranks
         self.pending_batches: dict[Work, list[int]] = {}  # the same for the Work of several operations
@@ -136,59 +126,13 @@ class _Hooks:
             # Versions of torch differ in which collectives they have.
             **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
         }
-        self.replacements: dict[tuple[type, str], Callable[..., Any]] = {}
+        self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):
             call = kind.wait
             hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.give_up)
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
-
-    # -- what the hooks look up ---------------------------------------------------------------------------------------------------
-
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
-        """Numbers a group at its first operation; the group itself is not kept alive."""
-        name = _name_of(group)
-        try:
-            ranks = dist.get_process_group_ranks(group)
-        except (KeyError, ValueError):  # made behind torch's back: nobody knows which global ranks are in it
-            ranks = list(range(group.size()))
-            name = f"{name or 'unnamed'} (unregistered: group ranks)"
-        if "nccl" in group.name().lower():
-            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_MEASURED_ON_GPU))
-        entry = self.recorder.number("group", name=name, ranks=ranks), dict(enumerate(ranks))
-        key, groups = id(group), self.groups
-        self.groups[key] = entry
-        weakref.finalize(group, groups.pop, key, None).atexit = False
-        return entry
-
-    def meet_message(self, tensors: Any) -> int:
-        """Numbers the payload of a message at its first occurrence; NONE if there is none (torch will refuse the operation)."""
-        try:
-            tensor = tensors[0]
-            payload = self.number_payload((1, (tensor.shape, tensor.dtype)), [tensor], copies=1)
-            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
-        except Exception:
-            return NONE
-        return payload
-
-    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
-        try:
-            tensors = find_tensors(collective, args, kwargs)
-            copies = group_size if collective.shards else 1
-            key = (copies, *((tensor.shape, tensor.dtype) for tensor in tensors))
-            return self.number_payload(key, tensors, copies), find_root(collective, args, kwargs)
-        except Exception:
-            return NONE, NONE
-
-    def number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int) -> int:
-        """Numbers what an operation carries, under ``key``."""
-        payload = self.collective_payloads.get(key)
-        if payload is None:
-            dtype, shape, size_bytes = describe(tensors, copies)
-            payload = self.collective_payloads[key] = self.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
-        return payload
 
     def give_up(self, work: Work) -> None:
         """Remembers that a wait has failed; raises where somebody knows why it had to.
@@ -246,8 +190,22 @@ class _Hooks:
         """
         call = getattr(ProcessGroup, method)
         post, fail = self.recorder.hot.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.hot.fail
-        groups, payloads, pending, open_batches = self.groups, self.payloads, self.pending, self.open_batches
-        meet_group, meet_message, keep = self.meet_group, self.meet_message, self.keep
+        groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
+        meet_group, meet_message, keep = self.names.meet_group, self.names.meet_message, self.keep
+        checks, counterparts, sends = self.checks, self.counterparts, method == "send"
+        compare = None if counterparts is None else counterparts.make_compare(sends)
+
+        def refuse(rank: Any, ranks: dict[int, int], tensors: Any, peer: int, group: int, tag: Any, payload: int) -> None:
+            if checks is not None:
+                if peer == NONE:
+                    checks.refuse_rank(method, rank, ranks, group, tag, payload)
+                checks.refuse_tensors(method, tensors, peer, group, tag)
+
+        def complain(error: BaseException, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
+            if counterparts is not None and not isinstance(error, RingError):
+                counterparts.forget(group, peer, tag, sends)
+            if checks is not None:
+                checks.explain(error, method, tensors, peer, tag, group, payload)
 
         def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, **named: Any) -> Any:
             if named:
@@ -257,6 +215,8 @@ class _Hooks:
             try:
                 tensor = tensors[0]
                 payload = payloads[tensor.dtype][tensor.shape]
+                if tensor.is_meta:
+                    payload = NONE
             except Exception:
                 payload = meet_message(tensors)
             try:
@@ -266,15 +226,21 @@ class _Hooks:
             try:
                 peer = ranks[rank]
             except (KeyError, TypeError):
-                peer = NONE  # no such rank: torch will say so, or crash
+                peer = NONE  # no such rank
             slot = post(group, peer, tag, payload)
-            if slot is None:
-                return call(self, tensors, rank, tag)
             try:
+                if peer < 0 or payload < 0:
+                    refuse(rank, ranks, tensors, peer, group, tag, payload)
+                if compare is not None and slot is not None:
+                    compare(group, peer, tag, payload)
                 work = call(self, tensors, rank, tag)
-            except BaseException:
-                fail(slot)
+            except BaseException as error:
+                if slot is not None:
+                    fail(slot)
+                complain(error, tensors, peer, tag, group, payload)
                 raise
+            if slot is None:
+                return work
             if open_batches or work is None:
                 keep(work, slot)
             else:
@@ -286,12 +252,15 @@ class _Hooks:
     def make_recv_anysource(self) -> Callable[..., Any]:
         """Makes the hook for ``recv_anysource``."""
         call = ProcessGroup.recv_anysource
-        recorder, pending_from_any, meet_group, meet_message = self.recorder, self.pending_from_any, self.meet_group, self.meet_message
-        groups, post = self.groups, recorder.hot.make_post(_RECVS["irecv"], _RECVS)
+        recorder, counterparts, names, pending_from_any = self.recorder, self.counterparts, self.names, self.pending_from_any
+        post = recorder.hot.make_post(_RECVS["irecv"], _RECVS)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
-            group, ranks = groups.get(id(self)) or meet_group(self)
-            slot = post(group, ANY_SOURCE, tag, meet_message(tensors))
+            group, ranks = names.groups.get(id(self)) or names.meet_group(self)
+            payload = names.meet_message(tensors)
+            if counterparts is not None:
+                counterparts.meet_recv_from_any(group, tag)
+            slot = post(group, ANY_SOURCE, tag, payload)
             if slot is None:
                 return call(self, tensors, tag)
             try:
@@ -309,15 +278,18 @@ class _Hooks:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
         collective = COLLECTIVES[method]
-        hooks, recorder, post = self, self.recorder, self.recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
+        hooks, names, counterparts, recorder = self, self.names, self.counterparts, self.recorder
+        post = recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            group, ranks = hooks.groups.get(id(self)) or hooks.meet_group(self)
-            payload, root = hooks.meet_collective(collective, len(ranks), args, kwargs)
+            group, ranks = names.groups.get(id(self)) or names.meet_group(self)
+            payload, root = names.meet_collective(collective, len(ranks), args, kwargs)
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
                 return call(self, *args, **kwargs)
             try:
+                if counterparts is not None:
+                    counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
                 work = call(self, *args, **kwargs)
             except BaseException:
                 recorder.hot.fail(slot)

@@ -1,0 +1,115 @@
+"""What torch's groups and payloads are called in the records: each is numbered, and written down once, when it is first met."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, distributed_c10d
+
+from ringsim.comm.collectives import Collective, describe, find_reduction, find_root, find_tensors
+from ringsim.comm.counterparts import Counterparts
+from ringsim.traces.events import NONE
+from ringsim.traces.recorder import Recorder
+
+__all__ = ["NOT_RECORDED", "TorchNames"]
+
+NOT_RECORDED: Final = (
+    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
+    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
+)
+_NOT_MEASURED_ON_GPU: Final = "On NCCL, wait() returns once the work is queued: the recorded end is not when the GPU was done."
+
+
+class TorchNames:
+    """Numbers groups and payloads.
+
+    Args:
+        recorder: gives the numbers, and writes down what they mean.
+        counterparts: is told of the groups whose operations can be compared; None for nobody.
+
+    Attributes:
+        groups: by the id of a group, its number and the global rank of each group rank.
+        payloads: by dtype and shape, the number of what a message carries.
+    """
+
+    def __init__(self, recorder: Recorder, counterparts: Counterparts | None) -> None:
+        self._recorder, self._counterparts = recorder, counterparts
+        self.groups: dict[int, tuple[int, dict[int, int]]] = {}
+        self.payloads: dict[torch.dtype, dict[torch.Size, int]] = {}
+        self._other_payloads: dict[Any, int] = {}
+        self._group_names: set[str] = set()
+
+    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+        """Numbers a group at its first operation; the group itself is not kept alive."""
+        name = _name_of(group)
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # made behind torch's back: nobody knows which global ranks are in it
+            ranks = list(range(group.size()))
+            name = f"{name or 'unnamed'} (unregistered: group ranks)"
+        if "nccl" in group.name().lower():
+            self._recorder.set_meta("not_recorded", (*NOT_RECORDED, _NOT_MEASURED_ON_GPU))
+        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
+        fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
+        self._group_names.add(name)
+        number = self._recorder.number("group", name=name, ranks=ranks, **({"fresh": True} if fresh else {}))
+        if self._counterparts is not None and fresh:
+            self._counterparts.meet_group(number, name, ranks)
+        entry = number, dict(enumerate(ranks))
+        key, groups = id(group), self.groups
+        self.groups[key] = entry
+        weakref.finalize(group, groups.pop, key, None).atexit = False
+        return entry
+
+    def meet_message(self, tensors: Any) -> int:
+        """Numbers the payload of a message at its first occurrence; NONE if there is none: the operation will be refused."""
+        try:
+            tensor = tensors[0]
+            if tensor.is_meta:
+                return NONE
+            payload = self._number_payload((1, "", (tensor.shape, tensor.dtype)), [tensor], 1, "")
+            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
+        except Exception:
+            return NONE
+        return payload
+
+    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
+        try:
+            tensors = find_tensors(collective, args, kwargs)
+            reduction = find_reduction(collective, args, kwargs)
+            copies = group_size if collective.shards else 1
+            key = (copies, reduction, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            return self._number_payload(key, tensors, copies, reduction), find_root(collective, args, kwargs)
+        except Exception:
+            return NONE, NONE
+
+    def _number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int, reduction: str) -> int:
+        payload = self._other_payloads.get(key)
+        if payload is None:
+            dtype, shape, size_bytes = describe(tensors, copies)
+            how = {"reduction": reduction} if reduction else {}
+            payload = self._recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes, **how)
+            self._other_payloads[key] = payload
+        return payload
+
+
+def _name_of(group: ProcessGroup) -> str:
+    """Returns what a group is called on all of its ranks; where torch numbered a pair group, its name stands in the description."""
+    if group is distributed_c10d.GroupMember.WORLD:
+        return "world"
+    try:
+        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+    except RuntimeError:  # made behind torch's back
+        return ""
+
+
+def _is_fresh(group: ProcessGroup) -> bool:
+    """Whether no operation has been posted on a group, on Gloo: it numbers them, whoever posts them."""
+    try:
+        return "gloo" in group.name() and group._get_sequence_number_for_group() == 0  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
