@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,8 +84,8 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where the program posted it: "ring.py:41", empty where unknown."""
-        return f"{self.file}:{self.line}" if self.file else ""
+        """Where the program posted it: "ring.py:41", without the directory; empty where unknown."""
+        return f"{self.file.rpartition(os.sep)[2]}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         """Returns the operation in words."""

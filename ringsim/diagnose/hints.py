@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, World
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
+from ringsim.traces.summary import count
 
 __all__ = ["Counterpart", "advise", "find_counterpart", "mismatch_text"]
 
@@ -65,7 +66,7 @@ def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
     """Says how the two sides of a message miss each other."""
     send, recv = (mine, theirs) if mine.kind == SEND else (theirs, mine)
     differ = f"tag {send.tag} is not tag {recv.tag}" if kind == "tag_mismatch" else f"group {send.group} is not group {recv.group}"
-    return f"rank {send.rank} sends in {send} what rank {recv.rank} would receive in {recv}, but {differ}."
+    return f"rank {send.rank}'s {send} and rank {recv.rank}'s {recv} never meet: {differ}."
 
 
 def advise(world: World, links: Sequence[Hindrance]) -> str:
@@ -73,7 +74,9 @@ def advise(world: World, links: Sequence[Hindrance]) -> str:
     operations = [link.posted.operation for link in links]
     lines = [line for link in links[:4] if (line := _peer_hint(world, link))]
     gone = [link for link in links if any(world.ranks[peer].state in GONE for peer in link.peers)]
-    if gone:
+    if any(world.ranks[peer].state == "killed" for link in gone for peer in link.peers):
+        lines.append("Find out what ended it: somebody's kill, too little memory, or a crash in C++; what it printed last may tell.")
+    elif gone:
         lines += [_counted(link) for link in gone[:2] if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0]
     elif not lines and all(one.kind == SEND for one in operations):
         lines.append(_SENDS_FIRST)
@@ -89,11 +92,11 @@ def _counted(link: Hindrance) -> str:
     operation, posted = link.posted.operation, link.posted
     if posted.matched:
         return f"The message was on its way when rank {operation.peer} ended."
-    verb, other = ("recv", "receives") if operation.kind == SEND else ("send", "sends")
-    times = "never" if posted.counterparts == 0 else f"only {posted.counterparts} time{'' if posted.counterparts == 1 else 's'}"
+    noun = "recv" if operation.kind == SEND else "send"
+    times = f"no {noun}" if posted.counterparts == 0 else f"only {count(posted.counterparts, noun)}"
     return (
-        f"On {_group_name(posted)}, tag {operation.tag}, rank {operation.peer} {other} {times}, and this is {operation.op} number "
-        f"{posted.index + 1} of rank {operation.rank}: add the missing {verb}, or leave this one out."
+        f"Rank {operation.peer} posted {times} for it ({_group_name(posted)}, tag {operation.tag}), and this is {operation.op} number "
+        f"{posted.index + 1} of rank {operation.rank}: add the missing {noun}, or leave this one out."
     )
 
 

@@ -26,7 +26,7 @@ from typing import Final
 from ringsim.diagnose.finding import Operation
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 
-__all__ = ["GONE", "STATES", "Hindrance", "Posted", "RankView", "Stuck", "World", "analyse", "same_collective"]
+__all__ = ["GONE", "STATES", "Hindrance", "Posted", "RankView", "Stuck", "World", "analyse", "find_cycle", "hindering", "same_collective"]
 
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
+from ringsim.diagnose.collective_calls import CollectiveCalls
 from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import STATES, Posted, RankView, World
 from ringsim.traces.events import (
@@ -24,9 +25,9 @@ from ringsim.traces.events import (
     Group,
     Ints,
 )
-from ringsim.traces.matching import number_rows
+from ringsim.traces.matching import number_places, number_rows, refused
 
-__all__ = ["MOST_POSTED", "operation_of", "read_ends", "refused", "world_of_events"]
+__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "world_of_events"]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
@@ -70,7 +71,8 @@ def world_of_events(
     index, counterparts = _count_channels(events, kind)
     matched = counterparts > index
     kept = open_ops & (awaited | ~matched)
-    entered = _Entered(events, kind, world_size)
+    calls = CollectiveCalls.of(events)
+    index[calls.event] = calls.place
 
     blocked = _blocked_ranks(events, speaks, awaited, world_size)
     posted: list[list[Posted]] = [[] for _ in range(world_size)]
@@ -83,13 +85,13 @@ def world_of_events(
             idle[rank] += 1
             if idle[rank] > MOST_POSTED:
                 continue
-        number, others = (int(index[event]), ()) if kind[event] != COLLECTIVE else entered.of(event)
+        others = calls.others(event) if kind[event] == COLLECTIVE else ()
         posted[rank].append(
             Posted(
                 operation_of(events, event, last_ns),
                 _group(events, event),
                 awaited=bool(awaited[event]),
-                index=number,
+                index=int(index[event]),
                 counterparts=int(counterparts[event]),
                 entered=tuple(operation_of(events, other) for other in others),
             )
@@ -140,10 +142,10 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[s
     return ends
 
 
-def refused(events: Events) -> Ints:
-    """Marks the operations that raised when they were posted: they never reached the wire, and take no place among the others."""
-    mask: Ints = (events.status == ERROR) & (events.wait_ns == NONE)
-    return mask
+def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
+    """Reads when the run ended, in ns from its start; None where the metadata does not say."""
+    said = metadata.get("end_ns")
+    return said if type(said) is int and 0 <= said < 2**63 else None
 
 
 def _broken_waits(events: Events, speaks: Ints) -> Ints:
@@ -186,7 +188,7 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
     channel = number_rows(events.group[both], source, target, events.tag[both])
     count = int(channel.max(initial=-1)) + 1
     of_send, of_recv = channel[: len(sends)], channel[len(sends) :]
-    index[sends], index[recvs] = _places(of_send), _places(of_recv)
+    index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
     # A recv from anybody may take any send that is left over; which one is not known before it is done.
@@ -200,37 +202,6 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
         counterparts[event] = len(fits)
         counterparts[fits] = index[fits] + 1
     return index, counterparts
-
-
-def _places(key: Ints) -> Ints:
-    """Numbers equal keys 0, 1, 2, ... in the order in which they stand."""
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    places = np.empty(len(key), dtype=np.int64)
-    places[order] = np.arange(len(key)) - np.searchsorted(ordered, ordered)
-    return places
-
-
-class _Entered:
-    """Which collective of one rank is which of another: the k-th of each on a group belong together."""
-
-    def __init__(self, events: Events, kind: Ints, world_size: int) -> None:
-        self._events = events
-        self._some = np.flatnonzero((kind == COLLECTIVE) & ~refused(events) & (events.rank < world_size))
-        self._by_group: dict[int, dict[int, Sequence[int]]] = {}
-
-    def of(self, event: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the number of a collective among its rank's on the group, and the events of the others that bear the same number."""
-        events, group = self._events, int(self._events.group[event])
-        if group not in self._by_group:
-            inside = self._some[events.group[self._some] == group]
-            self._by_group[group] = {
-                int(rank): inside[events.rank[inside] == rank].tolist() for rank in np.unique(events.rank[inside]).tolist()
-            }
-        ranks = self._by_group[group]
-        mine = int(events.rank[event])
-        number = ranks[mine].index(event)
-        return number, tuple(others[number] for rank, others in ranks.items() if rank != mine and len(others) > number)
 
 
 def _group(events: Events, event: int) -> Group:

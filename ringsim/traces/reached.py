@@ -13,6 +13,7 @@ from typing import Any, Final
 __all__ = ["REACHED", "bundle", "reach", "shows_images"]
 
 REACHED: Final = {
+    "explain": "ringsim.diagnose.explain:explain",
     "save": "ringsim.traces.files:save",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from ringsim.diagnose.finding import Diagnosis
     from ringsim.traces.bandwidths import Bandwidths
 
 __all__ = ["Trace"]
@@ -125,6 +126,11 @@ class Trace:
         """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
         axes: Axes = reach("plot_bandwidth")(self, curve=curve, ax=ax)
         return axes
+
+    def explain(self) -> Diagnosis:
+        """Says why the run ended as it did, or what made it slow; printing what it returns gives sentences, ``plot()`` a picture."""
+        diagnosis: Diagnosis = reach("explain")(self)
+        return diagnosis
 
     def summary(self) -> str:
         """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing."""
