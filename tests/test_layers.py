@@ -27,7 +27,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *("ringsim.published", "ringsim.regimes"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")),
+        *(
+            f"ringsim.traces.{name}"
+            for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")
+        ),
         *(
             f"ringsim.traces.{name}"
             for name in (
@@ -49,7 +52,20 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
-        *(f"ringsim.comm.{name}" for name in ("collectives", "counterparts", "torch_names", "prechecks", "torch_hooks", "backend", "handle", "member", "reductions")),
+        *(
+            f"ringsim.comm.{name}"
+            for name in (
+                "collectives",
+                "counterparts",
+                "torch_names",
+                "prechecks",
+                "torch_hooks",
+                "backend",
+                "handle",
+                "member",
+                "reductions",
+            )
+        ),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
         *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
         *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "exit", "process", "backend")),
@@ -63,10 +79,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"
-            for name in ("config", "notebook", "job", "failure", "output", "progress", "processes", "verdicts", "wake", "live_parts")
+            for name in ("config", "notebook", "job", "failure", "output", "progress", "processes", "verdicts", "wake", "live_part")
         ),
-        *(f"ringsim.launch.{name}" for name in ("watcher", "rank", "forkserver", "rank_set")),
-        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
+        *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
+        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
         *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
         *("ringsim.links.here", "ringsim.links.api"),
     ),
@@ -75,7 +91,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows", "timeline", "display")),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
-        "ringsim.plot.bandwidth_chart",
+        *("ringsim.plot.bandwidth_chart", "ringsim.plot.waitfor"),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),

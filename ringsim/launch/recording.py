@@ -26,6 +26,8 @@ from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.comm.registry import get_backend_object
 from ringsim.errors import RingError
 from ringsim.launch.board import make_board
+from ringsim.launch.joined import JoinedWatch
+from ringsim.launch.processes import has_proc
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save
@@ -98,6 +100,10 @@ class Recording:
         self._recorder = active or self._make_recorder()
         torch_hooks.install(self._recorder)
         resume_log(moved)
+        self._watch: JoinedWatch | None = None
+        if self._own and get_state().backend is None and "gloo" in self._backend and has_proc():
+            self._watch = JoinedWatch(self._recorder.directory, self._rank, self._world_size)
+            self._recorder.on_failure = self._watch.on_failure
         self._first = self._recorder.count
         return self
 
@@ -105,6 +111,8 @@ class Recording:
         recorder = self._recorder
         if recorder is None:
             return
+        if self._watch is not None:
+            self._watch.stop()
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
         torch_hooks.uninstall(recorder)

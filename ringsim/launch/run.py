@@ -28,7 +28,7 @@ from ringsim.launch.processes import has_proc
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
 from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
-from ringsim.launch.wake import ASK, WAKE
+from ringsim.launch.wake import ASK, WAKE, WAKE_S
 from ringsim.launch.watcher import POLL_S, Watcher
 from ringsim.traces.parts import read_parts
 from ringsim.traces.value import Trace
@@ -36,7 +36,6 @@ from ringsim.traces.value import Trace
 _POLL_S: Final = 0.05
 GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
 _SHOWN: Final = 4  # ranks whose lines an error shows
-WAKE_S: Final = 2.0  # what ranks that are stuck get, after their connections have been shut, to raise
 
 
 @dataclass(frozen=True)

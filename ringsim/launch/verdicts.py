@@ -19,7 +19,7 @@ from typing import Final
 from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
 
-__all__ = ["Verdict", "error_of_kind", "raise_verdict", "read_verdict", "write_verdict"]
+__all__ = ["Verdict", "clear_verdict", "error_of_kind", "raise_verdict", "read_verdict", "write_verdict"]
 
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -67,6 +67,11 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
     unfinished = directory / f"{_FILE}.unfinished"
     unfinished.write_text(json.dumps({"kind": verdict.diagnosis.kind, "ranks": verdict.ranks, "text": str(verdict.diagnosis)}))
     unfinished.replace(directory / _FILE)
+
+
+def clear_verdict(directory: Path) -> None:
+    """Takes away the verdict of an earlier run in the same directory."""
+    (directory / _FILE).unlink(missing_ok=True)
 
 
 def read_verdict(directory: Path, rank: int) -> RingError | None:

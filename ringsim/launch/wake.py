@@ -14,13 +14,14 @@ import threading
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["ASK", "WAKE", "Threads", "list_threads", "shut_connections"]
+__all__ = ["ASK", "OUR_THREADS", "WAKE", "WAKE_S", "Threads", "list_threads", "shut_connections"]
 
 ASK: Final = "threads?"  # what the watcher wants of a rank: its threads
 WAKE: Final = "wake"  # and that it shuts its connections
 
 # A thread whose innermost frame is in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
+WAKE_S: Final = 2.0  # what a rank gets, after its connections have been shut, to raise
 OUR_THREADS: Final = "ringsim-"  # how the names of our own begin
 
 

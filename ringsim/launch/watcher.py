@@ -29,7 +29,8 @@ from typing import Final
 from ringsim.diagnose.finding import Diagnosis, Finding
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import GONE, Stuck, World, analyse
-from ringsim.launch.live_parts import Head, LiveParts
+from ringsim.launch.live_part import Head
+from ringsim.launch.live_parts import LiveParts
 from ringsim.launch.processes import look_at
 from ringsim.launch.verdicts import Verdict
 from ringsim.launch.wake import Threads
@@ -95,6 +96,10 @@ class Watcher:
         if self._suspicion is not None:
             self._suspicion.threads[rank] = threads
 
+    def processes(self) -> list[tuple[int | None, bool]]:
+        """Returns of each rank its process, None where it is not known or not on this machine, and whether it has ended its recording."""
+        return [part.process for part in self._parts.parts]
+
     def look(self, states: Sequence[str]) -> Verdict | None:
         """Looks once.
 
@@ -155,7 +160,7 @@ class Watcher:
         if len(blocked) + sum(state in GONE for state in states) < len(states) or now_s - self._changed_s < STALL_S - _CALM_S:
             self._calm = None
             return None
-        processes = [look_at(self._parts.parts[rank].meta.get("pid", 0)) for rank in blocked]
+        processes = [look_at(self._parts.parts[rank].process[0] or 0) for rank in blocked]
         ticks = [process.ticks for process in processes if process is not None]
         if any(process is None or process.state not in "SD" for process in processes) or self._calm is None or self._calm[1] != ticks:
             self._calm = now_s, ticks
