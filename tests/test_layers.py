@@ -97,7 +97,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
         *("ringsim.check.fits", "ringsim.check.timed", "ringsim.check.chunks"),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script", "measure")),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script", "explain", "measure")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )
