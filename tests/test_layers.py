@@ -59,6 +59,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "counterparts",
                 "torch_names",
                 "prechecks",
+                "buffer_guard",
                 "torch_hooks",
                 "backend",
                 "handle",

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
+from ringsim.comm.buffer_guard import BufferGuard
 from ringsim.comm.collectives import COLLECTIVES
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.prechecks import Prechecks
@@ -69,7 +70,11 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
     recorder.set_meta("not_recorded", NOT_RECORDED)
-    hooks = _Hooks(recorder, check)
+    hooks, guard = _Hooks(recorder, check), BufferGuard(recorder) if check == "full" else None
+    if guard is not None:
+        guard.wrap(hooks.replacements)
+        guard.start()
+        recorder.check_end = guard.check_end
     originals = [(owner, name, vars(owner)[name]) for owner, name in hooks.replacements]
     for (owner, name), hook in hooks.replacements.items():
         setattr(owner, name, hook)
@@ -77,6 +82,8 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     def undo() -> None:
         for owner, name, original in originals:
             setattr(owner, name, original)
+        if guard is not None:
+            guard.stop()
 
     recorder.undo_hooks = undo
     recorder.on_growth = hooks.forget_completed

@@ -72,11 +72,15 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, config, port)
         recorder.set_meta("num_threads", torch.get_num_threads())
+        if job.check != "basic":
+            torch_hooks.uninstall(recorder)
+            torch_hooks.install(recorder, job.check)
         function = _load(job)
         say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"
         try:
             result = function()
+            recorder.check_end()
         finally:
             torch_hooks.uninstall(recorder)
             recorder.close()

@@ -48,6 +48,7 @@ class Recording:
 
     Args:
         path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An existing file is replaced.
+        check: which mistakes raise an error, see ``ringsim.trace``; what an outer block or run asks for holds in an inner one.
 
     Example:
         >>> import torch.distributed as dist
@@ -60,7 +61,8 @@ class Recording:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, check: str = "basic") -> None:
+        self._check = check
         self._path = Path(os.path.abspath(path))
         self._directory = self._path.with_name(self._path.name + ".parts")
         self._recorder: Recorder | None = None
@@ -98,7 +100,7 @@ class Recording:
         self._board = make_board(active.directory if active else self._directory, self._rank)
         self._own = active is None
         self._recorder = active or self._make_recorder()
-        torch_hooks.install(self._recorder)
+        torch_hooks.install(self._recorder, self._check)
         resume_log(moved)
         self._watch: JoinedWatch | None = None
         if self._own and get_state().backend is None and "gloo" in self._backend and has_proc():

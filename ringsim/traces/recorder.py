@@ -59,6 +59,7 @@ class Recorder:
         self.world_size = world_size
         self.users = 0  # how many hold the hooks of the communication library in place
         self.undo_hooks: Callable[[], None] = _do_nothing
+        self.check_end: Callable[[], None] = _do_nothing  # raises where the program has left something undone, when it says that it is done
         self.on_growth: Callable[[], None] = _do_nothing  # called now and then, when the part grows
         self.on_failure: Callable[[], None] = _do_nothing  # called when a wait has failed; may raise an error that says why
         self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: (
