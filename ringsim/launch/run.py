@@ -285,7 +285,8 @@ class _Run:
     def _ends(self) -> list[dict[str, Any]]:
         """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
-        failed = [end for report in self._reports.values() if (end := describe_end(report)) is not None]
+        woken = self._verdict.ranks if self._verdict is not None else ()
+        failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
         return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 
     def _notes(self) -> list[str]:
