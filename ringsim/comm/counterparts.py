@@ -89,6 +89,7 @@ class Counterparts:
         self._partners: dict[int, list[int]] = {}  # by this rank's number of a group: whom its collectives are compared with
         self._from_any: set[tuple[int, int]] = set()  # (group, tag) of recvs from anybody
         self._elsewhere: set[int] = set()
+        self._passed_over: set[str] = set()
 
     def meet_group(self, number: int, name: str, ranks: Sequence[int]) -> None:
         """Compares the operations on a group from now on. It must be fresh: no rank has used it before it was recorded."""
@@ -97,6 +98,11 @@ class Counterparts:
         # Gloo's rings and trees connect ranks whose places differ by a power of two; comparing with all would cost too much.
         near = {ranks[(me + step) % len(ranks)] for power in steps for step in (power, -power)}
         self._partners[number] = sorted(near - {self._recorder.rank})
+
+    def pass_over_group(self, name: str) -> None:
+        """Says in the trace that the operations on a group are not compared."""
+        self._passed_over.add(name)
+        self._say_what_is_not_checked()
 
     def meet_recv_from_any(self, group: int, tag: Any) -> None:
         """Compares no recv on this group and tag any more: which send it will get is not known."""
@@ -151,9 +157,19 @@ class Counterparts:
 
     def _note_elsewhere(self, rank: int) -> None:
         self._elsewhere.add(rank)
-        ranks = ", ".join(map(str, sorted(self._elsewhere)))
-        why = "their records are on another machine"
-        self._recorder.set_meta("not_checked", [f"Operations were not compared with those of ranks {ranks} before they began: {why}."])
+        self._say_what_is_not_checked()
+
+    def _say_what_is_not_checked(self) -> None:
+        sentences = [
+            f"Both sides of an operation were not compared on group {name}: it was used before the recording began, or is not Gloo's."
+            for name in sorted(self._passed_over)
+        ]
+        sentences += [
+            f"Both sides of an operation were not compared between ranks {min(rank, self._recorder.rank)} and "
+            f"{max(rank, self._recorder.rank)}: they run on two machines."
+            for rank in sorted(self._elsewhere)
+        ]
+        self._recorder.set_meta("not_checked", sentences)
 
     def _describe(self, payload: Payload) -> str:
         words = f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)" if payload.dtype else "nothing"

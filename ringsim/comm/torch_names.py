@@ -56,8 +56,11 @@ class TorchNames:
         fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
         self._group_names.add(name)
         number = self._recorder.number("group", name=name, ranks=ranks, **({"fresh": True} if fresh else {}))
-        if self._counterparts is not None and fresh:
-            self._counterparts.meet_group(number, name, ranks)
+        if self._counterparts is not None:
+            if fresh:
+                self._counterparts.meet_group(number, name, ranks)
+            else:
+                self._counterparts.pass_over_group(name)
         entry = number, dict(enumerate(ranks))
         key, groups = id(group), self.groups
         self.groups[key] = entry

@@ -313,7 +313,7 @@ def _check(events: Events, metadata: Any) -> None:
     size = metadata.get("world_size", MAX_RANKS)
     if type(size) is not int or not 0 <= size <= MAX_RANKS:
         raise ValueError(f"world_size is not a number of ranks up to {MAX_RANKS}")
-    for key in ("notes", "not_recorded"):
+    for key in ("notes", "not_recorded", "not_checked"):
         if not isinstance(metadata.get(key, []), list) or not all(isinstance(word, str) for word in metadata.get(key, [])):
             raise ValueError(f"{key} is not a list of sentences")
     for key in ("machine", "versions"):
