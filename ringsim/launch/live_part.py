@@ -26,7 +26,6 @@ from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
     NONE,
-    OK,
     OP_KINDS,
     OP_NAMES,
     RECORD,
@@ -148,8 +147,8 @@ class LivePart:
             width = min(4 * width, _WINDOW_MAX)
         if len(self._open):
             now = status[self._open]
-            if (now == ERROR).any():
-                self._forget()  # what was never posted takes no place among the messages
+            if ((now == ERROR) & (self._records["wait_ns"][self._open] == NONE)).any():
+                self._forget()  # it was refused: what was never posted takes no place among the messages
             self._open = self._open[now == IN_FLIGHT]
         awaited = self._open
         if len(awaited):
@@ -216,7 +215,8 @@ class LivePart:
     def _count(self, slots: Ints) -> None:
         records = self._records[slots]
         kind = OP_KINDS[records["op"]]
-        valid = ((records["status"] == IN_FLIGHT) | (records["status"] == OK)) & (kind <= COLLECTIVE)
+        refused = (records["status"] == ERROR) & (records["wait_ns"] == NONE)
+        valid = (records["status"] != 0) & ~refused & (kind <= COLLECTIVE)
         slots, records, kind = slots[valid], records[valid], kind[valid]
         for group in np.unique(records["group"][kind == COLLECTIVE]).tolist():
             mine = slots[(kind == COLLECTIVE) & (records["group"] == group)].tolist()
