@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.comm.counterparts import Counterparts, disagreement
+from ringsim.comm.counterparts import Counterparts
+from ringsim.comm.follower import disagreement
 from ringsim.errors import MessageMismatch
 from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, Payload
@@ -118,6 +119,20 @@ def test_a_rank_that_begins_to_record_later_is_compared_from_its_first_operation
     assert [one.post(0, 0, sends=False) for _ in range(9)] == [False] * 9
     found = [zero.post(1, 1, sends=True) for _ in range(9)]
     assert found[-1]  # rank 0 looked for it at its 8th operation: 5 + 3
+
+
+def test_a_new_tag_for_every_message_is_forgotten_and_mismatches_are_found_all_the_same(pair: tuple[Rank, Rank]) -> None:
+    zero, one = pair
+    assert not zero.post(1, 0, sends=True, tag=2**20)  # stays open all the time
+    for tag in range(9000):
+        assert not one.post(0, tag % 2, sends=False, tag=tag)
+        assert not zero.post(1, tag % 2, sends=True, tag=tag)
+    assert one.post(0, 1, sends=False, tag=2**20)
+    assert not one.post(0, 1, sends=False, tag=7)
+    assert zero.post(1, 0, sends=True, tag=7)
+    for rank in pair:
+        (follower,) = rank.counterparts._followers.values()
+        assert len(follower._channels) < 5000
 
 
 def test_a_failed_operation_is_not_counted(pair: tuple[Rank, Rank]) -> None:

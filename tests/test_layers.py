@@ -56,6 +56,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.comm.{name}"
             for name in (
                 "collectives",
+                "follower",
                 "counterparts",
                 "torch_names",
                 "prechecks",
