@@ -39,7 +39,9 @@ class Prechecks:
         # They are private: another version of torch may not have them.
         self.replacements = {place: function for place, function in wanted.items() if hasattr(*place)}
 
-    def refuse_rank(self, op: str, rank: Any, ranks: Mapping[int, int], group: int, tag: Any, payload: int) -> None:
+    def refuse_rank(
+        self, op: str, rank: Any, ranks: Mapping[int, int], group: int, tag: Any, payload: int, record: Callable[..., None]
+    ) -> None:
         """Raises ArgumentError where a message's other side, a group rank, is none of the group's; returns where it is not even a number.
 
         Args:
@@ -49,8 +51,10 @@ class Prechecks:
             group: number of the group.
             tag: tag of the message.
             payload: number of what it carries.
+            record: ``record(group, peer, tag, payload)`` writes the operation down as failed.
         """
         if isinstance(rank, int):
+            record(group, NONE, tag, payload)
             self._refuse(
                 f"the other side of a {op} must be a rank of its group, from 0 to {len(ranks) - 1}, got {rank}",
                 self._where(op, None, tag, group),
@@ -58,9 +62,10 @@ class Prechecks:
                 group, NONE, tag, payload,
             )  # fmt: skip
 
-    def refuse_tensors(self, op: str, tensors: Any, peer: int, group: int, tag: Any) -> None:
-        """Raises ArgumentError where an operation's tensors hold no data; returns otherwise."""
-        if any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors if tensors):
+    def refuse_tensors(self, op: str, tensors: Any, peer: int, group: int, tag: Any, record: Callable[..., None]) -> None:
+        """Raises ArgumentError where an operation's tensors hold no data; returns otherwise. Arguments as of ``refuse_rank``."""
+        if isinstance(tensors, list) and any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors):
+            record(group, peer, tag, NONE)
             self._refuse(
                 "a tensor to be sent or received must hold data, got one on the device meta",
                 self._where(op, peer, tag, group),

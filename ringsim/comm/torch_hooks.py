@@ -107,6 +107,10 @@ def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
         yield from _find_handle_types(subclass)
 
 
+def _compare_nothing(group: int, peer: int, tag: Any, payload: int) -> None:
+    """Stands where a comparison would, in a recording without checks: never called."""
+
+
 class _Hooks:
     """The replacements for torch's methods, and what they have to remember.
 
@@ -200,13 +204,12 @@ class _Hooks:
         groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
         meet_group, meet_message, keep = self.names.meet_group, self.names.meet_message, self.keep
         checks, counterparts, sends = self.checks, self.counterparts, method == "send"
-        compare = None if counterparts is None else counterparts.make_compare(sends)
+        compare: Callable[..., None] = _compare_nothing if counterparts is None else counterparts.make_compare(sends)
 
-        def refuse(rank: Any, ranks: dict[int, int], tensors: Any, peer: int, group: int, tag: Any, payload: int) -> None:
-            if checks is not None:
-                if peer == NONE:
-                    checks.refuse_rank(method, rank, ranks, group, tag, payload)
-                checks.refuse_tensors(method, tensors, peer, group, tag)
+        def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
+            slot = post(group, peer, tag, payload)
+            if slot is not None:
+                fail(slot)
 
         def complain(error: BaseException, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
             if counterparts is not None and not isinstance(error, RingError):
@@ -220,34 +223,33 @@ class _Hooks:
                 if named:
                     return call(self, tensors, rank, tag, **named)  # torch says what is wrong with it
             try:
-                tensor = tensors[0]
-                payload = payloads[tensor.dtype][tensor.shape]
-                if tensor.is_meta:
-                    payload = NONE
-            except Exception:
-                payload = meet_message(tensors)
-            try:
-                group, ranks = groups[id(self)]
+                group, ranks, compared = groups[id(self)]
             except KeyError:
-                group, ranks = meet_group(self)
+                group, ranks, compared = meet_group(self)
             try:
                 peer = ranks[rank]
             except (KeyError, TypeError):
                 peer = NONE  # no such rank
-            slot = post(group, peer, tag, payload)
+                if checks is not None:
+                    checks.refuse_rank(method, rank, ranks, group, tag, meet_message(tensors), record_refused)
             try:
-                if peer < 0 or payload < 0:
-                    refuse(rank, ranks, tensors, peer, group, tag, payload)
-                if compare is not None and slot is not None:
+                tensor = tensors[0]
+                payload = payloads[None if tensor.is_meta else tensor.dtype][tensor.shape]
+            except Exception:
+                payload = meet_message(tensors)
+                if payload == NONE and checks is not None:
+                    checks.refuse_tensors(method, tensors, peer, group, tag, record_refused)
+            slot = post(group, peer, tag, payload)
+            if slot is None:
+                return call(self, tensors, rank, tag)
+            try:
+                if compared:
                     compare(group, peer, tag, payload)
                 work = call(self, tensors, rank, tag)
             except BaseException as error:
-                if slot is not None:
-                    fail(slot)
+                fail(slot)
                 complain(error, tensors, peer, tag, group, payload)
                 raise
-            if slot is None:
-                return work
             if open_batches or work is None:
                 keep(work, slot)
             else:
@@ -263,9 +265,9 @@ class _Hooks:
         post = recorder.hot.make_post(_RECVS["irecv"], _RECVS)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
-            group, ranks = names.groups.get(id(self)) or names.meet_group(self)
+            group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
             payload = names.meet_message(tensors)
-            if counterparts is not None:
+            if counterparts is not None and compared:
                 counterparts.meet_recv_from_any(group, tag)
             slot = post(group, ANY_SOURCE, tag, payload)
             if slot is None:
@@ -289,13 +291,13 @@ class _Hooks:
         post = recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            group, ranks = names.groups.get(id(self)) or names.meet_group(self)
+            group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
             payload, root = names.meet_collective(collective, len(ranks), args, kwargs)
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
                 return call(self, *args, **kwargs)
             try:
-                if counterparts is not None:
+                if counterparts is not None and compared:
                     counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
                 work = call(self, *args, **kwargs)
             except BaseException:

@@ -31,18 +31,19 @@ class TorchNames:
         counterparts: is told of the groups whose operations can be compared; None for nobody.
 
     Attributes:
-        groups: by the id of a group, its number and the global rank of each group rank.
+        groups: by the id of a group, its number, the global rank of each group rank, and whether its operations are compared with their
+            other sides.
         payloads: by dtype and shape, the number of what a message carries.
     """
 
     def __init__(self, recorder: Recorder, counterparts: Counterparts | None) -> None:
         self._recorder, self._counterparts = recorder, counterparts
-        self.groups: dict[int, tuple[int, dict[int, int]]] = {}
-        self.payloads: dict[torch.dtype, dict[torch.Size, int]] = {}
+        self.groups: dict[int, tuple[int, dict[int, int], bool]] = {}
+        self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._other_payloads: dict[Any, int] = {}
         self._group_names: set[str] = set()
 
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
         name = _name_of(group)
         try:
@@ -61,7 +62,7 @@ class TorchNames:
                 self._counterparts.meet_group(number, name, ranks)
             else:
                 self._counterparts.pass_over_group(name)
-        entry = number, dict(enumerate(ranks))
+        entry = number, dict(enumerate(ranks)), fresh
         key, groups = id(group), self.groups
         self.groups[key] = entry
         weakref.finalize(group, groups.pop, key, None).atexit = False
