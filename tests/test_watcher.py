@@ -15,7 +15,7 @@ from ringsim.launch import watcher as module
 from ringsim.launch.processes import Process
 from ringsim.launch.verdicts import Verdict
 from ringsim.launch.wake import Threads
-from ringsim.launch.watcher import COLLECTIVE_S, STALL_S, THREADS_S, Watcher
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
 from ringsim.traces.events import ANY_SOURCE, NONE
 
 TICK_S = 0.02
@@ -165,6 +165,20 @@ def test_ranks_that_settle_slowly_get_the_time_that_was_asked_for(bench: Bench) 
     bench.waits(0, "recv", 1)
     bench.waits(1, "recv", 0)
     assert bench.look_for(2.0)[1] == pytest.approx(0.5, abs=2 * TICK_S)
+
+
+def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(bench: Bench) -> None:
+    pauses = []
+    for _ in range(8):
+        bench.watcher.look(bench.states)
+        pauses.append(bench.watcher.pause_s)
+        bench.writers[0].recorder.mark("step")
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(POLL_S * POLL_MAX)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert bench.watcher.look(bench.states) is None
+    assert bench.watcher.pause_s == POLL_S
 
 
 class TestStall:

@@ -28,7 +28,7 @@ from typing import Final
 from ringsim.launch.processes import look_at
 from ringsim.launch.verdicts import clear_verdict, raise_verdict, read_verdict, write_verdict
 from ringsim.launch.wake import ASK, OUR_THREADS, WAKE, WAKE_S, Threads, list_threads, shut_connections
-from ringsim.launch.watcher import POLL_S, Watcher
+from ringsim.launch.watcher import Watcher
 from ringsim.pair_groups import default_store
 
 __all__ = ["JoinedWatch"]
@@ -110,7 +110,7 @@ class JoinedWatch:
         """Watches all ranks until there is a verdict."""
         watcher = Watcher(self._directory, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
         unread = b""
-        while not self._stopped.wait(POLL_S):
+        while not self._stopped.wait(watcher.pause_s):
             with contextlib.suppress(BlockingIOError):
                 unread += os.read(self._answers, 1 << 16)
             *lines, unread = unread.split(b"\n")

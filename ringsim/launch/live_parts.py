@@ -7,7 +7,7 @@ other rank of which that is true, at the same moments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
@@ -51,13 +51,12 @@ class LiveParts:
             views.append(RankView(_state(part, state, blocked=bool(posted)), posted))
         return World(tuple(views))
 
-    def world(self, states: Sequence[str], now_ns: int, about: Callable[[int], str] = lambda _rank: "") -> World:
+    def world(self, states: Sequence[str], now_ns: int) -> World:
         """Returns all that is posted and not done, with what it is matched with, as of the last look.
 
         Args:
             states: see ``outline``.
             now_ns: CLOCK_MONOTONIC.
-            about: says what else is known of a rank.
         """
         channels: dict[Channel, int] = {}
         collectives = []
@@ -84,9 +83,9 @@ class LiveParts:
             return Posted(operation, group, awaited, index, counterparts=channels.get(counterpart, 0))
 
         views = []
-        for rank, (part, state) in enumerate(zip(self.parts, states, strict=True)):
+        for part, state in zip(self.parts, states, strict=True):
             posted = tuple(place(part, slot) for slot in part.open_slots())
-            views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted, about(rank)))
+            views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted))
         return World(tuple(views))
 
 

@@ -104,8 +104,9 @@ class _Run:
         self._run_id = uuid.uuid4().hex[:12]
         self._verdict: Verdict | None = None
         self._watcher: Watcher | None = None
+        self._next_look = 0.0
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
-            self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK))
+            self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
             (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
 
@@ -153,9 +154,10 @@ class _Run:
         """Follows the ranks until all have answered, or it makes no sense to wait any longer."""
         open_channels = list(self._ranks.channels)
         grace_ends: float | None = None
-        next_follow = next_look = 0.0
+        next_follow = 0.0
+        pause_s = self._watch_for_stuck_ranks(0.0)
         while open_channels and len(self._results) + len(self._reports) < self._size:
-            for channel in wait(open_channels, timeout=self._poll_s):
+            for channel in wait(open_channels, timeout=pause_s):
                 if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
                     open_channels.remove(channel)  # type: ignore[arg-type]
             now = time.monotonic()
@@ -163,33 +165,30 @@ class _Run:
                 next_follow = now + _POLL_S
                 self._outputs.follow()
                 self._progress.update(len(self._results), self._doing)
-            if now >= next_look and self._watcher is not None and self._verdict is None and not self._reports:
-                next_look = now + self._poll_s / 2  # what ranks say must not make it look all the time
-                if len(self._loaded) == self._size and self._find_verdict():
-                    grace_ends = now + WAKE_S
-            if self._verdict is not None and all(rank in self._reports for rank in self._verdict.ranks):
-                break
+            pause_s = self._watch_for_stuck_ranks(now)
+            if self._verdict is not None:
+                grace_ends = grace_ends or now + WAKE_S
+                if all(rank in self._reports for rank in self._verdict.ranks):
+                    break
             if self._reports and grace_ends is None:
                 grace_ends = now + GRACE_S
             if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
                 break
 
-    @property
-    def _poll_s(self) -> float:
-        return _POLL_S if self._watcher is None or self._options.poll_s is None else min(_POLL_S, self._options.poll_s)
-
-    def _find_verdict(self) -> bool:
-        """Looks for ranks that can never go on; tells them, where there are any."""
-        if self._watcher is None:
-            return False
-        verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
-        if verdict is None:
-            return False
-        self._verdict = verdict
-        write_verdict(self._ranks.directory, verdict)
-        for rank in verdict.ranks:
-            self._say(rank, WAKE)
-        return True
+    def _watch_for_stuck_ranks(self, now: float) -> float:
+        """Looks for ranks that can never go on, if it is time to, and wakes them; returns how long to wait before the next call."""
+        if self._watcher is None or self._verdict is not None or self._reports:
+            return _POLL_S
+        if len(self._loaded) < self._size:
+            self._next_look = now + self._watcher.pause_s
+        elif now >= self._next_look:
+            self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
+            self._next_look = now + self._watcher.pause_s
+            if self._verdict is not None:
+                write_verdict(self._ranks.directory, self._verdict)
+                for rank in self._verdict.ranks:
+                    self._say(rank, WAKE)
+        return min(_POLL_S, max(self._next_look - now, 0.0))
 
     def _verdict_error(self, verdict: Verdict) -> RingError:
         """Makes the error of a run whose ranks were stuck: the diagnosis, and the user's lines where it ended."""

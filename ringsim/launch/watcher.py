@@ -1,6 +1,6 @@
 """Watches ranks while they run, and finds out when some of them can never go on.
 
-Every few milliseconds::
+Every now and then::
 
     look at the parts -> who is blocked in what -> can anybody still help them? -> if not: the same again at the next look -> a verdict
 
@@ -38,7 +38,9 @@ from ringsim.traces.events import COLLECTIVE
 
 __all__ = ["POLL_S", "Watcher"]
 
-POLL_S: Final = 0.02
+POLL_S: Final = 0.02  # between two looks while ranks seem stuck
+RELAX: Final = 1.5  # each look that finds nothing makes the time until the next one longer by this factor ...
+POLL_MAX: Final = 5  # ... up to this many times the shortest
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
@@ -65,8 +67,11 @@ class Watcher:
         directory: where their parts are.
         world_size: number of ranks.
         ask: asks a rank for its threads; ``hear`` is called with the answer. Returns at once.
-        about: says what else is known of a rank, for the message.
+        poll_s: the shortest time between two looks.
         settle_s: how long ranks must have been seen in the same state for any verdict.
+
+    Attributes:
+        pause_s: how long to wait before the next look.
     """
 
     def __init__(
@@ -75,14 +80,16 @@ class Watcher:
         world_size: int,
         *,
         ask: Callable[[int], None],
-        about: Callable[[int], str] = lambda _rank: "",
+        poll_s: float = POLL_S,
         settle_s: float = 0.0,
     ) -> None:
         self._parts = LiveParts(directory, world_size)
         self._ask = ask
-        self._about = about
+        self._poll_s = poll_s
         self._settle_s = settle_s
+        self.pause_s = poll_s
         self._heads: list[Head] = []
+        self._states: list[str] = []
         self._changed_s = time.monotonic()  # when something happened last on any rank
         self._suspicion: _Suspicion | None = None
         self._calm: tuple[float, list[int]] | None = None  # since when all of them sleep, and their CPU time then
@@ -113,17 +120,22 @@ class Watcher:
         heads = self._parts.look()
         if heads != self._heads:
             self._heads, self._changed_s, self._calm = heads, now_s, None
-        if not any(head.awaited for head in heads):
-            self._suspicion = None
-            return None
-        outline = self._parts.outline(states, now_ns)
-        if analyse(outline) is not None:
-            world = self._parts.world(states, now_ns, self._about)
+        elif self._suspicion is None and self._states == states:
+            self._relax()
+            return self._look_for_stall(states, now_s, now_ns)  # what could still go on then can still go on now
+        self._states = list(states)
+        if any(head.awaited for head in heads) and analyse(self._parts.outline(states, now_ns)) is not None:
+            world = self._parts.world(states, now_ns)
             stuck = analyse(world)
             if stuck is not None:
+                self.pause_s = self._poll_s
                 return self._suspect(world, stuck, now_s)
         self._suspicion = None
-        return self._look_for_stall(outline, states, now_s, now_ns)
+        self._relax()
+        return None
+
+    def _relax(self) -> None:
+        self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
 
     def _suspect(self, world: World, stuck: Stuck, now_s: float) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck once there is no doubt."""
@@ -154,10 +166,13 @@ class Watcher:
         for rank in ranks:
             self._ask(rank)
 
-    def _look_for_stall(self, outline: World, states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
+    def _look_for_stall(self, states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
         """Returns the verdict on ranks that all wait and that nothing reaches, for a reason that is not in what they posted."""
+        if now_s - self._changed_s < STALL_S - _CALM_S:
+            return None
+        outline = self._parts.outline(states, now_ns)
         blocked = tuple(rank for rank, view in enumerate(outline.ranks) if view.state == "blocked")
-        if len(blocked) + sum(state in GONE for state in states) < len(states) or now_s - self._changed_s < STALL_S - _CALM_S:
+        if not blocked or len(blocked) + sum(state in GONE for state in states) < len(states):
             self._calm = None
             return None
         processes = [look_at(self._parts.parts[rank].process[0] or 0) for rank in blocked]
@@ -168,7 +183,7 @@ class Watcher:
         patience_s = STALL_S + sum(part.open_bytes for part in self._parts.parts) / STALL_BYTES_PER_S
         if now_s - self._calm[0] < _CALM_S or now_s - self._changed_s < patience_s:
             return None
-        world = self._parts.world(states, now_ns, self._about)
+        world = self._parts.world(states, now_ns)
         operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
         waits = "; ".join(wait_text(operation) for operation in operations[:4])
         message = (
