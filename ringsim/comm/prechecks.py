@@ -19,6 +19,7 @@ from ringsim.traces.recorder import Recorder
 __all__ = ["Prechecks"]
 
 _TAG_MAX: Final = 2**31 - 1
+_MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
 
 
 class Prechecks:
@@ -30,6 +31,7 @@ class Prechecks:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._warn_outsider: Callable[[str], None] = getattr(distributed_c10d, "_warn_not_in_group", _do_nothing)
         # Functions of torch that its operations call where a rank is not in the group, to see who sends to itself, and to log an error.
         wanted: dict[tuple[Any, str], Callable[..., Any]] = {
             (distributed_c10d, "_warn_not_in_group"): self.refuse_outsider,
@@ -73,8 +75,14 @@ class Prechecks:
                 group, peer, tag, NONE,
             )  # fmt: skip
 
-    def refuse_outsider(self, op_name: str) -> NoReturn:
-        """Raises RingError in place of torch's warning: an operation on a group that this rank is not in does nothing."""
+    def refuse_outsider(self, op_name: str) -> None:
+        """Raises ArgumentError in place of torch's warning, where a message on a group that this rank is not in would be lost.
+
+        A collective outside its group does nothing, on purpose in many programs, which call it on all ranks: there the warning is enough.
+        """
+        if op_name not in _MESSAGES:
+            self._warn_outsider(op_name)
+            return
         self._refuse(
             f"{op_name} must be called on a group that this rank is in, got one that it is not in",
             f"rank {self._recorder.rank} of {self._recorder.world_size}",
@@ -128,6 +136,10 @@ class Prechecks:
         known = isinstance(tag, int) and -(2**31) <= tag <= _TAG_MAX
         self._recorder.notice("invalid_argument", message, group, peer, tag if known else NONE, payload)
         raise ArgumentError(message) from None
+
+
+def _do_nothing(_: str) -> None:
+    pass
 
 
 def _describe_failed_call(name: str, *_: Any, **__: Any) -> dict[str, Any]:

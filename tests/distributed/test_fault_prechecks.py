@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,19 +163,29 @@ def test_arguments_that_cannot_be_right_raise(name: str) -> None:
     assert failed == ["isend"]
 
 
-def test_a_group_that_one_is_not_in_raises() -> None:
-    def worker(operation: str) -> None:
+@pytest.mark.parametrize("operation", [dist.recv, dist.irecv])
+def test_a_message_on_a_group_that_one_is_not_in_raises(operation: Callable[..., Any]) -> None:
+    def worker() -> None:
         group = dist.new_group([0, 2])
         if rank_of_ring() == 1:
-            if operation == "recv":
-                dist.recv(torch.zeros(4), 0, group=group)
-            else:
-                dist.all_reduce(torch.zeros(4), group=group)
+            operation(torch.zeros(4), 0, group=group)
 
-    for operation in ("recv", "all_reduce"):
-        trace, text = fail(ArgumentError, worker, operation)
-        assert "must be called on a group that this rank is in, got one that it is not in (rank 1 of 3)" in text
-        assert the_mark(trace)[0] == "invalid_argument"
+    trace, text = fail(ArgumentError, worker)
+    assert "irecv must be called on a group that this rank is in, got one that it is not in (rank 1 of 3)" in text
+    assert the_mark(trace)[0] == "invalid_argument"
+
+
+def test_a_collective_outside_its_group_does_nothing_but_warn() -> None:
+    """As in torch: programs call it on all ranks."""
+
+    def worker() -> tuple[float, int]:
+        group, tensor = dist.new_group([0, 2]), torch.ones(1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dist.all_reduce(tensor, group=group)
+        return float(tensor), sum("does not belong to the given group" in str(one.message) for one in caught)
+
+    assert ringsim.trace(worker, world_size=3, limit_s=LIMIT_S).results == [(2.0, 0), (1.0, 1), (2.0, 0)]
 
 
 def test_a_blocking_send_to_oneself_raises() -> None:
