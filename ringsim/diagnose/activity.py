@@ -52,7 +52,7 @@ class Activity:
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
         overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
         # Spans nest: of those that cover about as much, the one that began last is the innermost.
-        if len(mine) and 2 * overlap.max() > end_ns - start_ns:
+        if len(mine) and 2 * int(overlap.max()) > end_ns - start_ns:
             wide = mine[overlap >= 0.9 * overlap.max()]
             return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
         last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))

@@ -107,7 +107,7 @@ def _renamed(finding: Finding) -> Finding:
 
 def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] | None:
     """Says of a run that was ended from outside who waited, and what those did for whom they waited."""
-    blocked = [rank for rank, view in enumerate(world.ranks) if view.state == "blocked"]
+    blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
     if not blocked or trace.metadata.get("complete") is True:
         return None
     operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
@@ -120,7 +120,7 @@ def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] 
     activity = Activity(trace.events, trace.world_size)
     last_ns = int(max(trace.events.post_ns.max(), trace.events.wait_ns.max(), trace.events.done_ns.max()))
     busy = [
-        f"rank {peer} was {activity.doing(peer, last_ns, last_ns + 1)}"
+        f"rank {peer} was {activity.doing(peer, last_ns - 1, last_ns)}"
         for peer in sorted({edge.peer for edge in edges})
         if world.ranks[peer].state not in ("blocked", "exited")
     ]
