@@ -104,8 +104,7 @@ class Recording:
         resume_log(moved)
         self._watch: JoinedWatch | None = None
         if self._own and get_state().backend is None and "gloo" in self._backend and has_proc():
-            self._watch = JoinedWatch(self._recorder.directory, self._rank, self._world_size)
-            self._recorder.on_failure = self._watch.on_failure
+            self._watch = self._begin_watch(self._recorder)
         self._first = self._recorder.count
         return self
 
@@ -148,6 +147,17 @@ class Recording:
             unfinished.write_text(json.dumps({**self._metadata(), "start_ns": self._start_ns}))
             unfinished.replace(directory / "run.json")
         return recorder
+
+    def _begin_watch(self, recorder: Recorder) -> JoinedWatch | None:
+        """Begins to watch for stuck ranks; a file system without named pipes is no reason not to record."""
+        try:
+            watch = JoinedWatch(recorder.directory, self._rank, self._world_size)
+        except OSError as error:
+            if self._rank == 0:
+                recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")
+            return None
+        recorder.on_failure = watch.on_failure
+        return watch
 
     def _merge(self, directory: Path, wait_s: float) -> Trace:
         """Reads all parts, once the other ranks have announced theirs or the wait is over."""
