@@ -84,6 +84,8 @@ def trace(
     Raises:
         ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the ranks.
         RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is what was recorded until then.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have gone on, and were told so at the lines where they wait;
+            ``error.diagnosis`` says why.
         RunTimeout: the run took longer than ``limit_s``.
         Interrupted: Ctrl-C, or the notebook's Interrupt; it carries the trace, too.
 
