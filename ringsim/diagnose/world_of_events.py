@@ -166,6 +166,8 @@ def _broken_waits(events: Events, speaks: Ints) -> Ints:
 
 def _blocked_ranks(events: Events, speaks: Ints, awaited: Ints, world_size: int) -> Ints:
     """Marks the ranks of which every thread that ever communicated waits."""
+    if not awaited.any():
+        return np.zeros(world_size, dtype=bool)
     inside = speaks & (events.rank < world_size)
     threads = np.unique(np.stack([events.rank[inside], events.thread[inside]]), axis=1)
     waiting = np.unique(np.stack([events.rank[awaited & inside], events.thread[awaited & inside]]), axis=1)
