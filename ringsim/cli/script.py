@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.launch.config import CHECKS
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
@@ -33,6 +35,12 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the ranks compute on (default: cpu)")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the run after this long")
+    parser.add_argument(
+        "--check",
+        choices=CHECKS,
+        default="basic",
+        help="which mistakes raise an error; full: also buffers used too early and handles never waited for (default: basic)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,5 +84,5 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
             f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: ringsim show {file}. Then remove it."
         )
     kind = make_kind(options.ranks, options.device, 1800, ring=False)  # torch's own limit: the script sets what it wants
-    job = pack_script(str(script), options.arguments, seed=0)
+    job = replace(pack_script(str(script), options.arguments, seed=0), check=options.check)
     return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))

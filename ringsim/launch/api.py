@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from ringsim.errors import ArgumentError
-from ringsim.launch.config import Kind, start_environment
+from ringsim.launch.config import CHECKS, Kind, start_environment
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -18,7 +18,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.launch.recording import Recording
 
-CHECKS: Final = ("basic", "full", "off")
 WORLD_SIZE_MAX: Final = 1024  # real processes; the simulator is there for more
 
 
