@@ -120,7 +120,9 @@ def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] 
     activity = Activity(trace.events, trace.world_size)
     last_ns = int(max(trace.events.post_ns.max(), trace.events.wait_ns.max(), trace.events.done_ns.max()))
     busy = [
-        f"rank {peer} was {activity.doing(peer, last_ns - 1, last_ns)}"
+        f"rank {peer} {view.about}"
+        if (view := world.ranks[peer]).state == "stopped"
+        else f"rank {peer} was {activity.doing(peer, last_ns - 1, last_ns)}"
         for peer in sorted({edge.peer for edge in edges})
         if world.ranks[peer].state not in ("blocked", "exited")
     ]

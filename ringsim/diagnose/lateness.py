@@ -123,8 +123,8 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
         own[some] -= activity.blocked_between(rank, waits.start_ns[some], waits.end_ns[some])
-    atleast: Ints = np.maximum(own, 0)
-    return atleast
+    positive: Ints = np.maximum(own, 0)
+    return positive
 
 
 def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> Finding | None:
