@@ -80,7 +80,6 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
         if not (events.peer == ANY_SOURCE).any() and not (events.status == 3).any():
             agree(world, whole)
             assert (stuck and stuck.ranks) == (expected and expected.ranks)
-        live.close()
         for writer in writers:
             writer.recorder.close()
 
@@ -101,7 +100,6 @@ def test_a_part_is_followed_across_its_growth(tmp_path: Path) -> None:
     part.read_names()
     assert sum(part.channels().values()) == total
     assert [part.index(slot) for slot in part.open_slots()] == [number // 3 for number in range(total - 5, total)]
-    part.close()
     writer.recorder.close()
 
 
@@ -120,7 +118,6 @@ def test_a_slot_that_another_thread_fills_late_is_found(tmp_path: Path) -> None:
     part.read_names()
     assert sum(part.channels().values()) == 2
     assert first // 9 in part.open_slots()
-    part.close()
     writer.recorder.close()
 
 
@@ -135,7 +132,6 @@ def test_an_earlier_runs_part_is_let_go_when_another_takes_its_place(tmp_path: P
     new.post("irecv", 0, 1, 0)
     new.post("irecv", 0, 1, 0)
     assert part.look().open == 2
-    part.close()
     new.recorder.close()
 
 
@@ -156,5 +152,4 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
     assert live.outline(["running"], 0).ranks[0].state == "unknown"
     assert analyse(live.world(["running"], 0)) is None
     assert live.world(["exited"], 0).ranks[0].state == "exited"
-    live.close()
     assert np.all(np.array([part.head.slots for part in live.parts]) >= 0)

@@ -66,7 +66,6 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path, 2, monkeypatch)
     yield made
-    made.watcher.close()
     for writer in made.writers:
         writer.recorder.close()
 

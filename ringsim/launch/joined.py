@@ -123,7 +123,6 @@ class JoinedWatch:
                 for rank in verdict.ranks:
                     self._tell(rank, WAKE)
                 break
-        watcher.close()
 
     def _tell(self, rank: int, word: str) -> None:
         _write(self._directory / f"rank-{rank}.ear", word)

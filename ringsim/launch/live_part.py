@@ -87,13 +87,14 @@ class LivePart:
         self._world_size = world_size
         self._events_path = directory / f"rank-{rank}.events"
         self._names_path = self._events_path.with_suffix(".names")
-        self._file = self._names = -1
         self._begin()
 
     def _begin(self) -> None:
         """Knows nothing of the rank yet."""
         self.head = _BEFORE
         self.meta: dict[str, Any] = {}
+        self._inode = 0
+        self._names_read = 0  # bytes
         self._unfinished = b""  # the last line of the names, where its end is not there yet
         self._groups: dict[int, Group] = {}
         self._payloads: dict[int, Payload] = {}
@@ -112,13 +113,6 @@ class LivePart:
         self._collectives: dict[int, array[int]] = {}  # group: slots
         self._from_any: list[int] = []  # slots of recvs from any source that were open when they were counted
         self._index: dict[int, int] = {}  # slot of what was open when it was counted: its place on its channel
-
-    def close(self) -> None:
-        """Lets go of the files."""
-        for file in (self._file, self._names):
-            if file >= 0:
-                os.close(file)
-        self._file = self._names = -1
 
     def look(self) -> Head:
         """Reads what is new; cheap where little is. A rank that has not begun to record has the head of one that has done nothing."""
@@ -163,29 +157,30 @@ class LivePart:
             self._open = np.concatenate([self._open, slots])
 
     def _map(self) -> bool:
-        """Maps the file as far as it reaches by now; False where there is none."""
+        """Maps the file as far as it reaches by now; False where there is none. Only the map keeps a descriptor: ranks may be many."""
         try:
-            if self._file < 0:
-                self._file = os.open(self._events_path, os.O_RDONLY)
-                self._names = os.open(self._names_path, os.O_RDONLY)
-            about = os.fstat(self._file)
-        except OSError:
+            about = os.stat(self._events_path)
+            if about.st_ino != self._inode:  # the first, or one of another run that stands in the place of the last
+                self._begin()
+            if about.st_size // RECORD.itemsize > len(self._records):
+                with self._events_path.open("rb") as file:
+                    self._inode = os.fstat(file.fileno()).st_ino
+                    memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                self._records = np.frombuffer(memory, dtype=RECORD, count=len(memory) // RECORD.itemsize)
+        except (OSError, ValueError):  # ValueError: it is empty yet
             return False
-        if about.st_nlink == 0:  # it was of an earlier run, and another stands in its place
-            self.close()
-            self._begin()
-            return False
-        count = about.st_size // RECORD.itemsize
-        if count > len(self._records):
-            size = count * RECORD.itemsize
-            self._records = np.frombuffer(mmap.mmap(self._file, size, prot=mmap.PROT_READ), dtype=RECORD, count=count)
         return len(self._records) > 0
 
     def read_names(self) -> None:
         """Reads the names that are new: groups, payloads, files, and what the rank says of itself."""
-        if self._names < 0:
+        try:
+            with self._names_path.open("rb", buffering=0) as file:
+                file.seek(self._names_read)
+                fresh = file.readall()
+        except OSError:
             return
-        while fresh := os.read(self._names, 1 << 20):
+        if fresh:
+            self._names_read += len(fresh)
             *lines, self._unfinished = (self._unfinished + fresh).split(b"\n")
             for line in lines:
                 entry = json.loads(line)

@@ -28,11 +28,6 @@ class LiveParts:
     def __init__(self, directory: Path, world_size: int) -> None:
         self.parts = [LivePart(directory, rank, world_size) for rank in range(world_size)]
 
-    def close(self) -> None:
-        """Lets go of the files."""
-        for part in self.parts:
-            part.close()
-
     def look(self) -> list[Head]:
         """Reads what is new of every rank."""
         return [part.look() for part in self.parts]

@@ -19,12 +19,12 @@ from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
-from ringsim.launch.failure import Report, describe_end, make_error, raised_where, rename_files, report_death
+from ringsim.launch.failure import Report, describe_end, indent, make_error, raised_where, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
 from ringsim.launch.notebook import name_cells
 from ringsim.launch.output import Outputs
-from ringsim.launch.processes import has_proc
+from ringsim.launch.processes import has_proc, look_at
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
 from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
@@ -105,6 +105,8 @@ class _Run:
         self._verdict: Verdict | None = None
         self._watcher: Watcher | None = None
         self._next_look = 0.0
+        self._pids: dict[int, int] = {}
+        self._stopped: list[int] = []
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
             self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
@@ -120,8 +122,6 @@ class _Run:
             raise Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.", trace=self._end_early()) from None
         finally:
             self._progress.clear()
-            if self._watcher is not None:
-                self._watcher.close()
         if self._verdict is not None:
             raise self._verdict_error(self._verdict)
         if self._reports:
@@ -205,6 +205,8 @@ class _Run:
         error.trace = self._end_early()
         if error.trace is not None:
             error.diagnosis = explain(error.trace)
+            if error.diagnosis.kind == "stalled":  # a limit has ended it: who waited, and for what
+                error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
         return error
 
     def _doing(self) -> str:
@@ -221,7 +223,9 @@ class _Run:
                 self._outputs.follow(last=True)
                 self._reports[rank] = report_death(rank, code, at_ns, self._outputs.texts[rank])
             return False
-        if what == "loaded":
+        if what == "ready":
+            self._pids[rank] = value
+        elif what == "loaded":
             self._loaded[rank] = value
             if len(self._loaded) == self._size:
                 self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
@@ -243,6 +247,8 @@ class _Run:
 
     def _end_early(self) -> Trace | None:
         """Ends all ranks and returns what they had recorded; their files tell, however they ended."""
+        running = [(rank, look_at(pid)) for rank, pid in self._pids.items() if rank not in self._results]
+        self._stopped = [rank for rank, process in running if process is not None and process.state == "T"]
         self._ranks.kill()
         self._ranks.wait_for_end()
         results: list[Any] = [None] * self._size
@@ -286,7 +292,8 @@ class _Run:
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
         woken = self._verdict.ranks if self._verdict is not None else ()
         failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
-        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
+        stopped = [{"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""} for rank in self._stopped]
+        return sorted([*returned, *failed, *stopped], key=lambda end: int(end["rank"]))
 
     def _notes(self) -> list[str]:
         threads = set(self._loaded.values())

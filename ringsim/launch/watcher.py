@@ -94,10 +94,6 @@ class Watcher:
         self._suspicion: _Suspicion | None = None
         self._calm: tuple[float, list[int]] | None = None  # since when all of them sleep, and their CPU time then
 
-    def close(self) -> None:
-        """Lets go of the parts."""
-        self._parts.close()
-
     def hear(self, rank: int, threads: Threads) -> None:
         """Takes a rank's answer."""
         if self._suspicion is not None:

@@ -226,6 +226,18 @@ def test_a_script_is_watched_too(tmp_path: Any) -> None:
         run(pack_script(str(script), [], 0), make_kind(2, "cpu", 1800, ring=False), RunOptions(show=False))
 
 
+def test_a_stopped_rank_is_named_when_the_limit_of_an_operation_is_over() -> None:
+    def worker() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.recv(tensor(), 1)
+
+    with pytest.raises(RankFailed, match="rank 1 is stopped by a signal") as caught:
+        ringsim.trace(worker, world_size=2, timeout_s=2)
+    assert caught.value.diagnosis.kind == "stalled"
+    assert caught.value.diagnosis.states[1] == "stopped"
+
+
 def test_without_the_watcher_the_limit_ends_the_run() -> None:
     job = pack_call(both_receive, (), {}, seed=0)
     with pytest.raises(RunTimeout) as caught:
