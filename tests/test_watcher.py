@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from part_writer import Writer
 
@@ -16,7 +17,7 @@ from ringsim.launch.processes import Process
 from ringsim.launch.verdicts import Verdict
 from ringsim.launch.wake import Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
-from ringsim.traces.events import ANY_SOURCE, NONE
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, RECORD
 
 TICK_S = 0.02
 
@@ -157,6 +158,36 @@ def test_a_recv_from_anybody_hopes_while_anybody_can_send(bench: Bench) -> None:
     assert bench.look_for(10.0)[0] is None
     bench.waits(1, "recv", 0)
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_a_message_that_was_refused_helps_nobody(bench: Bench) -> None:
+    bench.states[1] = "exited"
+    slot = bench.writers[1].post("isend", 0, 0, 0)
+    bench.waits(0, "recv", 1)
+    assert bench.look_for(0.2)[0] is None
+    bench.writers[1].recorder.hot.fail(slot)  # before anybody waited for it: it never left
+    assert kind_of(bench.look_for(1.0)[0]) == "peer_exited"
+
+
+def test_what_a_recv_from_anybody_has_taken_is_gone(bench: Bench) -> None:
+    bench.waits(0, "irecv", ANY_SOURCE)
+    bench.waits(1, "send", 0)
+    assert bench.look_for(0.2)[0] is None
+    bench.writers[0].act("finish", -1, source=1)
+    bench.writers[1].act("finish", -1)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -> None:
+    bench.waits(0, "recv", 1)
+    slot = bench.writers[0].open[-1][0]
+    records = np.frombuffer(bench.writers[0].recorder._buffer.memory, dtype=RECORD)
+    bench.waits(1, "recv", 0)
+    bench.writers[0].recorder.hot.finish(slot)
+    records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is what is written last
+    assert bench.look_for(1.0)[0] is None
 
 
 def test_ranks_that_settle_slowly_get_the_time_that_was_asked_for(bench: Bench) -> None:

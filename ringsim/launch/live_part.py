@@ -243,6 +243,10 @@ class LivePart:
         if record["peer"] >= 0:
             channel = (int(record["group"]), int(record["peer"]), int(record["tag"]), RECV)
             self._channels[channel] = self._channels.get(channel, 0) + 1
+            for later in self._index:  # what was posted after it on that channel moves back by one
+                other = self._records[later]
+                if later > slot and all(other[name] == record[name] for name in ("group", "peer", "tag")) and OP_KINDS[other["op"]] == RECV:
+                    self._index[later] += 1
         return True
 
     def channels(self) -> dict[Channel, int]:
