@@ -185,6 +185,16 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
     assert finding.consequences == ()
 
 
+def test_notice_on_a_collective_names_those_in_the_same_call() -> None:
+    labels = (word_notice("collective_mismatch", "all ranks must call the same collectives."),)
+    done = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
+    waits = {"rank": 0, "op": "all_reduce", "status": 1}
+    wrong = ({"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0})
+    finding, *_ = run_of(done[0], waits, done[1], *wrong, labels=labels, ends=[]).findings
+    assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
+    assert [one.op for one in finding.operations] == ["broadcast", "all_reduce"]
+
+
 def test_groups_made_in_another_order() -> None:
     """Group 1 holds ranks 0 and 1 for rank 0, ranks 1 and 2 for rank 1."""
     columns = {

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, SPAN, Events, Ints
+from ringsim.diagnose.world_of_events import operation_of
+from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
 
 __all__ = ["Activity"]
 
@@ -57,9 +58,8 @@ class Activity:
             return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
         last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
-            event = last[-1]
-            place = f"{events.tables.files[events.file[event]]}:{events.line[event]}"
-            return f"busy with something that no span names, after its {OP_NAMES[events.op[event]]} at {place}"
+            latest = operation_of(events, int(last[-1]))
+            return f"busy with something that no span names, after its {latest.op} at {latest.place}"
         return "busy with something that no span names"
 
     @cached_property

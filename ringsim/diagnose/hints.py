@@ -78,6 +78,8 @@ def advise(world: World, links: Sequence[Hindrance]) -> str:
         lines.append("Find out what ended it: somebody's kill, too little memory, or a crash in C++; what it printed last may tell.")
     elif gone:
         lines += [_counted(link) for link in gone[:2] if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0]
+        if any(one.peer == ANY_SOURCE for one in operations):
+            lines.append("Receive as many messages as are sent: nobody is left to send another.")
     elif not lines and all(one.kind == SEND for one in operations):
         lines.append(_SENDS_FIRST)
     elif not lines and all(one.kind == RECV for one in operations):

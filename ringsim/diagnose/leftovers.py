@@ -40,21 +40,30 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
     for event in np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels))).tolist():
         kind, message = labels[int(events.label[event])]
         before = found.get((kind, message))
-        rank, operation = int(events.rank[event]), _refused_before(events, event)
-        ranks = {rank, *([operation.peer] if operation is not None and operation.peer >= 0 and operation.kind != COLLECTIVE else [])}
-        operations = () if operation is None else (operation,)
+        refused_op = _refused_before(events, event)
+        operations = () if refused_op is None else tuple(operation_of(events, one) for one in (refused_op, *_others_in(events, refused_op)))
+        ranks = {int(events.rank[event]), *(one.rank for one in operations)}
+        ranks |= {one.peer for one in operations if one.peer >= 0 and one.kind != COLLECTIVE}
         if before is not None:
             ranks, operations = ranks | set(before.ranks), (*before.operations, *operations)
         found[kind, message] = Finding(kind, tuple(sorted(ranks)), operations, message)
     return tuple(found.values())
 
 
-def _refused_before(events: Events, mark: int) -> Operation | None:
+def _refused_before(events: Events, mark: int) -> int | None:
     """Returns the operation that a notice is about: its rank's latest one before the mark, on the mark's line."""
     before = np.flatnonzero((events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE))
-    if len(before) == 0 or events.line[before[-1]] != events.line[mark]:
-        return None
-    return operation_of(events, int(before[-1]))
+    return int(before[-1]) if len(before) and events.line[before[-1]] == events.line[mark] else None
+
+
+def _others_in(events: Events, event: int) -> tuple[int, ...]:
+    """Returns the other ranks' operations in the call of a collective that was refused, and that would have been its rank's next there."""
+    if events.kind[event] != COLLECTIVE:
+        return ()
+    calls = CollectiveCalls.of(events)
+    mine = (events.group[calls.event] == events.group[event]) & (events.rank[calls.event] == events.rank[event]) & (calls.event < event)
+    same = (events.group[calls.event] == events.group[event]) & (events.rank[calls.event] != events.rank[event])
+    return tuple(calls.event[same & (calls.place == np.count_nonzero(mine))].tolist())
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
