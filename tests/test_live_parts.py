@@ -17,7 +17,7 @@ from ringsim.diagnose.world_of_events import world_of_events
 from ringsim.launch.live_part import LivePart
 from ringsim.launch.live_parts import LiveParts
 from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
 from ringsim.traces.parts import read_parts
 
 STEPS = st.tuples(
@@ -76,8 +76,10 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
         events, _ = read_parts(directory, start_ns=0, world_size=size)
         whole = world_of_events(events, size)
         stuck, expected = analyse(world), analyse(whole)
-        assert stuck is None or expected is not None
-        if not (events.peer == ANY_SOURCE).any() and not (events.status == 3).any():
+        if not (events.status == ERROR).any():
+            # Of a recv from anybody the two know different things for certain; neither calls stuck what is not.
+            assert stuck is None or (expected is not None and set(stuck.ranks) <= set(expected.ranks))
+        if not (events.peer == ANY_SOURCE).any() and not (events.status == ERROR).any():
             agree(world, whole)
             assert (stuck and stuck.ranks) == (expected and expected.ranks)
         for writer in writers:
