@@ -24,6 +24,7 @@ class Collective(NamedTuple):
         shards: whether that argument is one rank's shard, so that S is the group size times as much.
         root: position of the root rank (or of the options that hold it), NONE if there is no root.
         reduces: position of the reduction (or of the options that hold it), NONE if nothing is reduced.
+        raw: whether Gloo takes the tensors' memory as it is, whatever their strides: gaps and other orders give garbage.
     """
 
     op: int
@@ -32,6 +33,7 @@ class Collective(NamedTuple):
     shards: bool = False
     root: int = NONE
     reduces: int = NONE
+    raw: bool = False
 
 
 _OUTPUTS: Final = ("output_tensors", "output", "output_lists", "outputs")
@@ -44,10 +46,10 @@ _REDUCE_SCATTER_SINGLE: Final = Collective(OP_CODES["reduce_scatter_tensor"], 1,
 _ALL_TO_ALL_SINGLE: Final = Collective(OP_CODES["all_to_all_single"], 1, _INPUTS)
 
 COLLECTIVES: Final[dict[str, Collective]] = {
-    "broadcast": Collective(OP_CODES["broadcast"], 0, _TENSORS, root=1),
-    "allreduce": Collective(OP_CODES["all_reduce"], 0, _TENSORS, reduces=1),
+    "broadcast": Collective(OP_CODES["broadcast"], 0, _TENSORS, root=1, raw=True),
+    "allreduce": Collective(OP_CODES["all_reduce"], 0, _TENSORS, reduces=1, raw=True),
     "allreduce_coalesced": Collective(OP_CODES["all_reduce_coalesced"], 0, _TENSORS, reduces=1),
-    "reduce": Collective(OP_CODES["reduce"], 0, _TENSORS, root=1, reduces=1),
+    "reduce": Collective(OP_CODES["reduce"], 0, _TENSORS, root=1, reduces=1, raw=True),
     "allgather": Collective(OP_CODES["all_gather"], 0, _OUTPUTS),
     "_allgather_base": _ALL_GATHER_SINGLE,
     "all_gather_single": _ALL_GATHER_SINGLE,
@@ -55,7 +57,7 @@ COLLECTIVES: Final[dict[str, Collective]] = {
     "allgather_into_tensor_coalesced": _ALL_GATHER_COALESCED,
     "all_gather_single_coalesced": _ALL_GATHER_COALESCED,
     "gather": Collective(OP_CODES["gather"], 1, _INPUTS, shards=True, root=2),
-    "scatter": Collective(OP_CODES["scatter"], 0, ("output_tensors", "output_tensor"), shards=True, root=2),
+    "scatter": Collective(OP_CODES["scatter"], 0, ("output_tensors", "output_tensor"), shards=True, root=2, raw=True),
     "reduce_scatter": Collective(OP_CODES["reduce_scatter"], 1, _INPUTS, reduces=2),
     "_reduce_scatter_base": _REDUCE_SCATTER_SINGLE,
     "reduce_scatter_single": _REDUCE_SCATTER_SINGLE,
@@ -82,6 +84,35 @@ def find_tensors(collective: Collective, args: tuple[Any, ...], kwargs: dict[str
     if len(args) > collective.argument:
         return list(_flatten(args[collective.argument]))
     return list(_flatten([kwargs[name] for name in collective.names if name in kwargs]))
+
+
+def find_unfit(collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Returns a tensor with which a call would silently do nothing, or go wrong: one without data, or with gaps where Gloo sees none."""
+    try:
+        tensors = find_tensors(collective, args, kwargs)
+        if collective.op == OP_CODES["scatter"]:
+            tensors += [tensor for argument in args[1:2] for tensor in _flatten(argument)]  # what the root sends
+        return next((tensor for tensor in tensors if tensor.is_meta or (collective.raw and has_gaps(tensor))), None)
+    except Exception:
+        return None  # arguments that make no sense: torch will say so
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor do not lie side by side in memory, in whatever order.
+
+    Example:
+        >>> has_gaps(torch.zeros(4, 4)[:, :2]), has_gaps(torch.zeros(3, 4).t())
+        (True, False)
+    """
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return False
+    next_stride = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != next_stride:
+                return True
+            next_stride *= size
+    return False
 
 
 def _flatten(value: Any) -> Iterator[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
@@ -153,6 +154,9 @@ class Follower:
             elif op not in _UNEVEN:
                 what = disagreement(describe_payload(self._recorder, payload), theirs)
                 what = "" if what == "shape" and op != code else what
+                mine = self._recorder.entry("payload", payload).get("strides")
+                if not what and json.dumps(mine) != json.dumps(self.neighbour.entry("payload", view[at + PAYLOAD]).get("strides")):
+                    what = "order of elements in memory"
             if theirs and what:
                 return self._describe(what, theirs, at)
             channel.theirs.popleft()

@@ -75,6 +75,17 @@ class Prechecks:
                 group, peer, tag, NONE,
             )  # fmt: skip
 
+    def refuse_collective(self, op: str, tensor: torch.Tensor, group: int, payload: int, record: Callable[..., None]) -> NoReturn:
+        """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective. Other arguments as of ``refuse_rank``."""
+        record(group, NONE, NONE, payload)
+        if tensor.is_meta:
+            what, todo = "the tensors of a collective must hold data, got one on the device meta", "Make it on the CPU"
+        else:
+            shape, stride = tuple(tensor.shape), tensor.stride()
+            what = f"the tensors of a collective must lie in memory without gaps, got one of shape {shape} and stride {stride}"
+            todo = "Use tensor.contiguous(), and copy the result back"
+        self._refuse(what, self._where(op, None, None, group), todo, group, NONE, NONE, payload)
+
     def refuse_outsider(self, op_name: str) -> None:
         """Raises ArgumentError in place of torch's warning, where a message on a group that this rank is not in would be lost.
 

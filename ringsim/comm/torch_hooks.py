@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm.buffer_guard import BufferGuard
-from ringsim.comm.collectives import COLLECTIVES
+from ringsim.comm.collectives import COLLECTIVES, find_unfit
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.prechecks import Prechecks
 from ringsim.comm.torch_names import NOT_RECORDED, TorchNames
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS, OP_NAMES
 from ringsim.traces.recorder import Recorder
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
@@ -287,12 +287,19 @@ class _Hooks:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
         collective = COLLECTIVES[method]
-        hooks, names, counterparts, recorder = self, self.names, self.counterparts, self.recorder
+        hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
         post = recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
+
+        def record_refused(group: int, peer: int, tag: int, payload: int) -> None:
+            slot = post(group, peer, tag, payload)
+            if slot is not None:
+                recorder.hot.fail(slot)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
             payload, root = names.meet_collective(collective, len(ranks), args, kwargs)
+            if checks is not None and (unfit := find_unfit(collective, args, kwargs)) is not None:
+                checks.refuse_collective(OP_NAMES[collective.op], unfit, group, payload, record_refused)
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
                 return call(self, *args, **kwargs)

@@ -74,7 +74,7 @@ class TorchNames:
             tensor = tensors[0]
             if tensor.is_meta:
                 return NONE
-            payload = self._number_payload((1, "", (tensor.shape, tensor.dtype)), [tensor], 1, "")
+            payload = self._number_payload((1, (tensor.shape, tensor.dtype)), [tensor], 1, {})
             self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
         except Exception:
             return NONE
@@ -86,16 +86,19 @@ class TorchNames:
             tensors = find_tensors(collective, args, kwargs)
             reduction = find_reduction(collective, args, kwargs)
             copies = group_size if collective.shards else 1
-            key = (copies, reduction, *((tensor.shape, tensor.dtype) for tensor in tensors))
-            return self._number_payload(key, tensors, copies, reduction), find_root(collective, args, kwargs)
+            strides: list[tuple[int, ...]] = []
+            if collective.raw:
+                strides = [tensor.stride() for tensor in tensors if tensor.layout == torch.strided and not tensor.is_contiguous()]
+            how = {**({"reduction": reduction} if reduction else {}), **({"strides": strides} if strides else {})}
+            key = (copies, reduction, *strides, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            return self._number_payload(key, tensors, copies, how), find_root(collective, args, kwargs)
         except Exception:
             return NONE, NONE
 
-    def _number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int, reduction: str) -> int:
+    def _number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int, how: dict[str, Any]) -> int:
         payload = self._other_payloads.get(key)
         if payload is None:
             dtype, shape, size_bytes = describe(tensors, copies)
-            how = {"reduction": reduction} if reduction else {}
             payload = self._recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes, **how)
             self._other_payloads[key] = payload
         return payload

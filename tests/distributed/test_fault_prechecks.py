@@ -131,6 +131,41 @@ def test_collectives_that_disagree_raise(name: str) -> None:
     assert the_mark(trace)[0] == "collective_mismatch"
 
 
+def turned(rank: int) -> torch.Tensor:
+    return torch.zeros(3, 4) if rank else torch.zeros(4, 3).t()
+
+
+def test_collectives_over_memory_in_another_order_raise() -> None:
+    """Gloo takes the memory as it is: a tensor and its transpose would be mixed up."""
+    text = fail(MessageMismatch, lambda: dist.all_reduce(turned(rank_of_ring())))[1]
+    assert "with one order of elements in memory, got " in text
+    same = ringsim.trace(lambda: dist.all_reduce(torch.zeros(4, 3).t()), world_size=3, limit_s=LIMIT_S)
+    assert [label for label in same.events.tables.labels if label.startswith("!")] == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: dist.all_reduce(torch.zeros(4, 4)[:, :2]),
+        lambda: dist.broadcast(torch.zeros(4, 4)[:, :2], 0),
+        lambda: dist.reduce(torch.zeros(4, 4)[:, :2], 0),
+        lambda: dist.scatter(torch.zeros(4, 4)[:, :2], [torch.zeros(4, 2)] * 3 if rank_of_ring() == 0 else None),
+        lambda: dist.scatter(torch.zeros(4, 2), [torch.zeros(4, 4)[:, :2]] * 3 if rank_of_ring() == 0 else None),
+    ],
+)
+def test_a_collective_over_memory_with_gaps_raises(call: Callable[[], Any]) -> None:
+    """Gloo 2.13 sees none: it reduces, or sends, the first elements in memory and leaves the others as they were."""
+    trace, text = fail(ArgumentError, call)
+    assert "must lie in memory without gaps, got one of shape (4, 2) and stride (4, 1)" in text
+    assert the_mark(trace)[0] == "invalid_argument"
+
+
+def test_a_collective_without_data_raises() -> None:
+    trace, text = fail(ArgumentError, lambda: dist.all_reduce(torch.zeros(4, device="meta")))
+    assert "must hold data, got one on the device meta" in text
+    assert the_mark(trace)[0] == "invalid_argument"
+
+
 def send_from_zero(tensor: Callable[[], torch.Tensor], dst: int, tag: int) -> None:
     if rank_of_ring() == 0:
         dist.isend(tensor(), dst, tag=tag)
