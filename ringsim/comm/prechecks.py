@@ -100,9 +100,11 @@ class Prechecks:
             "Call it on the group's ranks only",
         )
 
-    def check_not_self(self, group: ProcessGroup, rank: int, what: str) -> None:
-        """Raises ArgumentError where a rank sends to itself, as torch's own function of that name raises ValueError."""
-        if group.rank() == rank:
+    def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
+        """Raises ArgumentError where a rank sends to itself, as torch's own function of that name raises ValueError, or is an outsider."""
+        if not isinstance(group, ProcessGroup):  # what torch gives to ranks that are not in it
+            self.refuse_outsider("isend" if what == "destination" else "irecv")
+        elif group.rank() == rank:
             self._refuse(
                 f"the {what} of a message must be another rank, got this one",
                 f"rank {self._recorder.rank} of {self._recorder.world_size}",

@@ -133,7 +133,7 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
     """
-    if report.is_consequence or report.error in _ECHOES or _TIMED_OUT in report.text:
+    if (report.is_consequence and not report.of_ringsim) or report.error in _ECHOES or _TIMED_OUT in report.text:
         return None  # how it ended says nothing of why: what it waited for does
     if report.error == "SystemExit":
         state, about = "exited", f"left with sys.exit({report.text})"

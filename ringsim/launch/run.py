@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ringsim import provenance
 from ringsim.diagnose.explain import explain
@@ -35,6 +35,7 @@ from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
 GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
+_Error = TypeVar("_Error", RingError, Interrupted)
 _SHOWN: Final = 4  # ranks whose lines an error shows
 
 
@@ -119,7 +120,7 @@ class _Run:
             self._send(pickle.dumps(self._job))
             self._watch(deadline)
         except KeyboardInterrupt:
-            raise Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.", trace=self._end_early()) from None
+            raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
         finally:
             self._progress.clear()
         if self._verdict is not None:
@@ -200,7 +201,7 @@ class _Run:
         error.diagnosis = replace(verdict.diagnosis, trace=error.trace)
         return error
 
-    def _explained(self, error: RingError) -> RingError:
+    def _explained(self, error: _Error) -> _Error:
         """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
         error.trace = self._end_early()
         if error.trace is not None:
