@@ -141,6 +141,15 @@ def test_collectives_that_disagree(first: dict[str, Any], second: dict[str, Any]
     assert [finding.kind for finding in diagnosis.findings] == ["collective_mismatch"] * bool(what)
 
 
+def test_groups_that_were_made_in_another_order_and_yet_came_about() -> None:
+    made = (Payload("ranks", (0, 1), 0), Payload("ranks", (1, 2), 0))
+    calls = [{"rank": rank, "op": "new_group", "payload": (turn + rank) % 2} for rank in (0, 1) for turn in range(2)]
+    (finding,) = collectives(*calls, payloads=made).findings
+    assert (finding.kind, finding.ranks) == ("group_order_mismatch", (0, 1))
+    assert "ranks[0,1]" in finding.message
+    assert "ranks[1,2]" in finding.message
+
+
 def test_only_the_first_call_that_differs_is_told() -> None:
     calls = [{"rank": rank, "op": "barrier" if (turn + rank) % 2 else "all_reduce"} for rank in (0, 1) for turn in range(3)]
     (finding,) = collectives(*calls).findings

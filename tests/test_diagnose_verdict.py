@@ -166,6 +166,15 @@ def test_different_collectives() -> None:
     assert "as collective 2 of group world: the kind differs" in diagnosis.findings[0].message
 
 
+def test_other_group_than_that_of_a_rank_that_has_left() -> None:
+    theirs = Operation(0, "new_group", shape=(0, 1), file="train.py", line=3)
+    mine = Operation(1, "new_group", shape=(0, 1, 2), file="train.py", line=5)
+    waits = RankView("blocked", (Posted(mine, Group("all", (0, 1, 2)), awaited=True, entered=(theirs,)),))
+    diagnosis = judge(World((RankView("exited"), waits, RankView("running"))))
+    assert root(diagnosis) == ("group_order_mismatch", (0, 1))
+    assert "as number 1 rank 1 makes [0, 1, 2] at train.py:5, rank 0 makes [0, 1] at train.py:3" in str(diagnosis)
+
+
 def test_message_to_oneself() -> None:
     operation = Operation(0, "recv", peer=0, tag=0)
     diagnosis = judge(World((RankView("blocked", (Posted(operation, Group("world", (0,)), awaited=True),)),)))

@@ -179,6 +179,19 @@ def test_collective_needs_everybody_in_the_same_one() -> None:
     assert (other.ranks, other.cycle) == ((0, 1), (0, 1))
 
 
+def makes(rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]) -> RankView:
+    others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
+    return RankView("blocked", (Posted(Operation(rank, "new_group", shape=members), WORLD, awaited=True, entered=others),))
+
+
+def test_new_group_needs_its_members_only_and_the_same_from_them() -> None:
+    assert analyse(World((makes(0, (0, 1)), RUNNING, RankView("exited"), RankView("exited")))) is None
+    assert analyse(World((makes(0, (0, 1), (1, (0, 1))), RankView("exited")))) is None
+    stuck = analyse(World((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNNING)))
+    assert stuck is not None
+    assert stuck.ranks == (0,)  # rank 2 may yet make [1, 2] with rank 1
+
+
 def test_cycle_is_a_shortest_one() -> None:
     waits = {0: 1, 1: 2, 2: 3, 3: 0, 4: 5, 5: 4, 6: 0}
     world = World(tuple(view(rank, ("recv", peer)) for rank, peer in waits.items()))

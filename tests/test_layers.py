@@ -61,6 +61,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "torch_names",
                 "prechecks",
                 "buffer_guard",
+                "group_making",
                 "torch_hooks",
                 "backend",
                 "handle",
@@ -97,7 +98,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
-        *("ringsim.check.fits", "ringsim.check.timed", "ringsim.check.chunks"),
+        *(f"ringsim.check.{name}" for name in ("exchanges", "fits", "timed", "chunks", "causes")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo"),
         *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "show", "script", "explain", "measure")),
         *("ringsim.cli", "ringsim.__main__"),

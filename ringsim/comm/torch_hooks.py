@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup, Work, distributed_c10d
 from ringsim.comm.buffer_guard import BufferGuard
 from ringsim.comm.collectives import COLLECTIVES, find_unfit
 from ringsim.comm.counterparts import Counterparts
+from ringsim.comm.group_making import record_new_groups
 from ringsim.comm.prechecks import Prechecks
 from ringsim.comm.torch_names import NOT_RECORDED, TorchNames
 from ringsim.errors import RingError
@@ -138,6 +139,7 @@ class _Hooks:
             **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
         }
         self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
+        self.replacements |= record_new_groups(recorder)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):

@@ -99,7 +99,7 @@ class Operation:
             f"tag {self.tag}" if self.tag >= 0 else "",
             payload_text(self),
         ]
-        if self.dtype and self.size_bytes >= 0:
+        if self.dtype and self.size_bytes >= 0 and self.op != "new_group":
             about.append(f"{self.size_bytes:,} byte{'' if self.size_bytes == 1 else 's'}")
         about = [piece for piece in about if piece]
         return words + (f" ({', '.join(about)})" if about else "") + (f" at {self.place}" if self.place else "")

@@ -23,7 +23,7 @@ __all__ = ["find_collective_mismatches", "find_message_mismatches"]
 MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _UNEVEN: Final = [OP_CODES["all_to_all"], OP_CODES["all_to_all_single"]]  # each rank may bring another size
-_SHAPED: Final = [OP_CODES["all_reduce"], OP_CODES["broadcast"], OP_CODES["reduce"]]  # the same shape on all ranks
+_SHAPED: Final = [OP_CODES["all_reduce"], OP_CODES["broadcast"], OP_CODES["reduce"], OP_CODES["new_group"]]  # the same shape on all ranks
 _FAMILY: Final = np.array([next(code for code, other in enumerate(OP_NAMES) if same_collective(name, other)) for name in OP_NAMES])
 
 
@@ -143,6 +143,9 @@ def _collective_finding(operations: tuple[Operation, ...], place: int, what: str
     said = ", ".join(f"rank {one.rank} calls {one}{_extra(one, what)}" for one in operations[:_MOST_CALLS])
     more = f" and {len(operations) - _MOST_CALLS} more ranks otherwise still" if len(operations) > _MOST_CALLS else ""
     message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: the {what} differs."
+    if operations[0].op == "new_group":
+        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
+        return Finding("group_order_mismatch", tuple(sorted(one.rank for one in operations)), operations, message, hint)
     hint = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
     return Finding("collective_mismatch", tuple(sorted(one.rank for one in operations)), operations, message, hint)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.diagnose.hints import advise, find_counterpart, mismatch_text
-from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, same_collective
+from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 
 __all__ = ["judge", "name_ranks", "wait_text"]
@@ -135,16 +135,10 @@ def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Find
 
 def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], operations: tuple[Operation, ...]) -> Finding:
     """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
+    wrong = _mismatched_call(link)
+    if wrong is not None:
+        return wrong
     mine = link.posted.operation
-    others = {one.rank: one for one in link.posted.entered}
-    wrong = [others[peer] for peer in link.peers if peer in others and not same_collective(others[peer].op, mine.op)]
-    number = f"collective {link.posted.index + 1} of {_group_text(mine)}"
-    if wrong:
-        ranks = tuple(sorted({mine.rank, *(one.rank for one in wrong)}))
-        message = f"the ranks call different collectives: as {number} {_calls((mine, *wrong))}."
-        return Finding(
-            "collective_mismatch", ranks, (mine, *wrong), message, "Let all ranks of a group call the same collectives in one order."
-        )
     kept = tuple(one.posted.operation for one in stuck.hindrances if one.rank in link.peers and one.posted.operation is not mine)
     ranks = tuple(sorted({mine.rank, *link.peers}))
     elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
@@ -152,6 +146,26 @@ def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], 
     waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     hint = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
     return Finding(kind, circle if kind == "deadlock" else ranks, operations, f"{name_ranks(circle)} wait for each other: {waits}.", hint)
+
+
+def _mismatched_call(link: Hindrance) -> Finding | None:
+    """Says which ranks call another collective than this one, or make another group; None where none of those waited for does."""
+    mine = link.posted.operation
+    wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
+    if not wrong:
+        return None
+    ranks = tuple(sorted({mine.rank, *(one.rank for one in wrong)}))
+    if mine.op == "new_group":
+        made = ", ".join(
+            f"rank {one.rank} makes {list(one.shape)}{f' at {one.place}' if one.place else ''}" for one in (mine, *wrong[:_MOST_WAITS])
+        )
+        message = f"the ranks make their groups in different order: as number {link.posted.index + 1} {made}."
+        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
+        return Finding("group_order_mismatch", ranks, (mine, *wrong), message, hint)
+    number = f"collective {link.posted.index + 1} of {_group_text(mine)}"
+    message = f"the ranks call different collectives: as {number} {_calls((mine, *wrong))}."
+    hint = "Let all ranks of a group call the same collectives in one order."
+    return Finding("collective_mismatch", ranks, (mine, *wrong), message, hint)
 
 
 def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
@@ -162,6 +176,9 @@ def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance
     views = [world.ranks[rank] for rank in gone]
     ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
     for one in waits:
+        wrong = _mismatched_call(one)
+        if wrong is not None:
+            return wrong
         found = find_counterpart(world, one)
         if found is not None and found.kind:
             near, far = one.posted.operation, found.posted.operation
@@ -226,4 +243,6 @@ def _calls(operations: Iterable[Operation]) -> str:
 
 
 def _group_text(operation: Operation) -> str:
+    if operation.op == "new_group":
+        return f"the group that is made, {list(operation.shape)}"
     return f"group {operation.group}" if operation.group else "its group"

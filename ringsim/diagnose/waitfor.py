@@ -26,7 +26,20 @@ from typing import Final
 from ringsim.diagnose.finding import Operation
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 
-__all__ = ["GONE", "STATES", "Hindrance", "Posted", "RankView", "Stuck", "World", "analyse", "find_cycle", "hindering", "same_collective"]
+__all__ = [
+    "GONE",
+    "STATES",
+    "Hindrance",
+    "Posted",
+    "RankView",
+    "Stuck",
+    "World",
+    "analyse",
+    "find_cycle",
+    "hindering",
+    "meets",
+    "same_collective",
+]
 
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
@@ -129,6 +142,11 @@ class Stuck:
     hindrances: tuple[Hindrance, ...]
 
 
+def meets(mine: Operation, theirs: Operation) -> bool:
+    """Tells whether two calls of a collective belong together; those that make groups must make the same one."""
+    return same_collective(mine.op, theirs.op) and (mine.op != "new_group" or mine.shape == theirs.shape)
+
+
 def same_collective(one: str, other: str) -> bool:
     """Tells whether two collectives, by their names, can meet.
 
@@ -200,15 +218,15 @@ def hindering(world: World, free: set[int], rank: int, one: Posted) -> tuple[int
     peer = one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
+        # Who makes a group waits for its members; the others pass by.
+        members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
         return tuple(
             member
-            for member in one.group.ranks
+            for member in members
             if member != rank
             and _known(world, member)
             and (
-                world.ranks[member].state in _DEAD or not same_collective(entered[member].op, one.operation.op)
-                if member in entered
-                else member not in free
+                world.ranks[member].state in _DEAD or not meets(one.operation, entered[member]) if member in entered else member not in free
             )
         )
     if peer == ANY_SOURCE:

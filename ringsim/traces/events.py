@@ -62,6 +62,7 @@ OPS: Final[tuple[tuple[str, int], ...]] = (
     ("monitored_barrier", COLLECTIVE),
     ("all_gather_single", COLLECTIVE),
     ("reduce_scatter_single", COLLECTIVE),
+    ("new_group", COLLECTIVE),  # carries the members of the group that is made, as its shape
 )
 OP_NAMES: Final = tuple(name for name, _ in OPS)
 OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
