@@ -53,8 +53,8 @@ def written_early() -> None:
 
 
 def overlapping() -> None:
-    data = torch.zeros(8)
-    first: Any = dist.irecv(data[:5], 1)
+    data = torch.zeros(12)
+    first: Any = dist.irecv(data[:8], 1)
     second: Any = dist.irecv(data[4:], 1, tag=2)  # here
     first.wait()
     second.wait()
