@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.check.result import CheckResult
-from ringsim.errors import RingError, RunTimeout
+from ringsim.errors import Deadlock, PeerExited, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
@@ -90,7 +90,7 @@ class Examination:
             return run(job, make_kind(world_size, "cpu", TIMEOUT_S, ring=True), RunOptions(limit_s=left_s, show=False))
         except RingError as error:
             trace = error.trace
-            stuck = isinstance(error, RunTimeout) or _WAITED in str(error)
+            stuck = isinstance(error, RunTimeout | Deadlock | PeerExited) or _WAITED in str(error)
             if stuck and trace is not None:
                 if judge_early_end is not None:
                     judge_early_end(trace)

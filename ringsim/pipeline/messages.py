@@ -120,7 +120,7 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
     if not isinstance(tensor, Tensor):
         raise ArgumentError(
             f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank {current_ring().rank} to rank {route.peer}). "
-            "A gradient is None where its x was no leaf with requires_grad: feed forward, and keep, x.requires_grad_() (forward_stage does)."
+            "A gradient is None where x was no leaf that requires one: feed forward, and keep, x.requires_grad_(), as forward_stage does."
         )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]

@@ -24,10 +24,15 @@ def write_tables(tables: Tables) -> dict[str, Any]:
     """
     return {
         "groups": [{"name": group.name, "ranks": list(group.ranks)} for group in tables.groups],
-        "payloads": [{"dtype": one.dtype, "shape": list(one.shape), "size_bytes": one.size_bytes} for one in tables.payloads],
+        "payloads": [_write_payload(payload) for payload in tables.payloads],
         "labels": list(tables.labels),
         "files": list(tables.files),
     }
+
+
+def _write_payload(payload: Payload) -> dict[str, Any]:
+    entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
+    return {**entry, "reduction": payload.reduction} if payload.reduction else entry
 
 
 def read_tables(value: Any) -> Tables:
@@ -61,7 +66,9 @@ def read_group(entry: Any) -> Group:
 
 
 def read_payload(entry: Any) -> Payload:
-    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ...}``; other keys are ignored.
+    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
+
+    The last may be missing; other keys are ignored.
 
     Raises:
         ValueError: ``entry`` is no such payload.
@@ -71,7 +78,8 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    return Payload(read_word(entry.get("dtype")), _naturals(entry.get("shape"), "the shape of a payload"), size_bytes)
+    shape = _naturals(entry.get("shape"), "the shape of a payload")
+    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")))
 
 
 def read_word(value: Any) -> str:
