@@ -29,6 +29,7 @@ from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES
 from ringsim.traces.recorder import Recorder
 
+_ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
 
 
@@ -93,10 +94,6 @@ def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
         yield kind
     for subclass in kind.__subclasses__():
         yield from _find_handle_types(subclass)
-
-
-def _compare_nothing(group: int, peer: int, tag: Any, payload: int) -> None:
-    """Stands where a comparison would, in a recording without checks: never called."""
 
 
 class _Hooks:
@@ -227,7 +224,7 @@ class _Hooks:
         meet_group, meet_message = self.names.meet_group, self.names.meet_message
         keep, begin_on_gpu = self.keep, self.begin_on_gpu
         checks, counterparts, sends = self.checks, self.counterparts, method == "send"
-        compare: Callable[..., None] = _compare_nothing if counterparts is None else counterparts.make_compare(sends)
+        compare: Callable[..., None] = (lambda *_: None) if counterparts is None else counterparts.make_compare(sends)
 
         def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
             slot = post(group, peer, tag, payload)

@@ -38,7 +38,6 @@ RECVS: Final = {
 }
 # A collective's method is told by its name; torch's functions tell the old spelling from the new.
 COLLECTIVE_OPS: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
-_ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 
 
 class TorchNames:
