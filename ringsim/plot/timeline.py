@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
@@ -206,7 +207,8 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     if len(bars.labels) > MOST_SPAN_NAMES:
         handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
-        handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
+        with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
+            handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
     handles += [_patch(look_of(number), look_of(number).name) for number in looks if number < len(OPERATION_LOOKS)]
     if arrows:
         handles.append(
