@@ -86,14 +86,14 @@ def read_payload(entry: Any) -> Payload:
 
 
 def readable(value: Any) -> Any:
-    """Returns JSON in whose words what no reader can take is written out: whoever chose them may have meant harm.
+    r"""Returns JSON in whose words what no reader can take is written out: whoever chose them may have meant harm.
 
     Args:
         value: what JSON can say.
 
     Example:
-        >>> readable({"label": ["one", "red \\x1b[31m"]})
-        {'label': ['one', 'red \\\\x1b[31m']}
+        >>> readable({"label": ["one", "red \x1b[31m"]})
+        {'label': ['one', 'red \\x1b[31m']}
     """
     if isinstance(value, str):
         return _UNREADABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), value)
