@@ -180,6 +180,7 @@ def test_lesson_02_shows_what_it_claims() -> None:
     assert [int(size) for size, _ in took] == [4, 4_000_000]
     assert all(float(seconds) >= 0.2 for _, seconds in took)
     assert texts["provoke-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+    assert texts["provoke-run"].splitlines()[0].count(" at Cell In[3]:4") == 3
     assert texts["provoke-picture"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
     assert texts["read-run"].startswith("messages: 0\n")
     assert texts["order-run"].splitlines() == [

@@ -19,6 +19,7 @@ from ringsim.plot.density import merge_short
 from ringsim.plot.rows import Rows
 from ringsim.plot.time_axis import TimeAxis
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
+from ringsim.traces.notices import read_notice
 from ringsim.traces.summary import count
 from ringsim.traces.units import time_text
 
@@ -186,6 +187,8 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
         label = int(events.label[index])
         name = events.tables.labels[label] if label != NONE else ""
+        notice = read_notice(name)
+        name = notice[0] if notice is not None else name  # what was found; the sentence would run across the picture
         if not name or size < 5 or named == MOST_MARK_NAMES:
             continue
         width = (len(name) * 0.6 * size + 5) * per_point
