@@ -1,6 +1,6 @@
 """Real trace files, damaged in every way: what reads them gives an answer or one of ringsim's own errors, and never another one.
 
-The damage is in ``trace_mutations``; ``benchmarks/soak/files.py`` does the same a million times.
+The damage is in ``trace_mutations``; ``benchmarks/soak_files.py`` does the same a million times.
 """
 
 from __future__ import annotations
