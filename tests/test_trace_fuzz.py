@@ -1,6 +1,6 @@
 """Real trace files, damaged in every way: what reads them gives an answer or one of ringsim's own errors, and never another one.
 
-The damage is in ``trace_mutations``; ``benchmarks/soak/files.py`` does the same a million times.
+The damage is in ``trace_mutations``; ``benchmarks/soak_files.py`` does the same a million times.
 """
 
 from __future__ import annotations
@@ -122,9 +122,15 @@ def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(tmp_path: Path
     trace.plot_ring(ax=Figure().add_subplot())
 
 
-def test_a_name_that_is_no_unicode_is_written_out_in_tables() -> None:
-    events = make_events({"rank": [0], "op": [OP_CODES["mark"]], "label": [0]}, Tables(labels=("a\ud800b",)))
-    assert list(Trace(events, {"world_size": 1}).to_pandas()["label"]) == ["a\\ud800b"]
+def test_what_no_reader_can_take_is_written_out(tmp_path: Path) -> None:
+    """Half a character breaks pandas, fonts and terminals; an escape sequence commands a terminal."""
+    labels = ("a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend")
+    columns = {"rank": [0] * 5, "op": [OP_CODES["mark"]] * 5, "post_ns": [1] * 5, "label": [0, 1, 2, 3, 4]}
+    Trace(make_events(columns, Tables(labels=labels)), {"world_size": 1, "notes": ["bell \a"]}).save(tmp_path / "x.ringtrace")
+    trace = ringsim.load(tmp_path / "x.ringtrace")
+    expected = ["a\\ud800b", "red \\x1b[31m", "null\\x00", "C1 \\x9b2J", "tab\tline\nend"]
+    assert list(trace.to_pandas()["label"]) == list(trace.events.tables.labels) == expected
+    assert trace.metadata["notes"] == ["bell \\x07"]
 
 
 def test_what_ends_before_it_began_takes_no_time() -> None:

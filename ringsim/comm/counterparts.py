@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringsim.comm.follower import NEVER, PAYLOAD, Channel, Difference, Follower, describe_payload
-from ringsim.errors import MessageMismatch
-from ringsim.traces.events import NONE, OP_NAMES, Payload
+from ringsim.errors import MessageMismatch, RendezvousFailed
+from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, Payload
 from ringsim.traces.neighbour import Neighbour
 from ringsim.traces.recorder import Recorder
 
@@ -126,6 +126,7 @@ class Counterparts:
 
         Raises:
             MessageMismatch: another rank has posted another collective in its place.
+            RendezvousFailed: another rank makes another group in its place.
         """
         number = self._groups.get(group)
         if number is None:
@@ -177,6 +178,14 @@ class Counterparts:
     def _complain_collective(self, found: Difference, group: int, op: int, payload: int, root: int) -> None:
         recorder = self._recorder
         mine = describe_payload(recorder, payload)
+        if op == OP_CODES["new_group"]:
+            message = (
+                f"all ranks must make the same groups in the same order, got {list(mine.shape)} here and {list(found.theirs.shape)} in "
+                f"rank {found.rank}'s new_group{found.place} (rank {recorder.rank} of {recorder.world_size}). "
+                "Call new_group for every group on every rank, in one order, also for groups that the rank is not in."
+            )
+            recorder.notice("group_order_mismatch", message, group, NONE, NONE, payload)
+            raise RendezvousFailed(message)
         if found.what == "operation":
             words = f"{OP_NAMES[op]} here and {found.op}"
         elif found.what == "root":

@@ -27,6 +27,7 @@ _SAME: Final = {
     OP_CODES["reduce_scatter_single"]: OP_CODES["reduce_scatter"],
     OP_CODES["reduce_scatter_tensor"]: OP_CODES["reduce_scatter"],
 }
+_NEW_GROUP: Final = OP_CODES["new_group"]
 _UNEVEN: Final = (OP_CODES["all_to_all"], OP_CODES["all_to_all_single"])
 
 
@@ -151,6 +152,8 @@ class Follower:
                 what = "operation"
             elif view[at + _PEER] != root:
                 what = "root"
+            elif op == _NEW_GROUP:
+                what = "members" if tuple(describe_payload(self._recorder, payload).shape) != tuple(theirs.shape) else ""
             elif op not in _UNEVEN:
                 what = disagreement(describe_payload(self._recorder, payload), theirs)
                 what = "" if what == "shape" and op != code else what

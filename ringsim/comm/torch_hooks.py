@@ -125,7 +125,7 @@ class _Hooks:
             **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
         }
         self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
-        self.replacements |= record_new_groups(recorder)
+        self.replacements |= record_new_groups(recorder, self.counterparts)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):

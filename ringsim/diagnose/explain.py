@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-_OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RingError")  # raised where a finding stands in the trace, too
+_OUR_ERRORS: Final = (
+    "ArgumentError",
+    "MessageMismatch",
+    "RendezvousFailed",
+    "RingError",
+)  # raised where a finding stands in the trace, too
 _MOST_WAITS: Final = 4
 
 
@@ -96,7 +101,7 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
 
 def _restates(failure: Finding) -> bool:
     """Tells whether a rank failed with an error of ours that says what a finding says better."""
-    return failure.kind == "rank_failed" and any(f" raised {name}" in failure.message for name in _OUR_ERRORS)
+    return failure.kind in ("rank_failed", "rendezvous_failed") and any(f" raised {name}" in failure.message for name in _OUR_ERRORS)
 
 
 def _renamed(finding: Finding) -> Finding:

@@ -11,7 +11,7 @@ from ringsim.diagnose.finding import Finding, Operation
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.diagnose.world_of_events import operation_of
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events
-from ringsim.traces.matching import number_rows
+from ringsim.traces.matching import number_rows, refused
 from ringsim.traces.notices import read_notice
 from ringsim.traces.summary import count
 
@@ -60,10 +60,15 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
     """Returns the other ranks' operations in the call of a collective that was refused, and that would have been its rank's next there."""
     if events.kind[event] != COLLECTIVE:
         return ()
-    calls = CollectiveCalls.of(events)
-    mine = (events.group[calls.event] == events.group[event]) & (events.rank[calls.event] == events.rank[event]) & (calls.event < event)
-    same = (events.group[calls.event] == events.group[event]) & (events.rank[calls.event] != events.rank[event])
-    return tuple(calls.event[same & (calls.place == np.count_nonzero(mine))].tolist())
+    group = np.flatnonzero((events.kind == COLLECTIVE) & (events.group == events.group[event]))
+    counted, rank = ~refused(events)[group], events.rank[group]
+    place = np.count_nonzero(counted & (rank == events.rank[event]) & (group < event))
+    found = []
+    for other in np.unique(rank[rank != events.rank[event]]).tolist():
+        its = rank == other
+        before = np.cumsum(counted[its]) - counted[its]  # each may have been refused itself: both saw that they differ
+        found += group[its][before == place][:1].tolist()
+    return tuple(found)
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.finding import Operation
+from ringsim.launch.notebook import name_cells
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
@@ -191,7 +192,8 @@ class LivePart:
                 elif entry["table"] == "payload":
                     self._payloads[entry["id"]] = read_payload(entry)
                 elif entry["table"] == "file":
-                    self._files[entry["id"]] = entry["name"]
+                    name = entry["name"]
+                    self._files[entry["id"]] = name_cells([name]).get(name, name)
 
     # -- counting: what has its place in which order ---------------------------------------------------------------------------------
 

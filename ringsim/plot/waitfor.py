@@ -167,10 +167,10 @@ def _title(diagnosis: Diagnosis) -> str:
 
 
 def _notes(diagnosis: Diagnosis) -> list[str]:
-    """Returns the root cause in a few lines; a dollar sign would begin a formula."""
+    """Returns the root cause in a few lines."""
     if not diagnosis.findings:
         return []
-    message = diagnosis.findings[0].message.replace("$", r"\$")
+    message = diagnosis.findings[0].message
     lines = textwrap.wrap(message[:1].upper() + message[1:], NOTE_LETTERS)
     return lines if len(lines) <= MOST_NOTES else [*lines[: MOST_NOTES - 1], f"{lines[MOST_NOTES - 1]} …"]
 
@@ -222,7 +222,7 @@ def _draw_edge(ax: Axes, edge: Edge, at: dict[int, Any], *, labelled: bool) -> N
         look = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
         ax.text(
             float(middle[0]), float(middle[1]), f"{text}\n{one.place}".strip(), ha="center", va="center", fontsize=LABEL_SIZE, zorder=5,
-            parse_math=False, linespacing=0.95, bbox=look,
+            linespacing=0.95, bbox=look,
         )  # fmt: skip
 
 

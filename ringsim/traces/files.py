@@ -26,7 +26,7 @@ from ringsim import __version__
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
 from ringsim.traces.parts import read_run
-from ringsim.traces.tables import read_tables, write_tables
+from ringsim.traces.tables import read_tables, readable, write_tables
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _load(path: str) -> Trace:
         meta = _parse_meta(meta_bytes)
         _check_format(meta, path)
         events = _unpack_events(parquet, meta)
-        metadata: Any = meta.get("metadata")
+        metadata: Any = readable(meta.get("metadata"))
         _check(events, metadata)
     except TraceFileError:
         raise

@@ -138,15 +138,9 @@ def _words(codes: Ints, names: Any) -> pd.Categorical:
     """Makes a categorical of ``names[code]``, NA for -1 and for a name of None; names that several codes share become one category."""
     import pandas as pd
 
-    names = [_readable(name) if isinstance(name, str) else name for name in names]
     unique = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
     number_of = np.array([unique.get(name, NONE) for name in names] + [NONE], dtype=np.int64)
     return pd.Categorical.from_codes(number_of[codes], categories=pd.Index(list(unique), dtype="str"))
-
-
-def _readable(name: str) -> str:
-    """The name, with lone surrogates (a file name that is not UTF-8 has them) written out: pandas keeps UTF-8."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
