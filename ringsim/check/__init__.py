@@ -20,8 +20,8 @@ A check runs a student's function on fresh ranks, with sizes and data drawn at r
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 
 The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
-ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``exchanges``, ``fits``, ``cuts``, ``handing_over``, ``boundaries``, ``orders``,
-``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
+ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``exchanges``, ``fits``, ``cuts``, ``handing_over``,
+``boundaries``, ``orders``, ``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
 
 Example:
     >>> from ringsim import check
