@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -60,9 +61,14 @@ class TorchNames:
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._other_payloads: dict[Any, int] = {}
         self._group_names: set[str] = set()
+        self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
+        with self._meeting:
+            return self.groups.get(id(group)) or self._number_group(group)
+
+    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
         name, ranks = name_and_ranks(group)
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
         fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
