@@ -17,7 +17,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-lowest check check-format check-lint check-types check-spelling lab figures clean clean-all
+.PHONY: help install demo test test-quick test-lowest check check-format check-lint check-types check-spelling lab figures soak clean clean-all
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -58,6 +58,12 @@ lab: $(INSTALLED) ## open the lessons in JupyterLab
 
 figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the committed traces
 	$(BIN)/python figures/make.py
+
+soak: $(INSTALLED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[soak]'
+	$(BIN)/python benchmarks/soak_files.py
+	$(BIN)/python benchmarks/soak_files.py --atheris
+	$(BIN)/python benchmarks/soak_runs.py
 
 clean: ## remove caches and build products
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo

@@ -50,6 +50,16 @@ def schedule(trace: ringsim.Trace) -> Axes:
     return trace.plot_timeline()
 
 
+def deadlock(trace: ringsim.Trace) -> Axes:
+    """Who waits for whom in a ring in which everybody receives first, and the last moments before it stood still."""
+    return trace.explain().plot()
+
+
+def straggler(trace: ringsim.Trace) -> Axes:
+    """Who waited for whom in a pipeline with one slow stage."""
+    return trace.explain().plot()
+
+
 class Wanted(NamedTuple):
     """One figure: its files are called ``name`` with each ending."""
 
@@ -62,6 +72,8 @@ class Wanted(NamedTuple):
 FIGURES = (
     Wanted("ring", "pipeline.ringtrace", ring),
     Wanted("timeline", "pipeline.ringtrace", timeline),
+    Wanted("deadlock", "deadlock.ringtrace", deadlock, (".png",)),
+    Wanted("straggler", "straggler.ringtrace", straggler, (".png",)),
     Wanted("bandwidth", "bandwidth-gloo.json", bandwidth),
     Wanted("schedule", "schedule.ringtrace", schedule),
 )

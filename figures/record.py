@@ -2,6 +2,7 @@
 
     python figures/record.py pipeline [directory]      writes pipeline.ringtrace
     python figures/record.py schedule [directory]      writes schedule.ringtrace
+    python figures/record.py sick [directory]          writes deadlock.ringtrace and straggler.ringtrace
     python figures/record.py bandwidth [directory]     writes bandwidth-gloo.json; wants a quiet machine, and takes two minutes at most
 
 The directory is ``figures/data`` by default. Every run gives other times, so this is done by hand and the result is committed;
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 import ringsim
+import ringsim.errors
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "figures" / "data"
@@ -126,7 +129,50 @@ def record_bandwidth(directory: Path) -> None:
     print(table)
 
 
-RECORDERS = {"pipeline": record_pipeline, "schedule": record_schedule, "bandwidth": record_bandwidth}
+def deadlock() -> None:
+    """Sends a token round the ring twice, then forgets who begins: every rank receives first."""
+    import torch
+    import torch.distributed as dist
+
+    ring = ringsim.current_ring()
+    token = torch.zeros(1024)
+    for microbatch in range(2):
+        with ringsim.span("compute", stage=ring.rank, microbatch=microbatch):
+            time.sleep(0.01)
+        sent = dist.isend(token, dst=ring.succ, group=ring.succ_group)
+        dist.recv(torch.empty(1024), src=ring.pred, group=ring.pred_group)
+        sent.wait()
+    dist.recv(token, src=ring.pred, group=ring.pred_group)
+    dist.send(token, dst=ring.succ, group=ring.succ_group)
+
+
+def straggler(microbatches: int) -> None:
+    """Passes microbatches down a pipeline whose stage 1 takes six times as long as the others."""
+    import torch
+    import torch.distributed as dist
+
+    ring = ringsim.current_ring()
+    activation = torch.zeros(1024)
+    for microbatch in range(microbatches):
+        if ring.rank > 0:
+            dist.recv(activation, src=ring.pred, group=ring.pred_group, tag=microbatch)
+        with ringsim.span("compute", stage=ring.rank, microbatch=microbatch):
+            time.sleep(0.03 if ring.rank == 1 else 0.005)
+        if ring.rank < ring.world_size - 1:
+            dist.send(activation, dst=ring.succ, group=ring.succ_group, tag=microbatch)
+
+
+def record_sick(directory: Path) -> None:
+    """Records a run that hangs, and one that is slow."""
+    try:
+        ringsim.trace(deadlock, world_size=RANKS)
+    except ringsim.errors.Deadlock as error:
+        anonymous(error.trace).save(directory / "deadlock.ringtrace")
+    trace = ringsim.trace(straggler, world_size=RANKS, args=(MICROBATCHES,))
+    anonymous(trace).save(directory / "straggler.ringtrace")
+
+
+RECORDERS = {"pipeline": record_pipeline, "schedule": record_schedule, "sick": record_sick, "bandwidth": record_bandwidth}
 
 
 def main(arguments: list[str]) -> None:

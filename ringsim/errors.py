@@ -82,7 +82,7 @@ class Deadlock(RingError):
 
 
 class MessageMismatch(RingError):
-    """The two sides of a message disagree on its size, dtype or shape."""
+    """The two sides of a message disagree on its size, dtype or shape, or the ranks of a group on what they call together."""
 
 
 class PeerExited(RingError):

@@ -20,7 +20,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "bandwidth", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "explain", "bandwidth", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -44,6 +44,13 @@ def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, cap
     assert {picture.read_bytes()[:4] for picture in (pictures / "ring.png", pictures / "timeline.png")} == {b"\x89PNG"}
 
 
+def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "waits.png"
+    assert main(["explain", "-o", str(picture), str(trace_file)]) == 0
+    assert capsys.readouterr().out == f"Nothing wrong was found in this run of 1 rank.\nwrote {picture}\n"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
 def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = tmp_path / "foreign.ringtrace"
     foreign.write_text("no trace")
@@ -53,6 +60,9 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         (["show", str(tmp_path / "missing.ringtrace")], 1),
         (["show", str(foreign)], 1),
         (["show", str(trace_file), "-o", str(occupied)], 1),
+        (["explain", str(foreign)], 1),
+        (["explain", "-o", str(occupied / "waits.png"), str(trace_file)], 1),
+        (["explain", "-n", "2", str(tmp_path / "missing.py")], 2),
         (["trace", "-n", "2", str(tmp_path / "missing.py")], 2),
         (["trace", "-n", "0", __file__], 2),
         (["demo", "-n", "0"], 2),

@@ -10,7 +10,7 @@ from ringsim.costs import algbw_gb_per_s, bus_factor, busbw_gb_per_s
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
 
-WITHOUT_FACTOR = {"span", "mark", "barrier", "monitored_barrier"}
+WITHOUT_FACTOR = {"new_group", "span", "mark", "barrier", "monitored_barrier"}
 
 
 def bytes_over_the_busiest_link(op: str, ranks: int, size_bytes: int) -> int:

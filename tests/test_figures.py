@@ -59,7 +59,7 @@ def test_the_traces_are_real_small_and_say_nothing_private(path: Path) -> None:
     trace = ringsim.load(path)
     assert trace.metadata["source"] == "measured"
     assert trace.metadata["machine"]["cpu"]
-    assert not trace.unmatched
+    assert not trace.unmatched or path.name == "deadlock.ringtrace"  # which is about just that
     assert all(not Path(name).is_absolute() for name in trace.events.tables.files)
 
 

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringsim import comm
-from ringsim.comm import torch_hooks
+from ringsim.comm import torch_hooks, torch_names
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.comm.torch_hooks import NOT_RECORDED, install, uninstall
@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     gpu.install(monkeypatch)
     monkeypatch.setattr(hot_path, "_now", gpu.now)
     monkeypatch.setattr(torch_hooks, "GpuTimes", functools.partial(GpuTimes, now=gpu.now))
-    monkeypatch.setattr(torch_hooks, "is_nccl", lambda group: True)
+    monkeypatch.setattr(torch_names, "is_nccl", lambda group: True)
 
     def wait_on_stream(self: Work, *timeout: Any) -> bool:
         gpu.queue(3 * MS)

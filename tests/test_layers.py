@@ -37,7 +37,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
         *("ringsim.published", "ringsim.regimes"),
-        *(f"ringsim.traces.{name}" for name in ("tables", "buffer", "call_sites", "hot_path", "recorder", "parts", "joining")),
+        *(
+            f"ringsim.traces.{name}"
+            for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")
+        ),
         *(f"ringsim.traces.{name}" for name in ("stages", "bubbles", "live_activations")),
         *(
             f"ringsim.traces.{name}"
@@ -56,12 +59,29 @@ ROWS: tuple[tuple[str, ...], ...] = (
             )
         ),
         "ringsim.pipeline.generation_use",
+        *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
+        *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
         *(
             f"ringsim.comm.{name}"
-            for name in ("collectives", "group_names", "gpu_times", "torch_hooks", "backend", "handle", "member", "reductions")
+            for name in (
+                "collectives",
+                "group_names",
+                "gpu_times",
+                "follower",
+                "counterparts",
+                "torch_names",
+                "prechecks",
+                "buffer_guard",
+                "group_making",
+                "torch_hooks",
+                "backend",
+                "handle",
+                "member",
+                "reductions",
+            )
         ),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
         *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
@@ -83,9 +103,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"
-            for name in ("config", "notebook", "job", "failure", "output", "progress", "rank", "forkserver", "rank_set")
+            for name in ("config", "notebook", "job", "failure", "output", "progress", "processes", "verdicts", "wake", "live_part")
         ),
-        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "recording", "run", "api")),
+        *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
+        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
         *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
         *("ringsim.links.here", "ringsim.links.api"),
     ),
@@ -96,14 +117,14 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
         *("ringsim.plot.inner_iterations", "ringsim.plot.schedule"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
-        "ringsim.plot.bandwidth_chart",
+        *("ringsim.plot.bandwidth_chart", "ringsim.plot.waitfor"),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
-        *(f"ringsim.check.{name}" for name in ("fits", "timed", "chunks", "tokens", "settings")),
+        *(f"ringsim.check.{name}" for name in ("exchanges", "fits", "timed", "chunks", "causes", "tokens", "settings")),
         *(f"ringsim.check.{name}" for name in ("small_task", "cuts", "handing_over", "boundaries", "orders")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script", "measure")),
+        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script", "explain", "measure")),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )

@@ -49,8 +49,8 @@ def tagged(lesson: Path, tag: str) -> list[str]:
 
 def test_the_lessons_are_there() -> None:
     assert [lesson.stem for lesson in LESSONS] == [
-        *("00_four_processes", "01_ring", "03_bandwidth", "04_stages", "05_gradients", "06_schedules"),
-        *("07_generation_ring", "08_communication_layer"),
+        *("00_four_processes", "01_ring", "02_send_recv_deadlock", "03_bandwidth", "04_stages", "05_gradients"),
+        *("06_schedules", "07_generation_ring", "08_communication_layer", "09_diagnose"),
     ]
 
 
@@ -170,7 +170,41 @@ def test_lesson_01_shows_what_it_claims() -> None:
     assert {"ring:0>1", "ring:1>0"} <= set(texts["claims-two"].split())
     shown = [line for line in texts["claims-output-run"].splitlines() if line.startswith("[rank ")]
     assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]  # ranks speak in any order
-    assert "Timed out waiting 1000ms for send" in texts["rendezvous-run"]
+    assert texts["rendezvous-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+
+
+def test_lesson_02_shows_what_it_claims() -> None:
+    texts = texts_of("02_send_recv_deadlock")
+    took = re.findall(r"^send of +(\d+) bytes: ([\d.]+) s$", texts["rendezvous-run"], re.MULTILINE)
+    assert [int(size) for size, _ in took] == [4, 4_000_000]
+    assert all(float(seconds) >= 0.2 for _, seconds in took)
+    assert texts["provoke-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+    assert texts["provoke-run"].splitlines()[0].count(" at Cell In[3]:4") == 3
+    assert texts["provoke-picture"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+    assert texts["read-run"].startswith("messages: 0\n")
+    assert texts["order-run"].splitlines() == [
+        "SSS deadlock",
+        *(f"{order} ends" for order in ("RSS", "SRS", "SSR", "SRR", "RSR", "RRS")),
+        "RRR deadlock",
+    ]
+    chain, pairs = ([int(rank) for rank in line.partition(": ")[2].split()] for line in texts["chain-run"].splitlines())
+    assert chain == [0, 5, 4, 3, 2, 1]
+    assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4)), "each even rank after the odd one that it sends to"
+    assert texts["tags-run"].startswith("tag_mismatch: ")
+    assert [line.split(": ")[1] for line in texts["claims-sizes"].splitlines()] == ["deadlock"] * 3
+
+
+def test_lesson_09_shows_what_it_claims() -> None:
+    texts = texts_of("09_diagnose")
+    assert texts["cause-run"].startswith("rank_failed: rank 1 raised KeyError: 'sclae'")
+    assert texts["cause-run"].count("\n  Because of it: rank ") == 2
+    kinds = [texts[f"patient-{number}-explain"].partition(":")[0] for number in range(1, 6)]
+    assert kinds == ["straggler", "tag_mismatch", "message_mismatch", "deadlock", "peer_exited"]
+    stuck, repaired = texts["repair-run"].splitlines()[:2]
+    assert stuck.split() == "isend False messages 6 unfinished 4 deadlock True".split()
+    assert repaired.split() == "isend True messages 36 unfinished 0 deadlock False".split()
+    assert texts["terminal-run"].startswith("tag_mismatch: rank 3's send to 2 ")
+    assert texts["claims-waits"].endswith("waits least: rank 2\n")
 
 
 def columns(text: str) -> list[list[float]]:

@@ -172,8 +172,11 @@ def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
     assert any("published by others (not measured here)" in entry for entry in legend(ax))
     for figure in FIGURES:
         assert figure.source in words(ax)
-    for other in (table(rows(line), rows(line, backend="nccl")), table(rows(line, pattern="all_reduce", factor=1.5, src=-1, dst=-1))):
-        ax = plot_bandwidth(other)
+    with_nccl, with_others = (
+        table(rows(line), rows(line, backend="nccl")),
+        table(rows(line, pattern="all_reduce", factor=1.5, src=-1, dst=-1)),
+    )
+    for ax in (plot_bandwidth(with_nccl), plot_bandwidth(with_others), table(rows(line)).plot(published=False)):
         assert drawn(ax, "published") == drawn(ax.child_axes[0], "published") == []
         assert not any("published" in entry for entry in legend(ax))
 

@@ -20,6 +20,7 @@ from ringsim.plot.density import merge_short
 from ringsim.plot.display import png
 from ringsim.plot.timeline import plot_timeline
 from ringsim.traces.events import MARK, OP_CODES, make_events
+from ringsim.traces.notices import word_notice
 from ringsim.traces.value import Trace
 
 
@@ -163,6 +164,13 @@ def test_collectives_marks_and_failures_have_a_style_and_a_word_of_their_own() -
     assert "transfer" not in legend(ax)
     ticks = next(group for group in ax.collections if group.get_gid() == "marks")
     assert [segment[0][0] for segment in ticks.get_segments()] == [2]
+
+
+def test_what_was_found_wrong_is_drawn_by_its_kind_alone() -> None:
+    story = Story(2)
+    story.op(0, "mark", (2, -1, -1), label=word_notice("message_mismatch", f"two sides {'differ ' * 30}."), status=2)
+    story.span(1, "long", 0, 500)
+    assert "message_mismatch" in words(plot_timeline(story.trace()))
 
 
 @pytest.mark.parametrize(

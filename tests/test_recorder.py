@@ -19,11 +19,12 @@ from torch.distributed import ProcessGroup, Work, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringsim
+from ringsim.comm.group_making import GROUPS
 from ringsim.comm.torch_hooks import install, uninstall
 from ringsim.errors import RingError
 from ringsim.state import get_state
 from ringsim.traces.buffer import CHUNK
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_NAMES, Events
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 
@@ -69,7 +70,7 @@ def row(events: Events, i: int = 0) -> dict[str, Any]:
         "group": tables.groups[events.group[i]].name if events.group[i] >= 0 else None,
         "peer": int(events.peer[i]),
         "tag": int(events.tag[i]),
-        "payload": tuple(tables.payloads[payload]) if payload >= 0 else None,
+        "payload": tuple(tables.payloads[payload][:3]) if payload >= 0 else None,
         "line": int(events.line[i]),
         "file": tables.files[events.file[i]],
         "status": int(events.status[i]),
@@ -221,15 +222,20 @@ def test_collectives_by_other_signatures(record: Callable[[], Events]) -> None:
     assert row(events, 3)["payload"] == ("", (), 0)
 
 
+def messages_of(events: Events) -> Events:
+    """Leaves out that groups were made."""
+    return events.select(events.op != OP_CODES["new_group"])
+
+
 def test_a_subgroup_has_its_name_and_global_ranks(record: Callable[[], Events]) -> None:
     group = dist.new_group([0, 3])
     dist.isend(torch.zeros(1), 3, group=group).wait()
     dist.isend(torch.zeros(1), group_dst=1, group=group).wait()
-    events = record()
+    events = messages_of(record())
     assert list(events.peer) == [3, 3]
-    assert set(events.group) == {0}
-    assert events.tables.groups[0].ranks == (0, 3)
-    assert events.tables.groups[0].name == group.group_name
+    (number,) = set(events.group)
+    assert events.tables.groups[number].ranks == (0, 3)
+    assert events.tables.groups[number].name == group.group_name
 
 
 def test_an_unregistered_group_says_so(record: Callable[[], Events]) -> None:
@@ -245,6 +251,17 @@ def test_an_unregistered_group_says_so(record: Callable[[], Events]) -> None:
     assert list(events.peer) == [1]
 
 
+def test_making_a_group_is_recorded_with_its_members(record: Callable[[], Events]) -> None:
+    dist.new_group([3, 0])
+    dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
+    events = record()
+    assert [OP_NAMES[op] for op in events.op] == ["new_group"]
+    assert events.tables.groups[events.group[0]] == (GROUPS, (0, 1, 2, 3))
+    assert events.tables.payloads[events.payload[0]].shape == (0, 3)
+    assert events.status.tolist() == [OK]
+    assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
+
+
 def test_groups_are_not_kept_alive(record: Callable[[], Events]) -> None:
     for _ in range(3):  # the next one may get the same id
         group = dist.new_group([0, 1])
@@ -253,7 +270,7 @@ def test_groups_are_not_kept_alive(record: Callable[[], Events]) -> None:
         dist.destroy_process_group(group)
         del group
         assert gone() is None
-    assert [group.ranks for group in record().tables.groups] == [(0, 1)] * 3
+    assert [group.ranks for group in record().tables.groups if group.name != GROUPS] == [(0, 1)] * 3
 
 
 def test_handles_are_kept_until_waited_for_and_no_longer(record: Callable[[], Events]) -> None:
@@ -287,7 +304,7 @@ def test_a_long_run_does_not_hoard_handles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
-    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, 2**31), TypeError)],
+    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, "seven"), TypeError)],
 )
 def test_what_torch_refuses_is_recorded_and_refused_as_before(
     record: Callable[[], Events], arguments: tuple[Any, ...], error: type[Exception]
@@ -324,7 +341,7 @@ def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Calla
     monkeypatch.setattr(Work, "_source_rank", lambda _: 2, raising=False)
     other = dist.irecv(torch.zeros(1), group=group)
     other.wait()
-    events = record()
+    events = messages_of(record())
     assert list(events.peer) == [ANY_SOURCE, 3]
     del work
 

@@ -1,11 +1,12 @@
 """Checks for the exercises of the lessons: does the answer hold, and if not, why.
 
-A check runs a student's function on fresh ranks, with sizes and data drawn at random, and looks at what was recorded and returned. It never
-raises for a wrong answer and always returns within about 15 seconds::
+A check runs a student's function on fresh ranks, with sizes and data drawn at random, and looks at what was recorded and returned;
+``diagnose`` compares what somebody reads from a trace. A check never raises for a wrong answer and always returns within about 15 seconds::
 
     check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
     check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
+    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: all send and receive, and nobody waits for ever
     check.alphabeta(fit)               notebooks/03_bandwidth: alpha and beta from the times of messages
     check.partition(partition)         notebooks/04_stages: which layers each stage gets
     check.hand_over(hand_over)         notebooks/04_stages: a tensor of any shape to the next stage, in two messages
@@ -16,10 +17,11 @@ raises for a wrong answer and always returns within about 15 seconds::
     check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way make stages busy
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
+    check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 
 The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
-ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``fits``, ``cuts``, ``handing_over``, ``boundaries``, ``orders``,
-``tokens``, ``settings``, ``timed`` and ``chunks`` know the exercises.
+ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``exchanges``, ``fits``, ``cuts``, ``handing_over``,
+``boundaries``, ``orders``, ``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
 
 Example:
     >>> from ringsim import check
@@ -33,8 +35,10 @@ Example:
 """
 
 from ringsim.check.boundaries import gradients
+from ringsim.check.causes import diagnose
 from ringsim.check.chunks import ring_all_reduce
 from ringsim.check.cuts import partition
+from ringsim.check.exchanges import no_deadlock
 from ringsim.check.fits import alphabeta
 from ringsim.check.handing_over import hand_over
 from ringsim.check.orders import fast_schedule, schedule
@@ -49,11 +53,13 @@ from ringsim.check.tokens import token_ring
 __all__ = [
     "CheckResult",
     "alphabeta",
+    "diagnose",
     "fast_schedule",
     "gradients",
     "hand_over",
     "hello",
     "inner_iterations",
+    "no_deadlock",
     "pair_groups",
     "partition",
     "ring",

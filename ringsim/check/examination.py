@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.check.result import CheckResult
-from ringsim.errors import RingError, RunTimeout
+from ringsim.diagnose.finding import Diagnosis
+from ringsim.errors import Deadlock, PeerExited, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
@@ -37,14 +38,18 @@ class Wrong(Exception):
         hint: what to try next.
         world_size: number of ranks of the run it is about, if any.
         trace: what was recorded of it, if anything.
+        diagnosis: who waited for whom in it, where that is what is wrong.
     """
 
-    def __init__(self, reason: str, hint: str, *, world_size: int | None = None, trace: Trace | None = None) -> None:
+    def __init__(
+        self, reason: str, hint: str, *, world_size: int | None = None, trace: Trace | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
         self.world_size = world_size
         self.trace = trace
+        self.diagnosis = diagnosis
 
 
 class Examination:
@@ -90,7 +95,7 @@ class Examination:
             return run(job, make_kind(world_size, "cpu", TIMEOUT_S, ring=True), RunOptions(limit_s=left_s, show=False))
         except RingError as error:
             trace = error.trace
-            stuck = isinstance(error, RunTimeout) or _WAITED in str(error)
+            stuck = isinstance(error, RunTimeout | Deadlock | PeerExited) or _WAITED in str(error)
             if stuck and trace is not None:
                 if judge_early_end is not None:
                     judge_early_end(trace)
@@ -130,7 +135,7 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     try:
         sentence, trace = judge(examination)
     except Wrong as wrong:
-        return CheckResult(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace)
+        return CheckResult(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis)
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ringsim.traces.summary import count
 
 if TYPE_CHECKING:
+    from ringsim.diagnose.finding import Diagnosis
     from ringsim.traces.value import Trace
 
 __all__ = ["CheckResult"]
@@ -17,16 +18,17 @@ __all__ = ["CheckResult"]
 class CheckResult:
     """The verdict on one answer; true where the answer passed.
 
-    In a notebook it shows its text and, below, the picture of the run that failed; in a terminal the text.
+    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal the text.
 
     Attributes:
         check: name of the check.
         passed: whether the answer holds.
         reason: why, in one sentence.
         hint: what to try next; empty where the answer passed.
-        seed: what sizes and data were drawn from; passed to the check again it draws the same.
+        seed: what sizes and data were drawn from; passed to the check again it draws the same. None where nothing was drawn.
         world_size: number of ranks of the run that the reason is about, None where no run got that far.
         trace: what was recorded of that run, None where nothing was.
+        diagnosis: who waited for whom in that run, where that is what is wrong.
 
     Example:
         >>> result = CheckResult("ring", False, "Rank 0 of 3 sent nothing.", "Send to ring.succ.", seed=5, world_size=3)
@@ -42,9 +44,10 @@ class CheckResult:
     passed: bool
     reason: str
     hint: str
-    seed: int
+    seed: int | None = None
     world_size: int | None = None
     trace: Trace | None = None
+    diagnosis: Diagnosis | None = None
 
     def __bool__(self) -> bool:
         """Tells whether the answer passed."""
@@ -61,8 +64,8 @@ class CheckResult:
 
     def __repr__(self) -> str:
         """Returns the verdict as text."""
-        about = [f"seed {self.seed}"]
-        if self.world_size is not None and not self.passed:
+        about = [] if self.seed is None else [f"seed {self.seed}"]
+        if self.world_size is not None and not (self.passed and about):
             about.insert(0, count(self.world_size, "rank"))
         lines = [f"check.{self.check}: {'passed' if self.passed else 'not yet'} ({', '.join(about)})", f"  {self.reason}"]
         return "\n".join([*lines, f"  Hint: {self.hint}"] if self.hint else lines)
@@ -72,5 +75,6 @@ class CheckResult:
         from IPython.display import display
 
         display({"text/plain": repr(self)}, raw=True)
-        if self.trace is not None and not self.passed:
-            display(self.trace)
+        picture = self.diagnosis or self.trace
+        if picture is not None and not self.passed:
+            display(picture)

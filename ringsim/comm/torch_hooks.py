@@ -17,42 +17,29 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_root, find_tensors
-from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
-from ringsim.comm.group_names import name_and_ranks
+from ringsim.comm.buffer_guard import BufferGuard
+from ringsim.comm.collectives import COLLECTIVES, find_unfit
+from ringsim.comm.counterparts import Counterparts
+from ringsim.comm.gpu_times import NO_EVENT, Begun, GpuTimes, find_gpu
+from ringsim.comm.group_making import record_new_groups
+from ringsim.comm.prechecks import Prechecks
+from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS, TorchNames
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS
+from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES
 from ringsim.traces.recorder import Recorder
 
-NOT_RECORDED: Final = (
-    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
-    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
-)
-# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
-_SENDS: Final = {
-    "isend": OP_CODES["isend"],
-    "send": OP_CODES["send"],
-    "batch_isend_irecv": OP_CODES["batch_isend"],
-    "send_object_list": OP_CODES["send_object_list"],
-}
-_RECVS: Final = {
-    "irecv": OP_CODES["irecv"],
-    "recv": OP_CODES["recv"],
-    "batch_isend_irecv": OP_CODES["batch_irecv"],
-    "recv_object_list": OP_CODES["recv_object_list"],
-}
-# A collective's method is told by its name; torch's functions tell the old spelling from the new.
-_COLLECTIVE_OPS: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
 _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
 
 
-def install(recorder: Recorder) -> None:
+def install(recorder: Recorder, check: str = "basic") -> None:
     """Shows this process's operations to ``recorder`` from now on; every call needs its ``uninstall``.
 
     Args:
-        recorder: writes the events. There can be one at a time; installing the same one again is counted.
+        recorder: writes the events. There can be one at a time; installing the same one again is counted, and changes nothing.
+        check: which mistakes are refused before torch gets to see the operation: "basic", "full" (with those in the use of buffers and
+            handles) or "off".
 
     Raises:
         RingError: another recorder is at work in this process.
@@ -71,7 +58,11 @@ def install(recorder: Recorder) -> None:
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
     recorder.set_meta("not_recorded", NOT_RECORDED)
-    hooks = _Hooks(recorder)
+    hooks, guard = _Hooks(recorder, check), BufferGuard(recorder) if check == "full" else None
+    if guard is not None:
+        guard.wrap(hooks.replacements)
+        guard.start()
+        recorder.check_end = guard.check_end
     originals = [(owner, name, vars(owner)[name]) for owner, name in hooks.replacements]
     for (owner, name), hook in hooks.replacements.items():
         setattr(owner, name, hook)
@@ -79,6 +70,8 @@ def install(recorder: Recorder) -> None:
     def undo() -> None:
         for owner, name, original in originals:
             setattr(owner, name, original)
+        if guard is not None:
+            guard.stop()
 
     recorder.undo_hooks = undo
     recorder.on_growth = hooks.forget_completed
@@ -110,11 +103,11 @@ class _Hooks:
     handle is dropped would lose its message.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
-        self.groups: dict[int, tuple[int, dict[int, int]]] = {}  # id of a group: its number, and the global rank of each group rank
-        self.payloads: dict[torch.dtype, dict[torch.Size, int]] = {}
-        self.collective_payloads: dict[Any, int] = {}
+        self.checks = None if check == "off" else Prechecks(recorder)
+        self.counterparts = None if check == "off" else Counterparts(recorder)
+        self.names = TorchNames(recorder, self.counterparts, self.take_the_long_way)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.pending_from_any: dict[Work, tuple[int, dict[int, int]]] = {}  # the same for recv from anybody: its slot, the group's ranks
         self.pending_others: dict[Work, tuple[list[int], torch.device | None]] = {}  # for several operations, or on a GPU: slots, the GPU
@@ -123,64 +116,36 @@ class _Hooks:
         self.gpu_times = GpuTimes(recorder.hot.set_times, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
         hooks: dict[str, Callable[..., Any]] = {
-            "send": self.make_message("send", "dstRank", dist.isend, dist.send, _SENDS),
-            "recv": self.make_message("recv", "srcRank", dist.irecv, dist.recv, _RECVS),
+            "send": self.make_message("send", "dstRank", dist.isend, dist.send, SENDS),
+            "recv": self.make_message("recv", "srcRank", dist.irecv, dist.recv, RECVS),
             "recv_anysource": self.make_recv_anysource(),
             "_start_coalescing": self.make_start_coalescing(),
             "_end_coalescing": self.make_end_coalescing(),
             # Versions of torch differ in which collectives they have.
             **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
         }
-        self.replacements: dict[tuple[type, str], Callable[..., Any]] = {}
+        self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
+        self.replacements |= record_new_groups(recorder, self.counterparts)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in _find_handle_types(Work):
             call = kind.wait
-            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.failed.add)
+            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.give_up)
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
 
-    # -- what the hooks look up ---------------------------------------------------------------------------------------------------
+    def take_the_long_way(self, group: int) -> None:
+        """Makes operations go through ``keep``, which knows of GPUs: a group on NCCL has been met."""
+        self.nccl_groups.add(group)
+        self.open_batches.setdefault(_ON_GPU, [])
 
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
-        """Numbers a group at its first operation; the group itself is not kept alive."""
-        name, ranks = name_and_ranks(group)
-        entry = self.recorder.number("group", name=name, ranks=ranks), dict(enumerate(ranks))
-        if is_nccl(group):
-            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
-            self.nccl_groups.add(entry[0])
-            self.open_batches.setdefault(_ON_GPU, [])
-        key, groups = id(group), self.groups
-        self.groups[key] = entry
-        weakref.finalize(group, groups.pop, key, None).atexit = False
-        return entry
+    def give_up(self, work: Work) -> None:
+        """Remembers that a wait has failed; raises where somebody knows why it had to.
 
-    def meet_message(self, tensors: Any) -> int:
-        """Numbers the payload of a message at its first occurrence; NONE if there is none (torch will refuse the operation)."""
-        try:
-            tensor = tensors[0]
-            payload = self.number_payload((1, (tensor.shape, tensor.dtype)), [tensor], copies=1)
-            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
-        except Exception:
-            return NONE
-        return payload
-
-    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
-        try:
-            tensors = find_tensors(collective, args, kwargs)
-            copies = group_size if collective.shards else 1
-            key = (copies, *((tensor.shape, tensor.dtype) for tensor in tensors))
-            return self.number_payload(key, tensors, copies), find_root(collective, args, kwargs)
-        except Exception:
-            return NONE, NONE
-
-    def number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int) -> int:
-        """Numbers what an operation carries, under ``key``."""
-        payload = self.collective_payloads.get(key)
-        if payload is None:
-            dtype, shape, size_bytes = describe(tensors, copies)
-            payload = self.collective_payloads[key] = self.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
-        return payload
+        Raises:
+            RingError: the verdict of whoever cut the wait short.
+        """
+        self.failed.add(work)
+        self.recorder.on_failure()
 
     def forget_completed(self) -> None:
         """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them.
@@ -255,8 +220,22 @@ class _Hooks:
         """
         call = getattr(ProcessGroup, method)
         post, fail = self.recorder.hot.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.hot.fail
-        groups, payloads, pending, open_batches = self.groups, self.payloads, self.pending, self.open_batches
-        meet_group, meet_message, keep, begin_on_gpu = self.meet_group, self.meet_message, self.keep, self.begin_on_gpu
+        groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
+        meet_group, meet_message = self.names.meet_group, self.names.meet_message
+        keep, begin_on_gpu = self.keep, self.begin_on_gpu
+        checks, counterparts, sends = self.checks, self.counterparts, method == "send"
+        compare: Callable[..., None] = (lambda *_: None) if counterparts is None else counterparts.make_compare(sends)
+
+        def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
+            slot = post(group, peer, tag, payload)
+            if slot is not None:
+                fail(slot)
+
+        def complain(error: BaseException, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
+            if counterparts is not None and not isinstance(error, RingError):
+                counterparts.forget(group, peer, tag, sends)
+            if checks is not None:
+                checks.explain(error, method, tensors, peer, tag, group, payload)
 
         def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, **named: Any) -> Any:
             if named:
@@ -264,25 +243,32 @@ class _Hooks:
                 if named:
                     return call(self, tensors, rank, tag, **named)  # torch says what is wrong with it
             try:
-                tensor = tensors[0]
-                payload = payloads[tensor.dtype][tensor.shape]
-            except Exception:
-                payload = meet_message(tensors)
-            try:
-                group, ranks = groups[id(self)]
+                group, ranks, compared = groups[id(self)]
             except KeyError:
-                group, ranks = meet_group(self)
+                group, ranks, compared = meet_group(self)
             try:
                 peer = ranks[rank]
             except (KeyError, TypeError):
-                peer = NONE  # no such rank: torch will say so, or crash
+                peer = NONE  # no such rank
+                if checks is not None:
+                    checks.refuse_rank(method, rank, ranks, group, tag, meet_message(tensors), record_refused)
+            try:
+                tensor = tensors[0]
+                payload = payloads[None if tensor.is_meta else tensor.dtype][tensor.shape]
+            except Exception:
+                payload = meet_message(tensors)
+                if payload == NONE and checks is not None:
+                    checks.refuse_tensors(method, tensors, peer, group, tag, record_refused)
             slot = post(group, peer, tag, payload)
             if slot is None:
                 return call(self, tensors, rank, tag)
             try:
+                if compared:
+                    compare(group, peer, tag, payload)
                 work = call(self, tensors, rank, tag)
-            except BaseException:
+            except BaseException as error:
                 fail(slot)
+                complain(error, tensors, peer, tag, group, payload)
                 raise
             if open_batches or work is None:
                 keep(work, slot, begin_on_gpu(group, tensors))
@@ -295,12 +281,15 @@ class _Hooks:
     def make_recv_anysource(self) -> Callable[..., Any]:
         """Makes the hook for ``recv_anysource``."""
         call = ProcessGroup.recv_anysource
-        recorder, pending_from_any, meet_group, meet_message = self.recorder, self.pending_from_any, self.meet_group, self.meet_message
-        groups, post = self.groups, recorder.hot.make_post(_RECVS["irecv"], _RECVS)
+        recorder, counterparts, names, pending_from_any = self.recorder, self.counterparts, self.names, self.pending_from_any
+        post = recorder.hot.make_post(RECVS["irecv"], RECVS)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
-            group, ranks = groups.get(id(self)) or meet_group(self)
-            slot = post(group, ANY_SOURCE, tag, meet_message(tensors))
+            group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
+            payload = names.meet_message(tensors)
+            if counterparts is not None and compared:
+                counterparts.meet_recv_from_any(group, tag)
+            slot = post(group, ANY_SOURCE, tag, payload)
             if slot is None:
                 return call(self, tensors, tag)
             try:
@@ -318,17 +307,27 @@ class _Hooks:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
         collective = COLLECTIVES[method]
-        hooks, recorder, post = self, self.recorder, self.recorder.hot.make_post(collective.op, _COLLECTIVE_OPS)
+        hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
         pending, open_batches = self.pending, self.open_batches
+        post = recorder.hot.make_post(collective.op, COLLECTIVE_OPS)
+
+        def record_refused(group: int, peer: int, tag: int, payload: int) -> None:
+            slot = post(group, peer, tag, payload)
+            if slot is not None:
+                recorder.hot.fail(slot)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            group, ranks = hooks.groups.get(id(self)) or hooks.meet_group(self)
-            payload, root = hooks.meet_collective(collective, len(ranks), args, kwargs)
+            group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
+            payload, root = names.meet_collective(collective, len(ranks), args, kwargs)
+            if checks is not None and (unfit := find_unfit(collective, args, kwargs)) is not None:
+                checks.refuse_collective(OP_NAMES[collective.op], unfit, group, payload, record_refused)
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             try:
+                if counterparts is not None and compared:
+                    counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
                 work = call(self, *args, **kwargs)
             except BaseException:
                 recorder.hot.fail(slot)
@@ -385,9 +384,9 @@ class _Hooks:
         try:
             result = call(work, *timeout)
         except BaseException:
+            self.give_up(work)
             for slot in slots:
                 recorder.hot.fail(slot)
-            self.failed.add(work)
             raise
         if from_any is not None:
             recorder.hot.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from ringsim.errors import ArgumentError
-from ringsim.launch.config import Kind, start_environment
+from ringsim.launch.config import CHECKS, Kind, start_environment
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -21,7 +22,7 @@ WORLD_SIZE_MAX: Final = 1024  # real processes; the simulator is there for more
 
 
 @overload
-def trace(worker_or_path: str | os.PathLike[str]) -> Recording: ...
+def trace(worker_or_path: str | os.PathLike[str], *, check: str = ...) -> Recording: ...
 
 
 @overload
@@ -36,6 +37,7 @@ def trace(
     limit_s: float | None = ...,
     seed: int = ...,
     ring: bool = ...,
+    check: str = ...,
 ) -> Trace: ...
 
 
@@ -50,6 +52,7 @@ def trace(
     limit_s: float | None = None,
     seed: int = 0,
     ring: bool = True,
+    check: str = "basic",
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message; or, given a path, records the ranks that already run.
 
@@ -70,6 +73,9 @@ def trace(
         limit_s: limit of the whole run, in seconds; None for no limit.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
         ring: whether to build the process group and the ring before the worker runs; without it the worker does that itself.
+        check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups and tensors that cannot be right, and
+            messages and collectives whose sides disagree on size, dtype, shape, reduction or root. "full" adds buffers that are used while
+            a message is on its way and handles that are not waited for, at some cost. "off": none.
 
     Returns:
         The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context manager.
@@ -77,6 +83,8 @@ def trace(
     Raises:
         ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the ranks.
         RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is what was recorded until then.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have gone on, and were told so at the lines where they wait;
+            ``error.diagnosis`` says why.
         RunTimeout: the run took longer than ``limit_s``.
         Interrupted: Ctrl-C, or the notebook's Interrupt; it carries the trace, too.
 
@@ -88,6 +96,8 @@ def trace(
         >>> ringsim.trace(worker, world_size=3).results
         [(2, 0, 1), (0, 1, 2), (1, 2, 0)]
     """
+    if check not in CHECKS:
+        raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
     if isinstance(worker_or_path, str | os.PathLike):
         if world_size is not None:
             raise ArgumentError(
@@ -96,14 +106,14 @@ def trace(
             )
         from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
 
-        return Recording(Path(worker_or_path))
+        return Recording(Path(worker_or_path), check=check)
     _check_worker(worker_or_path)
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (_is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
     if not _is_integer(seed):
         raise ArgumentError(f"seed must be an integer, got {seed!r}.")
-    job = pack_call(worker_or_path, args, kwargs or {}, seed)
+    job = replace(pack_call(worker_or_path, args, kwargs or {}, seed), check=check)
     return run(job, kind, RunOptions(limit_s=limit_s))
 
 

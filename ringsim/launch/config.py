@@ -18,6 +18,9 @@ START_VALUES: Final = re.compile(
 )
 
 
+CHECKS: Final = ("basic", "full", "off")  # which mistakes ranks refuse to make, see `ringsim.trace`
+
+
 def start_environment() -> tuple[tuple[str, str], ...]:
     """Returns the part of the environment that is read once, when a process starts."""
     return tuple(sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name)))

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ringsim import errors
 
@@ -28,6 +28,9 @@ _CONSEQUENCES: Final = (
     "failed to recv",
     "Socket is closed",
 )
+# Errors that ringsim raises in a rank because of what others did, or did not.
+_ECHOES: Final = (errors.Deadlock.__name__, errors.PeerExited.__name__)
+_TIMED_OUT: Final = "Timed out waiting"  # how Gloo words the end of a wait at its limit
 _OUR_FILES: Final = str(Path(__file__).parent.parent)
 
 
@@ -121,6 +124,28 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
     return Report(rank=rank, error="", text=text, where="", traceback="", at_ns=at_ns)
 
 
+def describe_end(report: Report) -> dict[str, Any] | None:
+    """Says how a rank ended, as a trace keeps it for ``explain``; None where it suffered from what others did, or did not.
+
+    Example:
+        >>> describe_end(report_death(2, -9, at_ns=0, output=""))
+        {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
+        >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
+        'raised ValueError: no such layer (train.py, line 7, in step)'
+    """
+    if (report.is_consequence and not report.of_ringsim) or report.error in _ECHOES or _TIMED_OUT in report.text:
+        return None  # how it ended says nothing of why: what it waited for does
+    if report.error == "SystemExit":
+        state, about = "exited", f"left with sys.exit({report.text})"
+    elif report.error:
+        text = report.text.partition("\n")[0]
+        state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
+    else:
+        about = report.text.partition(". It last")[0].removeprefix("its process ")
+        state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
+    return {"rank": report.rank, "state": state, "about": about + (f" ({report.where})" if report.where else ""), "error": report.error}
+
+
 def first_failure(reports: Sequence[Report]) -> Report:
     """Returns the report that the others follow from: the earliest that is not an echo."""
     return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
@@ -143,13 +168,19 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
     else:
         text = f"{who} failed: {first.text}"
     if first.traceback and (first.where or not first.of_ringsim):
-        text += "\n" + _indent(first.traceback)
+        text += "\n" + indent(first.traceback)
     text += _echoes([report for report in reports if report is not first], stopped)
     kind = getattr(errors, first.error, errors.RankFailed) if first.of_ringsim else errors.RankFailed
     if issubclass(kind, errors.RankFailed):
         return kind(text, rank=first.rank)
     made: errors.RingError = kind(text)
     return made
+
+
+def raised_where(report: Report) -> str:
+    """Returns the lines of a rank's program where it was when its wait ended, innermost last, without the error."""
+    frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix("Traceback (most recent call last):\n")
+    return f"\n  rank {report.rank}:\n{indent(frames)}" if report.where else ""
 
 
 def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
@@ -167,5 +198,6 @@ def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
     return "".join(f"\n  {line}" for line in lines)
 
 
-def _indent(text: str) -> str:
+def indent(text: str) -> str:
+    """Returns a text whose lines begin two places further to the right."""
     return "\n".join(f"  {line}" for line in text.splitlines())

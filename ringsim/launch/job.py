@@ -32,6 +32,7 @@ class Job:
         environ, cwd, path, argv, affinity: the caller's, as they are now.
         lines: source lines of code that is in no file (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
+        check: which mistakes are refused, see ``ringsim.trace``.
     """
 
     call: bytes | None
@@ -43,6 +44,7 @@ class Job:
     affinity: tuple[int, ...]
     lines: dict[str, list[str]]
     seed: int
+    check: str = "basic"
 
 
 def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> Job:

@@ -15,6 +15,7 @@ A thread reads the channel from the beginning, so that a rank notices at once wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import linecache
 import os
@@ -41,6 +42,8 @@ from ringsim.comm import torch_hooks
 from ringsim.launch.config import RankConfig
 from ringsim.launch.failure import report_exception
 from ringsim.launch.job import Job
+from ringsim.launch.verdicts import raise_verdict
+from ringsim.launch.wake import ASK, WAKE, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
@@ -58,28 +61,33 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     """
     _name_process("ringsim-parked")
     _redirect_output(config)
-    inbox = _watch(channel, config)
+    say = _make_voice(channel)
+    inbox = _watch(channel, config, say)
     status = 1
     try:
         port, _store = _join(config)
         recorder = _start_recording(config)
-        channel.send(("ready", os.getpid()))
+        say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, config, port)
         recorder.set_meta("num_threads", torch.get_num_threads())
+        if job.check != "basic":
+            torch_hooks.uninstall(recorder)
+            torch_hooks.install(recorder, job.check)
         function = _load(job)
-        channel.send(("loaded", torch.get_num_threads()))
+        say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"
         try:
             result = function()
+            recorder.check_end()
         finally:
             torch_hooks.uninstall(recorder)
             recorder.close()
-        channel.send(("result", _pack_result(result, config)))
+        say(("result", _pack_result(result, config)))
         status = 0
     except BaseException as error:  # whatever it was: the launcher must hear of it
-        channel.send(("failed", report_exception(config.rank, error)))
+        say(("failed", report_exception(config.rank, error)))
     _flush()
     if status == 0:
         inbox.get()  # "bye"
@@ -128,14 +136,34 @@ def _flush() -> None:
             stream.flush()
 
 
-def _watch(channel: Connection, config: RankConfig) -> queue.SimpleQueue[Any]:
-    """Starts the thread that reads the channel; returns the queue it fills. When the launcher is gone, the process ends."""
+def _make_voice(channel: Connection) -> Callable[[Any], None]:
+    """Returns what sends a message to the launcher, from any thread."""
+    lock = threading.Lock()
+
+    def say(message: Any) -> None:
+        with lock:
+            channel.send(message)
+
+    return say
+
+
+def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) -> queue.SimpleQueue[Any]:
+    """Starts the thread that reads the channel; returns the queue it fills. When the launcher is gone, the process ends.
+
+    What the watcher wants is done by this thread: the first one may be blocked.
+    """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def read() -> None:
         while True:
             try:
-                inbox.put(channel.recv())
+                message = channel.recv()
+                if message == ASK:
+                    say(("threads", list_threads()))
+                elif message == WAKE:
+                    shut_connections(_read_port(config))
+                else:
+                    inbox.put(message)
             except (EOFError, OSError):
                 if not config.keep:
                     shutil.rmtree(config.directory, ignore_errors=True)
@@ -246,6 +274,7 @@ def _load(job: Job) -> Callable[[], Any]:
 def _start_recording(config: RankConfig) -> Recorder:
     """Records every message from now on."""
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
+    recorder.on_failure = functools.partial(raise_verdict, recorder.directory, config.rank)
     torch_hooks.install(recorder)
     return recorder
 

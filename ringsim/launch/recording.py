@@ -26,6 +26,8 @@ from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.comm.registry import get_backend_object
 from ringsim.errors import RingError
 from ringsim.launch.board import make_board
+from ringsim.launch.joined import JoinedWatch
+from ringsim.launch.processes import has_proc
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save
@@ -46,6 +48,7 @@ class Recording:
 
     Args:
         path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An existing file is replaced.
+        check: which mistakes raise an error, see ``ringsim.trace``; what an outer block or run asks for holds in an inner one.
 
     Example:
         >>> import torch.distributed as dist
@@ -58,7 +61,8 @@ class Recording:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, check: str = "basic") -> None:
+        self._check = check
         self._path = Path(os.path.abspath(path))
         self._directory = self._path.with_name(self._path.name + ".parts")
         self._recorder: Recorder | None = None
@@ -96,8 +100,11 @@ class Recording:
         self._board = make_board(active.directory if active else self._directory, self._rank)
         self._own = active is None
         self._recorder = active or self._make_recorder()
-        torch_hooks.install(self._recorder)
+        torch_hooks.install(self._recorder, self._check)
         resume_log(moved)
+        self._watch: JoinedWatch | None = None
+        if self._own and get_state().backend is None and "gloo" in self._backend and has_proc():
+            self._watch = self._begin_watch(self._recorder)
         self._first = self._recorder.count
         return self
 
@@ -105,6 +112,8 @@ class Recording:
         recorder = self._recorder
         if recorder is None:
             return
+        if self._watch is not None:
+            self._watch.stop()
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
         torch_hooks.uninstall(recorder)
@@ -138,6 +147,17 @@ class Recording:
             unfinished.write_text(json.dumps({**self._metadata(), "start_ns": self._start_ns}))
             unfinished.replace(directory / "run.json")
         return recorder
+
+    def _begin_watch(self, recorder: Recorder) -> JoinedWatch | None:
+        """Begins to watch for stuck ranks; a file system without named pipes is no reason not to record."""
+        try:
+            watch = JoinedWatch(recorder.directory, self._rank, self._world_size)
+        except OSError as error:
+            if self._rank == 0:
+                recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")
+            return None
+        recorder.on_failure = watch.on_failure
+        return watch
 
     def _merge(self, directory: Path, wait_s: float) -> Trace:
         """Reads all parts, once the other ranks have announced theirs or the wait is over."""

@@ -13,23 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ringsim import provenance
+from ringsim.diagnose.explain import explain
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
-from ringsim.launch.failure import Report, make_error, rename_files, report_death
+from ringsim.launch.failure import Report, describe_end, indent, make_error, raised_where, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
 from ringsim.launch.notebook import name_cells
 from ringsim.launch.output import Outputs
+from ringsim.launch.processes import has_proc, look_at
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
+from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
+from ringsim.launch.wake import ASK, WAKE, WAKE_S
+from ringsim.launch.watcher import POLL_S, Watcher
 from ringsim.traces.parts import read_parts
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
 GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
+_Error = TypeVar("_Error", RingError, Interrupted)
+_SHOWN: Final = 4  # ranks whose lines an error shows
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class RunOptions:
         show_hidden: whether that goes for what print suppression hides, too.
         keep_at: where the ranks' records go, None for a private directory that is removed at the end.
         doing: given the directory of the run, says in a few words what the ranks are at, for the progress line; None for nothing.
+        poll_s: how often to look whether ranks are stuck, in seconds; None for never.
     """
 
     limit_s: float | None = None
@@ -49,6 +57,7 @@ class RunOptions:
     show_hidden: bool = False
     keep_at: Path | None = None
     doing: Callable[[Path], str] | None = None
+    poll_s: float | None = POLL_S
 
 
 def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
@@ -67,6 +76,7 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
 
     Raises:
         RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as themselves.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have gone on, see ``ringsim.launch.watcher``.
         RunTimeout: ``options.limit_s`` has passed.
         Interrupted: the user interrupted the run.
     """
@@ -93,6 +103,13 @@ class _Run:
         self._reports: dict[int, Report] = {}
         self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
         self._run_id = uuid.uuid4().hex[:12]
+        self._verdict: Verdict | None = None
+        self._watcher: Watcher | None = None
+        self._next_look = 0.0
+        self._pids: dict[int, int] = {}
+        self._stopped: list[int] = []
+        if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
+            self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
             (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
 
@@ -103,21 +120,22 @@ class _Run:
             self._send(pickle.dumps(self._job))
             self._watch(deadline)
         except KeyboardInterrupt:
-            raise Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.", trace=self._end_early()) from None
+            raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
         finally:
             self._progress.clear()
+        if self._verdict is not None:
+            raise self._verdict_error(self._verdict)
         if self._reports:
             stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
             error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
-            error.trace = self._end_early()
-            raise error
+            raise self._explained(error)
         if len(self._results) < self._size:
             missing = [rank for rank in range(self._size) if rank not in self._results]
-            raise RunTimeout(
+            error = RunTimeout(
                 f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then. "
-                "Raise limit_s, or look at error.trace for where they were.",
-                trace=self._end_early(),
+                "Raise limit_s, or look at error.trace for where they were."
             )
+            raise self._explained(error)
         self._send("bye")  # they take themselves down while the trace is made
         return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
 
@@ -126,25 +144,71 @@ class _Run:
         return (time.monotonic_ns() - self._start_ns) / 1e9
 
     def _send(self, message: Any) -> None:
-        for channel in self._ranks.channels:
-            with contextlib.suppress(OSError):  # a rank that is gone: its channel tells, when it is read
-                channel.send(message)
+        for rank in range(self._size):
+            self._say(rank, message)
+
+    def _say(self, rank: int, message: Any) -> None:
+        with contextlib.suppress(OSError):  # a rank that is gone: its channel tells, when it is read
+            self._ranks.channels[rank].send(message)
 
     def _watch(self, deadline: float | None) -> None:
         """Follows the ranks until all have answered, or it makes no sense to wait any longer."""
         open_channels = list(self._ranks.channels)
         grace_ends: float | None = None
+        next_follow = 0.0
+        pause_s = self._watch_for_stuck_ranks(0.0)
         while open_channels and len(self._results) + len(self._reports) < self._size:
-            for channel in wait(open_channels, timeout=_POLL_S):
+            for channel in wait(open_channels, timeout=pause_s):
                 if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
                     open_channels.remove(channel)  # type: ignore[arg-type]
-            self._outputs.follow()
-            self._progress.update(len(self._results), self._doing)
             now = time.monotonic()
+            if now >= next_follow:
+                next_follow = now + _POLL_S
+                self._outputs.follow()
+                self._progress.update(len(self._results), self._doing)
+            pause_s = self._watch_for_stuck_ranks(now)
+            if self._verdict is not None:
+                grace_ends = grace_ends or now + WAKE_S
+                if all(rank in self._reports for rank in self._verdict.ranks):
+                    break
             if self._reports and grace_ends is None:
                 grace_ends = now + GRACE_S
             if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
                 break
+
+    def _watch_for_stuck_ranks(self, now: float) -> float:
+        """Looks for ranks that can never go on, if it is time to, and wakes them; returns how long to wait before the next call."""
+        if self._watcher is None or self._verdict is not None or self._reports:
+            return _POLL_S
+        if len(self._loaded) < self._size:
+            self._next_look = now + self._watcher.pause_s
+        elif now >= self._next_look:
+            self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
+            self._next_look = now + self._watcher.pause_s
+            if self._verdict is not None:
+                write_verdict(self._ranks.directory, self._verdict)
+                for rank in self._verdict.ranks:
+                    self._say(rank, WAKE)
+        return min(_POLL_S, max(self._next_look - now, 0.0))
+
+    def _verdict_error(self, verdict: Verdict) -> RingError:
+        """Makes the error of a run whose ranks were stuck: the diagnosis, and the user's lines where it ended."""
+        text = str(verdict.diagnosis)
+        for finding in verdict.diagnosis.findings[:1]:
+            text += "".join(raised_where(self._reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in self._reports)
+        error = error_of_kind(verdict.diagnosis.kind)(text)
+        error.trace = self._end_early()
+        error.diagnosis = replace(verdict.diagnosis, trace=error.trace)
+        return error
+
+    def _explained(self, error: _Error) -> _Error:
+        """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
+        error.trace = self._end_early()
+        if error.trace is not None:
+            error.diagnosis = explain(error.trace)
+            if error.diagnosis.kind == "stalled":  # a limit has ended it: who waited, and for what
+                error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
+        return error
 
     def _doing(self) -> str:
         return self._options.doing(self._ranks.directory) if self._options.doing is not None else ""
@@ -160,11 +224,15 @@ class _Run:
                 self._outputs.follow(last=True)
                 self._reports[rank] = report_death(rank, code, at_ns, self._outputs.texts[rank])
             return False
-        if what == "loaded":
+        if what == "ready":
+            self._pids[rank] = value
+        elif what == "loaded":
             self._loaded[rank] = value
             if len(self._loaded) == self._size:
                 self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
                 self._send("go")
+        elif what == "threads" and self._watcher is not None:
+            self._watcher.hear(rank, value)
         elif what == "result":
             self._results[rank] = value
         elif what == "failed":
@@ -180,6 +248,8 @@ class _Run:
 
     def _end_early(self) -> Trace | None:
         """Ends all ranks and returns what they had recorded; their files tell, however they ended."""
+        running = [(rank, look_at(pid)) for rank, pid in self._pids.items() if rank not in self._results]
+        self._stopped = [rank for rank, process in running if process is not None and process.state == "T"]
         self._ranks.kill()
         self._ranks.wait_for_end()
         results: list[Any] = [None] * self._size
@@ -197,6 +267,7 @@ class _Run:
         events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", []), *self._notes()]
+        metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 
     def _metadata(self) -> dict[str, Any]:
@@ -216,6 +287,14 @@ class _Run:
             "versions": provenance.versions(),
             "ring_groups": [[f"ring:{source}>{target}", [source, target]] for source, target in pairs],
         }
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
+        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
+        woken = self._verdict.ranks if self._verdict is not None else ()
+        failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
+        stopped = [{"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""} for rank in self._stopped]
+        return sorted([*returned, *failed, *stopped], key=lambda end: int(end["rank"]))
 
     def _notes(self) -> list[str]:
         threads = set(self._loaded.values())

@@ -32,7 +32,7 @@ SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
 MOST_NAMED: Final = 3  # measurements that the title names
 
 
-def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
+def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, published: bool = True, ax: Axes | None = None) -> Axes:
     """Draws bandwidth and, below, time against message size.
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
@@ -45,6 +45,7 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
     Args:
         trace: a trace, or a table of bandwidths.
         curve: a measured table to draw behind the messages of a trace.
+        published: False leaves the figures of others away.
         ax: where to draw the upper panel; the lower one goes below it. A new figure by default.
 
     Returns:
@@ -66,12 +67,12 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
         raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
     with style.drawing():
         if ax is not None:
-            _draw(trace, curve, ax)
+            _draw(trace, curve, ax, published)
             return ax
         figure = plt.figure(figsize=SIZE_INCHES)
         ax = figure.add_axes((0, 0, 1, 1))
         style.fit(figure, [(ax, *SIZE_INCHES, style.Margins(0, 0, 0, 0))])
-        style.fit(figure, [(ax, *SIZE_INCHES, _draw(trace, curve, ax))])
+        style.fit(figure, [(ax, *SIZE_INCHES, _draw(trace, curve, ax, published))])
     return ax
 
 
@@ -81,24 +82,24 @@ def png(table: Bandwidths) -> bytes:
         figure = Figure()
         ax = figure.add_axes((0, 0, 1, 1))
         style.fit(figure, [(ax, *SIZE_INCHES, style.Margins(0, 0, 0, 0))])
-        style.fit(figure, [(ax, *SIZE_INCHES, _draw(table, None, ax))])
+        style.fit(figure, [(ax, *SIZE_INCHES, _draw(table, None, ax, True))])
     return style.figure_png(figure, description=table.describe())
 
 
-def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes) -> style.Margins:
+def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, published: bool) -> style.Margins:
     """Draws on axes that have their size already; returns the room that the words around take."""
     if isinstance(trace, Bandwidths):
-        return _draw_table(trace, ax)
+        return _draw_table(trace, ax, published)
     return _draw_trace(trace, curve, ax)
 
 
-def _draw_table(table: Bandwidths, ax: Axes) -> style.Margins:
+def _draw_table(table: Bandwidths, ax: Axes, published: bool) -> style.Margins:
     curves = make_curves(table)
     below = add_time_panel(ax)
     sizes = np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])])
     scale_sizes(ax, below, float(sizes.min()), float(sizes.max()))
     labels = draw_curves(curves, ax, below)
-    with_published = bool(curves) and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
+    with_published = published and bool(curves) and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
     if with_published:
         labels += draw_published(ax, below)
     right = label_heights(ax, labels)

@@ -106,7 +106,7 @@ def make_bars(trace: Trace) -> Bars:
         (['posted, not waited for yet', 'blocked, other side unknown'], [10, 50])
     """
     events = trace.events
-    _, last = time_range(events)
+    first, last = time_range(events)
     depth, depths = _depths(events, last)
     pieces = _operation_pieces(trace, last)
     spans = np.flatnonzero(events.kind == SPAN)
@@ -118,11 +118,14 @@ def make_bars(trace: Trace) -> Bars:
     kind = events.kind[event]
     look = np.concatenate([np.broadcast_to(piece[3], piece[0].shape) for piece in pieces]).astype(np.int64)
     lane = np.select([kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2)
+    # In a file that no run has left, something may end before it began: it takes no time, and nothing lies before the first moment.
+    start = np.maximum(np.concatenate([piece[1] for piece in pieces]), first)
+    end = np.maximum(np.concatenate([piece[2] for piece in pieces]), start)
     return Bars(
         rank=events.rank[event],
         lane=lane,
-        start_ns=np.concatenate([piece[1] for piece in pieces]),
-        end_ns=np.concatenate([piece[2] for piece in pieces]),
+        start_ns=start,
+        end_ns=end,
         look=look,
         event=event,
         is_open=(look == UNFINISHED) | (look == UNWAITED) | ((kind == SPAN) & (events.done_ns[event] == NONE)),

@@ -103,8 +103,8 @@ def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAx
         # A patch of the plain colour, so that neither texture nor arrows cross the letters.
         plain = {"boxstyle": "square,pad=0.12", "facecolor": look_of(int(bars.look[bar])).colour, "edgecolor": "none"}
         ax.text(
-            float(axis.at((bars.start_ns[bar] + bars.end_ns[bar]) / 2)), float(rows.middle(bars.rank[bar], lane)), fitting[0], ha="center",
-            va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=plain,
+            float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2)), float(rows.middle(bars.rank[bar], lane)), fitting[0],
+            ha="center", va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=plain,
         )  # fmt: skip
 
 

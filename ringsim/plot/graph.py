@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["communication_graph"]
 
-RING_NAME: Final = re.compile(r"ring:(\d+)>(\d+)")
+RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")  # a name is anybody's: int() refuses thousands of digits
 
 
 def communication_graph(trace: Trace) -> nx.MultiDiGraph:

@@ -77,6 +77,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "legend.fontsize": LEGEND_SIZE,
     "legend.frameon": False,
     "svg.hashsalt": "ringsim",  # ids in the file come from this, not from a random number
+    "text.parse_math": False,  # names are anybody's: a dollar sign is one, and no formula, which may be wrong
     "svg.fonttype": "path",  # glyphs as shapes: no reader's font can move a label
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
@@ -20,6 +21,7 @@ from ringsim.plot.stages import picture_step, shows_step
 from ringsim.plot.step_picture import draw_step, plot_step, step_height
 from ringsim.plot.time_axis import TimeAxis
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
+from ringsim.traces.notices import read_notice
 from ringsim.traces.stages import find_step
 from ringsim.traces.summary import count
 from ringsim.traces.units import time_text
@@ -202,6 +204,8 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
         label = int(events.label[index])
         name = events.tables.labels[label] if label != NONE else ""
+        notice = read_notice(name)
+        name = notice[0] if notice is not None else name  # what was found; the sentence would run across the picture
         if not name or size < 5 or named == MOST_MARK_NAMES:
             continue
         width = (len(name) * 0.6 * size + 5) * per_point
@@ -223,7 +227,8 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     if len(bars.labels) > MOST_SPAN_NAMES:
         handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
-        handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
+        with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
+            handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
     handles += [_patch(look_of(number), look_of(number).name) for number in looks if number < len(OPERATION_LOOKS)]
     if arrows:
         handles.append(

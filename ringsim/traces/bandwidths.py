@@ -162,9 +162,17 @@ class Bandwidths:
             reason = getattr(error, "strerror", None) or error
             raise TraceFileError(f"The path of a table must be writable, got {path}: {reason}. Choose another directory.") from error
 
-    def plot(self, *, ax: Axes | None = None) -> Axes:
-        """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure."""
-        axes: Axes = reach("plot_bandwidth")(self, ax=ax)
+    def plot(self, *, published: bool = True, ax: Axes | None = None) -> Axes:
+        """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure.
+
+        Args:
+            published: whether figures that others published of NCCL stand beside, where none was measured.
+            ax: where to draw.
+
+        Returns:
+            The axes.
+        """
+        axes: Axes = reach("plot_bandwidth")(self, published=published, ax=ax)
         return axes
 
     def describe(self) -> str:

@@ -59,6 +59,8 @@ class PartBuffer:
         events_path = Path(directory, f"rank-{rank}.events")
         try:
             events_path.parent.mkdir(parents=True, exist_ok=True)
+            for path in (events_path, events_path.with_suffix(".names")):
+                path.unlink(missing_ok=True)  # rather than cut it: whoever has mapped the one of an earlier recording would crash
             self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             self.memory = self._extend(min(FIRST_CHUNK, max_records))

@@ -62,6 +62,7 @@ OPS: Final[tuple[tuple[str, int], ...]] = (
     ("monitored_barrier", COLLECTIVE),
     ("all_gather_single", COLLECTIVE),
     ("reduce_scatter_single", COLLECTIVE),
+    ("new_group", COLLECTIVE),  # carries the members of the group that is made, as its shape
 )
 OP_NAMES: Final = tuple(name for name, _ in OPS)
 OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
@@ -98,11 +99,15 @@ class Group(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with."""
+    """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with.
+
+    Of an operation that combines what the ranks have, also how: "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+    reduction: str = ""
 
 
 class Tables(NamedTuple):

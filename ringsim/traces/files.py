@@ -26,7 +26,7 @@ from ringsim import __version__
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
 from ringsim.traces.parts import read_run
-from ringsim.traces.tables import read_tables, write_tables
+from ringsim.traces.tables import read_tables, readable, write_tables
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ META, EVENTS = "meta.json", "events.parquet"
 MAX_FILE_BYTES: Final = 2**31 - 1  # what a zip without extensions can hold
 MAX_META_BYTES: Final = 64 * 2**20
 MAX_EVENTS: Final = 100_000_000
+# Parquet can say one number a million times in a few bytes, and a million events take 84 MB of memory. Files of runs hold a fifth of an
+# event a byte: above some size, one that holds twenty times that is made to fill the reader's memory.
+FREE_EVENTS: Final = 10_000_000
+MAX_EVENTS_PER_BYTE: Final = 4
 MAX_RANKS: Final = 10**6
 _MAX_DIRECTORY_BYTES: Final = 4096  # of the zip: two short entries
 
@@ -51,7 +55,7 @@ _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")  # grow steadily: store
 # What a damaged or hostile file may raise inside zipfile, json and pyarrow (whose errors are ValueError, OSError, KeyError and so on).
 _DAMAGE: Final = (
     zipfile.BadZipFile, ValueError, TypeError, KeyError, IndexError, EOFError, RuntimeError, OSError, OverflowError, RecursionError,
-    struct.error,
+    struct.error, MemoryError,
 )  # fmt: skip
 
 
@@ -80,6 +84,7 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     try:
         members = {META: _pack_meta(trace), EVENTS: _pack_events(trace.events)}
         _check(trace.events, trace.metadata)
+        _check_density(len(trace.events), len(members[EVENTS]))
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
     if sum(map(len, members.values())) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
@@ -166,7 +171,7 @@ def _load(path: str) -> Trace:
         meta = _parse_meta(meta_bytes)
         _check_format(meta, path)
         events = _unpack_events(parquet, meta)
-        metadata: Any = meta.get("metadata")
+        metadata: Any = readable(meta.get("metadata"))
         _check(events, metadata)
     except TraceFileError:
         raise
@@ -277,6 +282,7 @@ def _unpack_events(parquet: bytes, meta: dict[str, Any]) -> Events:
     with pq.ParquetFile(pa.BufferReader(parquet)) as file:
         if file.metadata.num_rows != count:
             raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, {META} states {count}")
+        _check_density(count, len(parquet))
         if not file.schema_arrow.equals(_schema()):
             raise ValueError(f"the columns of {EVENTS} are not those of a trace")
         table = file.read()
@@ -284,6 +290,11 @@ def _unpack_events(parquet: bytes, meta: dict[str, Any]) -> Events:
     if any(len(column) != count for column in columns.values()):
         raise ValueError(f"the columns of {EVENTS} are not of one length")
     return make_events(columns, tables)
+
+
+def _check_density(count: int, length: int) -> None:
+    if count > max(FREE_EVENTS, MAX_EVENTS_PER_BYTE * length):
+        raise ValueError(f"{EVENTS} has {count} events in {length} bytes, more than {MAX_EVENTS_PER_BYTE} a byte")
 
 
 def _schema() -> pa.Schema:
@@ -313,12 +324,17 @@ def _check(events: Events, metadata: Any) -> None:
     size = metadata.get("world_size", MAX_RANKS)
     if type(size) is not int or not 0 <= size <= MAX_RANKS:
         raise ValueError(f"world_size is not a number of ranks up to {MAX_RANKS}")
-    for key in ("notes", "not_recorded"):
-        if not isinstance(metadata.get(key, []), list) or not all(isinstance(word, str) for word in metadata.get(key, [])):
+    for key in ("notes", "not_recorded", "not_checked"):
+        if not _are_all(metadata.get(key, []), str):
             raise ValueError(f"{key} is not a list of sentences")
     for key in ("machine", "versions"):
         if not isinstance(metadata.get(key, {}), dict):
             raise ValueError(f"{key} is not an object")
+    if not _are_all(metadata.get("ranks", []), dict) or not all(type(one.get("rank", 0)) is int for one in metadata.get("ranks", [])):
+        raise ValueError("ranks is not a list of what is known of each rank")
+    rings = metadata.get("ring_groups", [])
+    if not _are_all(rings, list) or not all(len(one) == 2 and isinstance(one[0], str) for one in rings):
+        raise ValueError("ring_groups is not a list of names and members")
     tables, largest = events.tables, np.iinfo(np.int64).max
     ranges = {
         "rank": (0, size - 1), "thread": (0, largest), "seq": (0, largest), "op": (0, len(OPS) - 1), "peer": (ANY_SOURCE, size - 1),
@@ -335,3 +351,7 @@ def _check(events: Events, metadata: Any) -> None:
     step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
     if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
         raise ValueError("the events are not in the order of ranks and of posting")
+
+
+def _are_all(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)

@@ -52,7 +52,8 @@ class HotPath(NamedTuple):
             on the two commonest ways.
         make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
             it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
-            is called instead. ``failed(self)`` is called when ``call`` raises.
+            is called instead. ``failed(self)`` is called when ``call`` raises; where it raises, the record stays as it is: the wait was
+            cut short, the operation is not done.
         begin_wait: ``begin_wait(slot)``: the program begins to wait.
         finish: ``finish(slot)``: the operation is done.
         finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
@@ -171,8 +172,8 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
             try:
                 result = call(self) if timeout is _UNSET else call(self, timeout)
             except BaseException:
-                fail(slot)
                 failed(self)
+                fail(slot)
                 raise
             words[slot + 2] = _now()
             memory[slot * 8 + _STATUS] = OK
@@ -202,9 +203,15 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
     def set_peer(slot: int, peer: int) -> None:
         _pack_rank(memory, slot * 8 + _PEER, peer)
 
+    def skip() -> int:
+        slot = claim()
+        if slot * 8 < len(memory):
+            words[slot] = NONE  # a reader that follows sees that nothing will come here
+        return slot
+
     def detach() -> None:
         nonlocal memory, words
         memory = bytearray(memory)
         words = memoryview(memory).cast("q")
 
-    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_times, set_peer, claim, detach)
+    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_times, set_peer, skip, detach)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
 
-__all__ = ["Messages", "Unmatched", "describe_unmatched", "match"]
+__all__ = ["Messages", "Unmatched", "describe_unmatched", "match", "number_places", "number_rows", "refused"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
     known = events.peer[recvs] >= 0
     recvs, unknown = recvs[known], recvs[~known]
 
-    key = _keys(
+    key = number_rows(
         np.concatenate([events.group[sends], events.group[recvs]]),
         np.concatenate([events.rank[sends], events.peer[recvs]]),
         np.concatenate([events.peer[sends], events.rank[recvs]]),
@@ -172,8 +172,14 @@ def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:
     ]
 
 
-def _keys(*columns: Ints | None) -> Ints:
-    """Numbers the distinct rows of ``columns`` from 0 (int64); a column of None is left out."""
+def number_rows(*columns: Ints | None) -> Ints:
+    """Numbers the distinct rows of ``columns`` from 0 (int64); a column of None is left out.
+
+    Example:
+        >>> import numpy as np
+        >>> number_rows(np.array([5, 5, 2]), np.array([1, 1, 1])).tolist()
+        [1, 1, 0]
+    """
     key = np.zeros(0, dtype=np.int64)
     for column in columns:
         if column is None:
@@ -184,6 +190,26 @@ def _keys(*columns: Ints | None) -> Ints:
         else:  # both factors are at most the number of rows, so their product cannot overflow
             _, key = np.unique(key * len(values) + codes, return_inverse=True)
     return key
+
+
+def number_places(key: Ints) -> Ints:
+    """Numbers equal keys 0, 1, 2, ... in the order in which they stand.
+
+    Example:
+        >>> number_places(np.array([7, 7, 4, 7])).tolist()
+        [0, 1, 0, 2]
+    """
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    places = np.empty(len(key), dtype=np.int64)
+    places[order] = np.arange(len(key)) - np.searchsorted(ordered, ordered)
+    return places
+
+
+def refused(events: Events) -> Ints:
+    """Marks the operations that raised when they were posted: they never reached the wire, and take no place among the others."""
+    mask: Ints = (events.status == ERROR) & (events.wait_ns == NONE)
+    return mask
 
 
 def _first_of_each(key: Ints, allowed: Ints) -> tuple[Ints, Ints]:

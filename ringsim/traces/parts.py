@@ -97,7 +97,7 @@ def read_parts(
     Returns:
         The events, ordered by rank and then as posted, and the pieces of metadata that the ranks know: ``world_size``, ``ranks``,
         ``not_recorded``, ``notes``, ``complete`` (every rank left a part, all of it readable, and none stopped recording), and, where
-        a rank gave them, ``backend`` and ``start_unix_ns``.
+        a rank gave them, ``backend``, ``start_unix_ns`` and ``not_checked`` (which operations were not compared with their other side).
 
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
@@ -248,6 +248,9 @@ def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str
         "notes": [*said, *(f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks)],
         "complete": not (missing or stopped or damaged),
     }
+    unchecked = list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_checked"))))
+    if unchecked:
+        pieces["not_checked"] = unchecked
     if len(hosts) > 1:
         pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
     backends = [part.meta["backend"] for part in parts.values() if isinstance(part.meta.get("backend"), str)]

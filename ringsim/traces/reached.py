@@ -10,9 +10,10 @@ import importlib
 import sys
 from typing import Any, Final
 
-__all__ = ["REACHED", "bundle", "reach"]
+__all__ = ["REACHED", "bundle", "reach", "shows_images"]
 
 REACHED: Final = {
+    "explain": "ringsim.diagnose.explain:explain",
     "save": "ringsim.traces.files:save",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
@@ -21,6 +22,8 @@ REACHED: Final = {
     "plot_bandwidth": "ringsim.plot.bandwidth_chart:plot_bandwidth",
     "png": "ringsim.plot.display:png",
     "bandwidth_png": "ringsim.plot.bandwidth_chart:png",
+    "plot_waitfor": "ringsim.plot.waitfor:plot_waitfor",
+    "waitfor_png": "ringsim.plot.waitfor:png",
 }
 
 
@@ -48,7 +51,7 @@ def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], d
         Data and metadata, as ``_repr_mimebundle_`` gives them.
     """
     data: dict[str, Any] = {"text/plain": text}
-    if not _shows_images():
+    if not shows_images():
         return data, {}
     try:
         picture: bytes = reach(png)(value)
@@ -58,7 +61,7 @@ def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], d
     return data, {"image/png": {"alt": alt}}
 
 
-def _shows_images() -> bool:
+def shows_images() -> bool:
     """Tells whether the front end shows more than text: IPython in a terminal asks as a notebook does, and would drop the picture."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

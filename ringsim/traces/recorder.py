@@ -21,6 +21,7 @@ from ringsim.traces.buffer import RECORD_BYTES, PartBuffer
 from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import NONE, OP_CODES, RECORD, Ints
 from ringsim.traces.hot_path import make_hot_path, meaning
+from ringsim.traces.notices import word_notice
 
 
 class Recorder:
@@ -58,8 +59,10 @@ class Recorder:
         self.world_size = world_size
         self.users = 0  # how many hold the hooks of the communication library in place
         self.undo_hooks: Callable[[], None] = _do_nothing
+        self.check_end: Callable[[], None] = _do_nothing  # raises where the program has left something undone, when it says that it is done
         self.on_growth: Callable[[], None] = _do_nothing  # called now and then, when the part grows
         self.on_reading: Callable[[], None] = _do_nothing  # called when the record is about to be read, and before it ends
+        self.on_failure: Callable[[], None] = _do_nothing  # called when a wait has failed; may raise an error that says why
         self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: (
             False
         )  # makes a handle complete one more record, if it is known
@@ -146,6 +149,12 @@ class Recorder:
     def mark(self, name: str) -> None:
         """Writes a mark: something happened now."""
         slot = self._post_mark(NONE, NONE, NONE, NONE, self.number_label(name))
+        if slot is not None:
+            self.hot.finish(slot)
+
+    def notice(self, kind: str, message: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
+        """Writes down that something wrong was found (see ``ringsim.traces.notices``), in the operation that the numbers describe."""
+        slot = self._post_mark(group, peer, tag, payload, self.number_label(word_notice(kind, message)))
         if slot is not None:
             self.hot.finish(slot)
 

@@ -5,13 +5,16 @@ Whatever does not have the expected form is refused with a ValueError that says 
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from ringsim.traces.events import NONE, Group, Payload, Tables
 
-__all__ = ["read_group", "read_payload", "read_tables", "read_word", "write_tables"]
+__all__ = ["read_group", "read_payload", "read_tables", "read_word", "readable", "write_tables"]
 
 _INT64_MAX = 2**63 - 1
+# Half a character of UTF-16, which no file, terminal or picture takes, and what commands a terminal.
+_UNREADABLE: Final = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 
 
 def write_tables(tables: Tables) -> dict[str, Any]:
@@ -24,10 +27,15 @@ def write_tables(tables: Tables) -> dict[str, Any]:
     """
     return {
         "groups": [{"name": group.name, "ranks": list(group.ranks)} for group in tables.groups],
-        "payloads": [{"dtype": one.dtype, "shape": list(one.shape), "size_bytes": one.size_bytes} for one in tables.payloads],
+        "payloads": [_write_payload(payload) for payload in tables.payloads],
         "labels": list(tables.labels),
         "files": list(tables.files),
     }
+
+
+def _write_payload(payload: Payload) -> dict[str, Any]:
+    entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
+    return {**entry, "reduction": payload.reduction} if payload.reduction else entry
 
 
 def read_tables(value: Any) -> Tables:
@@ -61,7 +69,9 @@ def read_group(entry: Any) -> Group:
 
 
 def read_payload(entry: Any) -> Payload:
-    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ...}``; other keys are ignored.
+    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
+
+    The last may be missing; other keys are ignored.
 
     Raises:
         ValueError: ``entry`` is no such payload.
@@ -71,18 +81,39 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    return Payload(read_word(entry.get("dtype")), _naturals(entry.get("shape"), "the shape of a payload"), size_bytes)
+    shape = _naturals(entry.get("shape"), "the shape of a payload")
+    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")))
+
+
+def readable(value: Any) -> Any:
+    r"""Returns JSON in whose words what no reader can take is written out: whoever chose them may have meant harm.
+
+    Args:
+        value: what JSON can say.
+
+    Example:
+        >>> readable({"label": ["one", "red \x1b[31m"]})
+        {'label': ['one', 'red \\x1b[31m']}
+    """
+    if isinstance(value, str):
+        return _UNREADABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), value)
+    if isinstance(value, list):
+        return [readable(one) for one in value]
+    if isinstance(value, dict):
+        return {readable(key): readable(one) for key, one in value.items()}
+    return value
 
 
 def read_word(value: Any) -> str:
-    """Returns ``value`` if it is a string.
+    """Returns ``value``, made ``readable``, if it is a string.
 
     Raises:
         ValueError: it is not.
     """
     if not isinstance(value, str):
         raise ValueError("a name is not a string")
-    return value
+    word: str = readable(value)
+    return word
 
 
 def _naturals(value: Any, what: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from ringsim.diagnose.finding import Diagnosis
     from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.bubbles import Bubble
     from ringsim.traces.live_activations import PeakActivations
@@ -168,6 +169,11 @@ class Trace:
         """
         measured: PeakActivations = reach("peak_activations")(self, step)
         return measured
+
+    def explain(self) -> Diagnosis:
+        """Says why the run ended as it did, or what made it slow; printing what it returns gives sentences, ``plot()`` a picture."""
+        diagnosis: Diagnosis = reach("explain")(self)
+        return diagnosis
 
     def summary(self) -> str:
         """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing."""

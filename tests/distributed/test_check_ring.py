@@ -162,7 +162,7 @@ def recv_from_anybody(token: torch.Tensor) -> None:
         (sends_first, "The run never ended, for these waited in vain: rank 0 in send to rank 1 (line "),
         (hangs_in_recv, "rank 2 in recv from rank 1 (line "),
         (calls_its_successor_on_the_other_group, "is not part of group"),
-        (recurses_at_one, "Rank 0 of 1 raised ValueError"),
+        (recurses_at_one, "must be another rank, got this one (rank 0 of 1)"),
         (lambda token: 1 / 0, "raised ZeroDivisionError: division by zero (line "),
         (never_ends, "A run of 3 ranks did not end in time."),
         (None, "The answer must be a function, got None."),

@@ -169,3 +169,26 @@ def test_doctor_says_what_works(tmp_path: Path) -> None:
     assert words["Gloo"] == words["loopback"] == words["start method"] == "ok"
     assert "NCCL" in words
     assert "processes" in words
+
+
+@pytest.mark.parametrize(("check", "code"), [("full", 1), ("basic", 0)])
+def test_trace_checks_what_it_is_asked_to(tmp_path: Path, check: str, code: int) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        tensor = torch.zeros(8)
+        if dist.get_rank() == 0:
+            work = dist.isend(tensor, 1)
+            tensor += 1
+            work.wait()
+        else:
+            dist.recv(tensor, 0)
+        dist.destroy_process_group()
+        """,
+    )
+    done = ringsim_command("trace", "--check", check, script, cwd=tmp_path, code=code)
+    assert ("a buffer must not be changed before its message was waited for" in done.stderr) == (check == "full")

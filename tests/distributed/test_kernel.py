@@ -174,10 +174,13 @@ def test_ring_magic_says_how_it_is_used(shared: Kernel, line: str, words: str) -
 
 BLOCKED = """
 def blocked():
+    import time
     import torch
     from torch import distributed as dist
     ring = ringsim.current_ring()
     print(os.getpid(), force=True)
+    if ring.rank == 0:
+        time.sleep(1000)  # it might still send: so nobody can call the others stuck
     dist.recv(torch.empty(2), ring.pred, group=ring.pred_group)
 ringsim.trace(blocked, world_size=3)
 """
@@ -188,7 +191,9 @@ def start_blocked(running: Kernel) -> tuple[str, list[int]]:
     cell = running.start(BLOCKED)
     pids: list[int] = []
     for kind, content in running.follow(cell):
-        assert kind == "stream", content
+        if kind != "stream":
+            assert kind == "display_data", content  # the progress line, where the machine is busy
+            continue
         pids += [int(line.split()[-1]) for line in content["text"].splitlines()]
         if len(pids) == 3:
             break
@@ -205,9 +210,9 @@ def test_interrupt_ends_a_blocked_cell(own: Kernel) -> None:
     (error,) = reply.errors
     assert error.startswith("Interrupted: the run was interrupted after ")
     assert all(gone(pid) for pid in pids)
-    assert not any(name.startswith("ringsim-rank") for name in descendants(own.pid).values())
+    assert until(lambda: not any(name.startswith("ringsim-rank") for name in descendants(own.pid).values()), 5.0)  # reaped, too
     frame = "sys.last_value.trace.to_pandas()"
-    assert own.run(f"sorted({frame}['rank']), set({frame}['status'])").value == "([0, 1, 2], {'in_flight'})"
+    assert own.run(f"sorted({frame}['rank']), set({frame}['status'])").value == "([1, 2], {'in_flight'})"
     assert own.run("ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results").value == "[0, 1, 2]"
 
 

@@ -285,7 +285,7 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
     assert "contiguous" in results[0][2]
     failed = trace.events.select(trace.events.rank == 0)
     assert [(OP_NAMES[op], int(status)) for op, status in zip(failed.op, failed.status, strict=True)] == [
-        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR)),
+        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK)),  # the mark says what was wrong with it
     ]
     assert (failed.done_ns > 0).all()
 

@@ -1,0 +1,87 @@
+"""A million damaged trace files, and everything that reads them: does anything but an answer or an error of ringsim's come out?
+
+    python benchmarks/soak_files.py [--inputs 1000000] [--seed 0] [--draw]
+    python benchmarks/soak_files.py --atheris [--inputs 1000000]      # pip install '.[soak]': choices that reach new lines are kept
+
+Prints each failure with the seed that repeats it (``--seed SEED --inputs 1``), and how many files loaded. The damage is that of
+``tests/test_trace_fuzz.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import random
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import matplotlib as mpl
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+REPORT_EVERY_S = 30.0
+
+
+def soak(inputs: int, seed: int, *, draw: bool) -> int:
+    """Reads damaged files of many seeds; returns how many let an error out that is not ringsim's."""
+    from trace_mutations import load_damaged, mutate, real_files
+
+    wholes, failures, loaded, slowest_s = real_files(), 0, 0, 0.0
+    begin = last = time.monotonic()
+    for number in range(seed, seed + inputs):
+        start = time.monotonic()
+        try:
+            loaded += load_damaged(mutate(wholes, random.Random(number).randint), draw=draw)
+        except Exception:  # whatever it is, it is the finding
+            failures += 1
+            print(f"seed {number}:\n{traceback.format_exc()}", flush=True)
+        now = time.monotonic()
+        slowest_s = max(slowest_s, now - start)
+        if now - last > REPORT_EVERY_S or number == seed + inputs - 1:
+            last, memory_mb = now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(
+                f"{number - seed + 1:,} files in {now - begin:.0f} s, {loaded:,} loaded, {failures} failures, "
+                f"slowest {slowest_s:.2f} s, most memory {memory_mb:.0f} MB",
+                flush=True,
+            )
+    return failures
+
+
+def soak_with_atheris(inputs: int) -> None:
+    """The same, the choices made by a fuzzer that sees which lines of ringsim they reach; it ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["ringsim"]):
+        importlib.import_module("ringsim.diagnose.explain")
+        importlib.import_module("ringsim.traces.files")
+    from trace_mutations import load_damaged, mutate, real_files
+
+    wholes = real_files()
+
+    def read_one(data: bytes) -> None:
+        provider = atheris.FuzzedDataProvider(data)
+        load_damaged(mutate(wholes, provider.ConsumeIntInRange), draw=False)
+
+    atheris.Setup([sys.argv[0], f"-runs={inputs}", "-max_len=256", "-len_control=0", "-timeout=20", "-rss_limit_mb=2048"], read_one)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Runs what the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="how many files (default: a million)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first file")
+    parser.add_argument("--draw", action="store_true", help="draw those that load, too: a hundred times slower")
+    parser.add_argument("--atheris", action="store_true", help="let atheris make the choices")
+    options = parser.parse_args()
+    mpl.use("agg")
+    if options.atheris:
+        soak_with_atheris(options.inputs)
+    return 1 if soak(options.inputs, options.seed, draw=options.draw) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

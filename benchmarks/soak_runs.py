@@ -1,0 +1,129 @@
+"""Does anything grow? Thousands of launches in one process, and one run of millions of messages.
+
+    python benchmarks/soak_runs.py [--launches 10000] [--messages 10000000]
+
+Prints, at ten moments of each, what the process holds (memory, file descriptors, threads, temporary files) and how long one launch, or one
+message, takes; and exits with 1 where the last is clearly more than the first. The first tenth does not count: caches fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from paired import where
+
+import ringsim
+from ringsim.launch.launcher import get_launcher
+
+MORE_MEMORY_MB = 32.0  # between the second tenth and the last: an allocator's whims, far below a leak of a few kB a launch
+SLOWER = 1.5  # the median time of one, likewise: other programs run, too
+RANKS = 2
+
+
+def held(pid: int | str = "self") -> dict[str, float]:
+    """Returns what a process holds: resident memory in MB, file descriptors, threads."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "memory_mb": float(status["VmRSS"].split()[0]) / 1024,
+        "descriptors": float(len(os.listdir(f"/proc/{pid}/fd"))),
+        "threads": float(status["Threads"]),
+    }
+
+
+def pass_token() -> None:
+    """What every rank of a launch does: one message each way."""
+    import torch
+    import torch.distributed as dist
+
+    rank, token = dist.get_rank(), torch.zeros(1)
+    for sender in (0, 1):
+        if sender == rank:
+            dist.send(token, 1 - rank)
+        else:
+            dist.recv(token, 1 - rank)
+
+
+def send_many(count: int) -> list[dict[str, float]]:
+    """Sends ``count`` messages from rank 0 to rank 1; returns what the rank held at each tenth, and the time a message took in it."""
+    import torch
+    import torch.distributed as dist
+
+    rank, token, found = dist.get_rank(), torch.zeros(1), []
+    for _ in range(10):
+        start = time.perf_counter()
+        for _ in range(count // 10):
+            if rank == 0:
+                dist.send(token, 1)
+            else:
+                dist.recv(token, 0)
+        found.append({"time_us": (time.perf_counter() - start) / (count // 10) * 1e6, **held()})
+    return found
+
+
+def soak_launches(count: int) -> list[dict[str, float]]:
+    """Launches ``count`` times; returns what this process and its fork server held at each tenth."""
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        tempfile.tempdir = directory
+        try:
+            for _ in range(10):
+                times = []
+                for _ in range(max(count // 10, 1)):
+                    start = time.perf_counter()
+                    ringsim.trace(pass_token, world_size=RANKS)
+                    times.append(time.perf_counter() - start)
+                gc.collect()
+                server = get_launcher()._server
+                child = held(server._process.pid) if server is not None else {}
+                found.append(
+                    {"time_us": statistics.median(times) * 1e6, **held(), **{f"server_{name}": value for name, value in child.items()}}
+                    | {"files": float(len(os.listdir(directory)))}
+                )
+        finally:
+            get_launcher().close()
+            tempfile.tempdir = None
+    return found
+
+
+def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
+    """Prints a table, a line a tenth; returns what has grown from the second to the last."""
+    print(f"\n{what}")
+    print("  tenth " + " ".join(f"{name:>18}" for name in found[0]))
+    for number, row in enumerate(found, 1):
+        print(f"  {number:5} " + " ".join(f"{value:18.1f}" for value in row.values()))
+    first, last, grown = found[1], found[-1], []
+    for name in first:
+        limit = first[name] * SLOWER if name == "time_us" else first[name] + (MORE_MEMORY_MB if name.endswith("memory_mb") else 2)
+        if last[name] > limit:
+            grown.append(f"{what}: {name} grew from {first[name]:.1f} to {last[name]:.1f}")
+    return grown
+
+
+def main() -> int:
+    """Runs both, prints the tables, and tells whether anything grew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=10_000, help="how many (default: 10,000)")
+    parser.add_argument("--messages", type=int, default=10_000_000, help="of one run (default: ten million)")
+    options = parser.parse_args()
+    print(where())
+    grown = show(f"{options.launches:,} launches of {RANKS} ranks", soak_launches(options.launches))
+    trace = ringsim.trace(send_many, world_size=RANKS, args=(options.messages,))
+    for rank, rows in enumerate(trace.results):
+        grown += show(f"{options.messages:,} messages, rank {rank}", rows)
+    print(f"\n{len(trace.events):,} events recorded, complete: {trace.metadata['complete']}")
+    print(*(f"  note: {note}" for note in trace.metadata["notes"]), sep="\n")
+    get_launcher().close()
+    print(*(grown or ["\nnothing grew"]), sep="\n")
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

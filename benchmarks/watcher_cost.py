@@ -1,0 +1,129 @@
+"""What the watcher costs: small messages between two ranks, and a pipeline step on two and four, with it and without by turns.
+
+    python benchmarks/watcher_cost.py [--quick]
+
+Goals: at most 2 % of a pipeline step, and at most 3 us a message. The launcher's own CPU time, which is the watcher's but for a little,
+is shown beside them: on a machine with a free core it costs nobody anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paired import against_itself, ratio_interval, where
+
+from ringsim.launch.api import make_kind
+from ringsim.launch.job import pack_call
+from ringsim.launch.run import RunOptions, run
+from ringsim.launch.watcher import POLL_S
+
+GOAL_RATIO = 1.02
+GOAL_US = 3.0
+MODES = {"off": None, "off again": None, "on": POLL_S}
+
+
+def ping_pong(count: int) -> float:
+    """Half a round trip of 4 bytes, in us."""
+    import torch
+    import torch.distributed as dist
+
+    tensor, rank = torch.zeros(1), dist.get_rank()
+    for turn in range(count + 100):
+        if turn == 100:
+            start = time.perf_counter()
+        for sender in (0, 1):
+            if sender == rank:
+                dist.send(tensor, 1 - rank)
+            else:
+                dist.recv(tensor, 1 - rank)
+    return (time.perf_counter() - start) / count / 2 * 1e6
+
+
+def pipeline_step(steps: int) -> float:
+    """A step of eight microbatches in the order of 1F1B, in us: a matrix product of a millisecond or so a stage, 256 KiB a message."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size, microbatches = dist.get_rank(), dist.get_world_size(), 8
+    weight, activation = torch.rand(256, 256), torch.rand(256, 256)
+    durations = []
+
+    def move(source: int, target: int) -> None:
+        if rank == source and 0 <= target < size:
+            pending.append(dist.isend(activation, target))
+        elif rank == target and 0 <= source < size:
+            dist.recv(activation, source)
+
+    def compute() -> None:
+        for _ in range(2):
+            torch.mm(activation, weight)
+
+    for _ in range(steps + 2):
+        pending: list[Any] = []
+        dist.barrier()
+        start = time.perf_counter()
+        warm_up = min(size - rank, microbatches)
+        for number in range(microbatches + warm_up):
+            if number < microbatches:
+                move(rank - 1, rank)
+                compute()
+                move(rank, rank + 1)
+            if number >= warm_up:
+                move(rank + 1, rank)
+                compute()
+                move(rank, rank - 1)
+        for work in pending:
+            work.wait()
+        dist.barrier()
+        durations.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(durations[2:])
+
+
+def measure(worker: Callable[[int], float], size: int, count: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Runs a worker in all modes by turns; returns (rank 0's result, share of a processor that the launcher used) by mode."""
+    found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
+    for turn in range(rounds + 1):
+        modes = list(MODES)
+        for mode in modes[turn % 3 :] + modes[: turn % 3]:
+            start, start_cpu = time.monotonic(), time.process_time()
+            trace = run(pack_call(worker, (count,), {}, seed=0), make_kind(size, "cpu", 60, ring=True), RunOptions(poll_s=MODES[mode]))
+            share = (time.process_time() - start_cpu) / (time.monotonic() - start)
+            if turn:  # the first one warms up
+                found[mode].append((trace.results[0], share))
+    return found
+
+
+def report(what: str, found: dict[str, list[tuple[float, float]]]) -> tuple[float, float]:
+    """Prints a table; returns the ratio of on to off, and the difference in us."""
+    times = {mode: [pair[0] for pair in pairs] for mode, pairs in found.items()}
+    ratio, low, high = ratio_interval(times["on"], times["off"])
+    beyond = statistics.median(times["on"]) - statistics.median(times["off"])
+    print(what)
+    for mode in MODES:
+        share = statistics.median(pair[1] for pair in found[mode])
+        print(f"  {mode:10}{statistics.median(times[mode]):12.1f} us   launcher: {share:.1%} of a processor")
+    print(f"  on / off: {ratio:.3f} ({low:.3f} .. {high:.3f}), {beyond:+.2f} us")
+    print(f"  {against_itself([value for pair in zip(times['off'], times['off again'], strict=True) for value in pair])}")
+    return ratio, beyond
+
+
+def main() -> None:
+    """Prints the tables, and whether the goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
+    options = parser.parse_args()
+    rounds = 4 if options.quick else 30
+    print(where())
+    _, beyond = report("ping-pong of 4 bytes, half a round trip", measure(ping_pong, 2, 5000, rounds))
+    print(f"the goal of {GOAL_US:g} us a message is {'met' if beyond <= GOAL_US else 'missed'}")
+    for size in (2, 4):
+        ratio, _ = report(f"pipeline step, {size} ranks", measure(pipeline_step, size, 40, rounds))
+        print(f"the goal of {GOAL_RATIO:g} times is {'met' if ratio <= GOAL_RATIO else 'missed'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Teaching mode: finds out who uses a buffer while a message is still on its way into or out of it, and who mistreats a handle.
+
+Between ``isend`` or ``irecv`` and the end of ``wait()`` the library uses the tensor. What happens to it meanwhile goes unpunished on one
+machine and gives garbage on the next::
+
+    work = dist.irecv(buffer, src=0)
+    total = buffer.sum()               # too early: what is read here is old, new, or half of each
+    work.wait()
+
+The operations of the thread that records are looked at one by one, and a buffer that is sent has its checksum compared when it is waited
+for. That costs about 20 us an operation of torch, and reads each sent byte twice: too much to have it always.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+import torch
+from torch.distributed import ProcessGroup, Work
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from ringsim.errors import ArgumentError, RingError
+from ringsim.traces.recorder import Recorder
+
+__all__ = ["BufferGuard"]
+
+# Operations that read nothing but what a tensor is like.
+_LOOKS_ONLY: Final = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "is_same_size")
+_NEW: Final = "new_"
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A message on its way: from where to where in memory, and what to call it."""
+
+    first: int
+    end: int
+    sends: bool
+    checksum: int
+    what: str
+
+
+class BufferGuard:
+    """Remembers which buffers are in use, and raises where somebody else uses them.
+
+    Args:
+        recorder: writes down what was found.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._uses: dict[Work, _Use] = {}  # posted and not yet waited for
+        self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._mode = _Watch(self)
+
+    def start(self) -> None:
+        """Begins to look at the operations of the calling thread."""
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Ends that, on the same thread."""
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def wrap(self, replacements: dict[tuple[Any, str], Callable[..., Any]]) -> None:
+        """Puts this guard in front of the hooks of a recorder.
+
+        Args:
+            replacements: by class and name of a method, what stands in its place; changed.
+        """
+        for name, hook in replacements.items():
+            if name in ((ProcessGroup, "send"), (ProcessGroup, "recv"), (ProcessGroup, "recv_anysource")):
+                replacements[name] = functools.update_wrapper(self._make_message(hook, name[1]), hook)
+            elif name[1] == "wait":
+                replacements[name] = functools.update_wrapper(self._make_wait(hook), hook)
+
+    def _make_message(self, hook: Callable[..., Any], method: str) -> Callable[..., Any]:
+        sends = method == "send"
+
+        def message(group: ProcessGroup, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            use = self._begin(tensors, sends)
+            with _disable_current_modes():
+                work = hook(group, tensors, *args, **kwargs)
+            if work is not None and use is not None:
+                self._uses[work] = use
+            return work
+
+        return message
+
+    def _make_wait(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            use = self._uses.pop(work, None)
+            if use is None:
+                if work in self._waited:
+                    self._complain("invalid_argument", ArgumentError, "a handle must be waited for once, got a second wait()", "",
+                                   "Drop the handle after the first: without ringsim the second one hangs")  # fmt: skip
+                return hook(work, *args, **kwargs)
+            self._waited.add(work)
+            if use.sends and zlib.crc32(_bytes_at(use.first, use.end)) != use.checksum:
+                self._complain("buffer_hazard", RingError, "a buffer must stay as it is until its send was waited for, got other contents",
+                               use.what, "Call wait() before the tensor is changed, or send a copy")  # fmt: skip
+            return hook(work, *args, **kwargs)
+
+        return wait
+
+    def _begin(self, tensors: Any, sends: bool) -> _Use | None:
+        """Returns the use of a buffer that a message is about to make; None where there is none to be guarded."""
+        tensor = tensors[0] if tensors else None
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return None
+        size_bytes = tensor.numel() * tensor.element_size()
+        if size_bytes == 0 or not tensor.is_contiguous():
+            return None
+        first = tensor.data_ptr()
+        end, what = first + size_bytes, f"{'send' if sends else 'recv'} posted at {self._find_line()}"
+        for use in self.overlapping(first, end):
+            if not (sends and use.sends):
+                self._complain("buffer_hazard", RingError, "a buffer must belong to one message at a time, got two that overlap",
+                               f"{what}; {use.what}", "Wait for the first one, or give each a tensor of its own")  # fmt: skip
+        return _Use(first, end, sends, zlib.crc32(_bytes_at(first, end)) if sends else 0, what)
+
+    def overlapping(self, first: int, end: int) -> Iterator[_Use]:
+        """Yields the uses of memory from ``first`` to ``end`` (exclusive)."""
+        yield from (use for use in self._uses.values() if use.first < end and first < use.end)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message is on its way."""
+        return not self._uses
+
+    def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
+        """Raises where a tensor that an operation reads or writes lies in a buffer that a message is using."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() == 0:
+            return
+        first = tensor.data_ptr()
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        for use in self.overlapping(first, first + reach * tensor.element_size()):
+            if writes or not use.sends:
+                self._complain(
+                    "buffer_hazard", RingError,
+                    f"a buffer must not be {'changed' if writes else 'read'} before its message was waited for, got {operation}",
+                    use.what, "Call wait() on the handle first",
+                )  # fmt: skip
+
+    def check_end(self) -> None:
+        """Raises where messages were posted and never waited for."""
+        if self._uses:
+            use, more = next(iter(self._uses.values())), len(self._uses) - 1
+            self._uses.clear()
+            what = use.what + (f" and {more} more" if more else "")
+            self._complain("leaked_request", RingError, "every handle must be waited for, got one that never was", what,
+                           "Keep what isend and irecv return, and call wait() on it: such a message may be lost")  # fmt: skip
+
+    def _complain(self, kind: str, error: type[RingError], what: str, about: str, todo: str) -> NoReturn:
+        recorder = self._recorder
+        where = f"rank {recorder.rank} of {recorder.world_size}" + (f", {about}" if about else "")
+        message = f"{what} ({where}). {todo}."
+        with _disable_current_modes():
+            recorder.notice(kind, message)
+        raise error(message)
+
+    def _find_line(self) -> str:
+        """Returns the user's file and line that led here."""
+        sites = self._recorder.sites
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if (sites[name] if name in sites else sites.learn(name)) >= 0:
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "an unknown line"
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation of torch on the thread that entered it."""
+
+    def __init__(self, guard: BufferGuard) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._guard = guard
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by torch: yes would import its compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._guard.is_idle and func.namespace == "aten" and not func.is_view:
+            name = func._schema.name.removeprefix("aten::")
+            if name not in _LOOKS_ONLY and not name.startswith(_NEW):
+                writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments]
+                for index, argument in enumerate(args):
+                    self._look(argument, name, writes=writes[index])
+                for key, argument in kwargs.items():
+                    self._look(argument, name, writes=key == "out")
+        return func(*args, **kwargs)
+
+    def _look(self, argument: Any, name: str, *, writes: bool) -> None:
+        for leaf in tree_leaves(argument):
+            if isinstance(leaf, torch.Tensor):
+                self._guard.look_at(leaf, name, writes=writes)
+
+
+def _bytes_at(first: int, end: int) -> Any:
+    return (ctypes.c_char * (end - first)).from_address(first)

@@ -1,0 +1,80 @@
+"""Shows the making of process groups to the recorder: a rank that makes another group than its peers waits for them for half an hour.
+
+The n-th group that a rank makes meets the n-th of every other, whatever its members: torch numbers them so. A record of it is a collective
+on a group of its own, ``GROUPS``, that carries the members in place of a shape.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ringsim.comm.counterparts import Counterparts
+from ringsim.traces.events import NONE, OP_CODES
+from ringsim.traces.recorder import Recorder
+
+__all__ = ["GROUPS", "record_new_groups"]
+
+GROUPS: Final = "groups of the world"
+_LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
+_FUNCTION: Final = "_new_group_with_tag"  # what new_group, split_group and device meshes call
+
+
+def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> dict[tuple[Any, str], Callable[..., Any]]:
+    """Makes the replacement for torch's function that makes groups.
+
+    Args:
+        recorder: writes the records.
+        counterparts: compares them with those of the other ranks; None for no comparison.
+
+    Returns:
+        The replacement by (owner, name); nothing where a version of torch does not have the function, which is private.
+    """
+    call = getattr(distributed_c10d, _FUNCTION, None)
+    if call is None:
+        return {}
+    post = recorder.hot.make_post(OP_CODES["new_group"])
+    met: set[int] = set()
+
+    def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False) or not dist.is_initialized():
+            return None  # made by its members alone, in an order of their own
+        try:
+            world = list(range(dist.get_world_size()))
+            members = sorted(world if ranks is None else map(int, ranks))
+        except (TypeError, ValueError):
+            return None  # torch says what is wrong with them
+        group = recorder.number("group", name=GROUPS, ranks=world, **({} if counterparts is None else {"fresh": True}))
+        payload = recorder.number("payload", dtype="ranks", shape=members, size_bytes=0)
+        slot = post(group, NONE, NONE, payload)
+        if slot is not None and counterparts is not None:
+            if group not in met:
+                met.add(group)
+                counterparts.meet_group(group, GROUPS, world)
+            try:
+                counterparts.compare_collective(group, OP_CODES["new_group"], payload, NONE)
+            except BaseException:
+                recorder.hot.fail(slot)
+                raise
+        return slot
+
+    @functools.wraps(call)
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        slot = post_making(ranks, args, kwargs)
+        if slot is None:
+            return call(ranks, *args, **kwargs)
+        recorder.hot.begin_wait(slot)
+        try:
+            group = call(ranks, *args, **kwargs)
+        except BaseException:
+            recorder.hot.fail(slot)
+            recorder.on_failure()
+            raise
+        recorder.hot.finish(slot)
+        return group
+
+    return {(distributed_c10d, _FUNCTION): new_group}

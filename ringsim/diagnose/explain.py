@@ -1,0 +1,142 @@
+"""``trace.explain()``: why a run ended as it did, or what made it slow, from its trace alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ringsim.diagnose.activity import Activity
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding
+from ringsim.diagnose.lateness import find_lateness
+from ringsim.diagnose.leftovers import find_leaks, find_missing, find_notices, find_order_mismatches, find_races
+from ringsim.diagnose.mismatches import find_collective_mismatches, find_message_mismatches
+from ringsim.diagnose.verdict import judge, name_ranks, wait_text
+from ringsim.diagnose.waitfor import World, hindering
+from ringsim.diagnose.world_of_events import read_end_ns, read_ends, world_of_events
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
+
+__all__ = ["explain"]
+
+_OUR_ERRORS: Final = (
+    "ArgumentError",
+    "MessageMismatch",
+    "RendezvousFailed",
+    "RingError",
+)  # raised where a finding stands in the trace, too
+_MOST_WAITS: Final = 4
+
+
+def explain(trace: Trace) -> Diagnosis:
+    """Says why a run ended as it did, or what made it slow.
+
+    Everything is read from the trace, so it is the same for a run that finished or failed just now and for a file of last year.
+
+    Args:
+        trace: any trace.
+
+    Returns:
+        The findings, root causes first: what was refused before it did damage and what disagrees, what failed, who waits for whom in
+        vain; then what was merely untidy; and for a run in which nothing went wrong who kept whom waiting.
+
+    Example:
+        >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "post_ns": [5, 5],
+        ...                       "wait_ns": [5, 5], "status": [IN_FLIGHT] * 2})
+        >>> print(explain(Trace(events, {"world_size": 2})))
+        deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
+          Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
+    """
+    events, size = trace.events, trace.world_size
+    ends = read_ends(trace.metadata, size)
+    world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata))
+    judged = judge(world)
+    messages = find_message_mismatches(trace)
+    sizes = [one for one in messages if one.operations[0].size_bytes != one.operations[1].size_bytes]
+    causes = [*find_notices(events), *sizes, *find_collective_mismatches(events), *find_order_mismatches(world)]
+    findings = _under(_distinct(causes), [_renamed(one) for one in judged.findings])
+    findings += [one for one in messages if one not in sizes]
+    edges = judged.edges
+    if not judged.findings and not causes:
+        stalled = _find_stall(trace, world)
+        if stalled is not None:
+            findings.append(stalled[0])
+            edges = stalled[1]
+    returned = [rank for rank, (state, _) in ends.items() if state == "exited"]
+    findings += find_missing(events) if len(returned) == size else ()
+    findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
+    findings += find_races(events)
+    if not findings:
+        findings += find_lateness(trace)
+    return Diagnosis(tuple(findings), size, edges, judged.states, trace)
+
+
+def _distinct(causes: Iterable[Finding]) -> list[Finding]:
+    """Drops what says of the same ranks what was said before, by another sign of the same mistake."""
+    kept: list[Finding] = []
+    for one in causes:
+        if not any(one.kind == other.kind and set(one.ranks) & set(other.ranks) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
+    """Folds what became of ranks into the cause that names one of them; what no cause names stands by itself."""
+    alone = []
+    for one in judged:
+        place = next((index for index, cause in enumerate(causes) if set(cause.ranks) & set(one.ranks)), None)
+        if place is None:
+            alone.append(one)
+            continue
+        cause = causes[place]
+        echoes = list(one.consequences)
+        if one.kind != cause.kind and not _restates(one):
+            echoes.insert(0, replace(one, consequences=(), hint=""))
+        causes[place] = replace(cause, consequences=(*cause.consequences, *echoes))
+    return [*causes, *alone]
+
+
+def _restates(failure: Finding) -> bool:
+    """Tells whether a rank failed with an error of ours that says what a finding says better."""
+    return failure.kind in ("rank_failed", "rendezvous_failed") and any(f" raised {name}" in failure.message for name in _OUR_ERRORS)
+
+
+def _renamed(finding: Finding) -> Finding:
+    """Returns a failure of the rendezvous as what it is."""
+    failed = finding.kind == "rank_failed" and " raised RendezvousFailed" in finding.message
+    return replace(finding, kind="rendezvous_failed") if failed else finding
+
+
+def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] | None:
+    """Says of a run that was ended from outside who waited, and what those did for whom they waited."""
+    blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
+    if not blocked or trace.metadata.get("complete") is True:
+        return None
+    operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
+    edges = tuple(
+        Edge(rank, peer, one.operation)
+        for rank in blocked
+        for one in world.ranks[rank].awaited
+        for peer in hindering(world, set(), rank, one)
+    )
+    activity = Activity(trace.events, trace.world_size)
+    last_ns = int(max(trace.events.post_ns.max(), trace.events.wait_ns.max(), trace.events.done_ns.max()))
+    busy = [
+        f"rank {peer} {view.about}"
+        if (view := world.ranks[peer]).state == "stopped"
+        else f"rank {peer} was {activity.doing(peer, last_ns - 1, last_ns)}"
+        for peer in sorted({edge.peer for edge in edges})
+        if world.ranks[peer].state not in ("blocked", "exited")
+    ]
+    waits = "; ".join(wait_text(one) for one in operations[:_MOST_WAITS])
+    more = f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else ""
+    message = f"{name_ranks(blocked)} still waited when the run was ended: {waits}{more}."
+    if busy:
+        message += f" Meanwhile {'; '.join(busy[:_MOST_WAITS])}."
+    hint = (
+        "They were not stuck for good: the ranks that they waited for might have helped. Look at what those do, or give the run more time."
+    )
+    return Finding("stalled", tuple(blocked), operations, message, hint), edges

@@ -1,0 +1,214 @@
+"""Who kept whom waiting in a run that finished: late senders, late receivers, and a rank that is late all the time.
+
+A wait counts from the moment at which the program began to wait until the other side was posted. Where the other side was late because it
+waited itself, it is not to blame: its own wait is looked at in turn, until there is a rank that was busy::
+
+    rank 0   [ compute, microbatch 3 ....................... ] send
+    rank 1   recv ==== late sender ============================ | send
+    rank 2     recv ==== late sender ============================= |       follows from what rank 1 waited for: folded
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ringsim.diagnose.activity import Activity
+from ringsim.diagnose.collective_calls import CollectiveCalls
+from ringsim.diagnose.finding import Finding
+from ringsim.diagnose.world_of_events import operation_of
+from ringsim.traces.events import NONE, Ints
+from ringsim.traces.summary import count
+from ringsim.traces.units import time_text
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
+
+__all__ = ["LATE_NS", "LATE_SHARE", "STRAGGLER_SHARE", "find_lateness"]
+
+LATE_NS: Final = 1_000_000  # waits at one line for one rank that add up to less are not worth a sentence
+LATE_SHARE: Final = 0.05  # nor those that add up to less than this share of the run
+STRAGGLER_SHARE: Final = 0.5  # a straggler is to blame for at least this share of all waiting,
+STRAGGLER_OF_RUN: Final = 0.1  # for at least this share of the run for each other rank,
+STRAGGLER_TIMES: Final = 3  # and at least that often
+MOST_FINDINGS: Final = 5
+_SENDER, _RECEIVER, _MEMBER = range(3)
+_KINDS: Final = ("late_sender", "late_receiver", "straggler")
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Waits for somebody late, as columns of one length."""
+
+    waiter: Ints  # rank
+    late: Ints  # rank
+    start_ns: Ints
+    end_ns: Ints
+    event: Ints  # the waiter's
+    partner: Ints  # the late one's
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.waiter)
+
+
+def find_lateness(trace: Trace) -> tuple[Finding, ...]:
+    """Finds who kept others waiting for long.
+
+    Args:
+        trace: of a run that finished.
+
+    Returns:
+        A straggler where there is one, then late senders and receivers, longest first; what follows from another wait is folded into it.
+        Waits at one line that add up to less than ``LATE_NS``, or to less than ``LATE_SHARE`` of the run, are left out.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [0, 0],
+        ...     "post_ns": [50_000_000, 0], "wait_ns": [50_000_000, 0], "done_ns": [51_000_000, 52_000_000]})
+        >>> for finding in find_lateness(Trace(events, {"world_size": 2})):
+        ...     print(finding)
+        rank 1 waited 50 ms in recv from 0 (tag 0) because rank 0 was busy with something that no span names.
+          Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do something else meanwhile (irecv).
+    """
+    waits = _collect(trace)
+    if len(waits) == 0:
+        return ()
+    activity = Activity(trace.events, trace.world_size)
+    own_ns = _own_time(waits, activity)
+    straggler = _find_straggler(trace, waits, own_ns, activity)
+    found = _describe_groups(trace, waits, own_ns, activity)
+    if straggler is None:
+        return tuple(found[:MOST_FINDINGS])
+    late = straggler.ranks[0]
+    mine = [finding for finding in found if late in finding.ranks[1:]]
+    rest = [finding for finding in found if late not in finding.ranks[1:]]
+    folded = tuple(replace(one, consequences=()) for finding in mine for one in (finding, *finding.consequences))
+    return (replace(straggler, consequences=folded), *rest[:MOST_FINDINGS])
+
+
+def _collect(trace: Trace) -> _Waits:
+    events, messages, late = trace.events, trace.messages, trace.waits
+    sends, recvs = messages.send, messages.recv
+    pieces = []
+    for mine, other, length, kind in (
+        (recvs, sends, late.late_sender_ns[recvs], _SENDER),
+        (sends, recvs, late.late_receiver_ns[sends], _RECEIVER),
+    ):
+        some = (length > 0) & (events.rank[mine] != events.rank[other])
+        pieces.append((mine[some], other[some], length[some], np.full(int(some.sum()), kind)))
+    pieces.append(_collective_waits(trace))
+    mine, other, length, kinds = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    start = events.wait_ns[mine]
+    return _Waits(events.rank[mine], events.rank[other], start, start + length, mine, other, kinds)
+
+
+def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
+    """Waits in collectives that all members entered: for the member that came last."""
+    events = trace.events
+    calls = CollectiveCalls.of(events)
+    whole = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE) & (events.wait_ns[calls.event] != NONE)
+    mine, other = calls.event[whole], calls.last[calls.call[whole]]
+    length = np.minimum(events.post_ns[other], events.done_ns[mine]) - events.wait_ns[mine]
+    some = (length > 0) & (events.rank[mine] != events.rank[other])
+    return mine[some], other[some], length[some], np.full(int(some.sum()), _MEMBER)
+
+
+def _own_time(waits: _Waits, activity: Activity) -> Ints:
+    """Of each wait, for how long the late rank was not blocked itself, in ns."""
+    own = waits.end_ns - waits.start_ns
+    for rank in np.unique(waits.late).tolist():
+        some = waits.late == rank
+        own[some] -= activity.blocked_between(rank, waits.start_ns[some], waits.end_ns[some])
+    positive: Ints = np.maximum(own, 0)
+    return positive
+
+
+def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> Finding | None:
+    size = trace.world_size
+    blame = np.bincount(waits.late, weights=own_ns, minlength=size)
+    times = np.bincount(waits.late, weights=own_ns > 0, minlength=size)
+    worst = int(blame.argmax())
+    enough = STRAGGLER_OF_RUN * trace.makespan_s * 1e9 * (size - 1)
+    if size < 3 or blame[worst] < max(STRAGGLER_SHARE * blame.sum(), enough, LATE_NS) or times[worst] < STRAGGLER_TIMES:
+        return None
+    busy = activity.busy_shares(trace.makespan_s * 1e9)
+    others = float(np.median(np.delete(busy, worst)))
+    longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
+    doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
+    message = (
+        f"rank {worst} made others wait for {time_text(blame[worst])} in all, {100 * blame[worst] / blame.sum():.0f} % of all waiting for "
+        f"somebody late, {count(int(times[worst]), 'time')}: it was busy for {100 * busy[worst]:.0f} % of the run, the others for "
+        f"{100 * others:.0f} % (median). In the longest of these waits it was {doing}."
+    )
+    operations = (operation_of(trace.events, int(waits.event[longest])),)
+    return Finding("straggler", (worst,), operations, message, f"Give rank {worst} less to do, or see what slows it down.")
+
+
+def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> list[Finding]:
+    """Makes a finding of the waits of one rank for another at one line, longest first, and folds what follows from another."""
+    events = trace.events
+    columns = np.stack([waits.kind, waits.waiter, waits.late, events.file[waits.event], events.line[waits.event]])
+    _, group = np.unique(columns, axis=1, return_inverse=True)
+    length = waits.end_ns - waits.start_ns
+    total = np.bincount(group, weights=length)
+    least = max(LATE_NS, LATE_SHARE * trace.makespan_s * 1e9)
+    order = np.lexsort((-length, group))
+    longest = order[np.searchsorted(group[order], np.arange(len(total)))]
+    kept = [int(one) for one in np.argsort(-total, kind="stable") if total[one] >= least and waits.kind[longest[one]] != _MEMBER]
+    findings: dict[int, Finding] = {}
+    follows: dict[int, int] = {}
+    for one in kept:
+        wait = int(longest[one])
+        chain = _chain(waits, own_ns, wait)
+        if len(chain) > 1:
+            follows[one] = int(group[chain[1]])
+        findings[one] = _late_finding(trace, waits, activity, chain, int((group == one).sum()), float(total[one]))
+    roots = []
+    for one in kept:
+        above, seen = one, {one}
+        while (parent := follows.get(above)) in findings and parent not in seen:
+            above = parent
+            seen.add(above)
+        if above == one or follows.get(above) in seen:
+            roots.append(one)
+        else:
+            findings[above] = replace(findings[above], consequences=(*findings[above].consequences, findings[one]))
+    return [findings[one] for one in roots]
+
+
+def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
+    """Returns a wait, the wait of the rank that was late in it, and so on, as long as the late rank mostly waited itself."""
+    chain = [wait]
+    while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
+        last = chain[-1]
+        some = np.flatnonzero(waits.waiter == waits.late[last])
+        overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(waits.start_ns[some], waits.start_ns[last])
+        if len(some) == 0 or overlap.max() <= 0 or int(some[overlap.argmax()]) in chain:
+            break
+        chain.append(int(some[overlap.argmax()]))
+    return chain
+
+
+def _late_finding(trace: Trace, waits: _Waits, activity: Activity, chain: list[int], times: int, total_ns: float) -> Finding:
+    events = trace.events
+    first, last = chain[0], chain[-1]
+    operation = operation_of(events, int(waits.event[first]))
+    because = f"rank {waits.late[first]} was "
+    for wait in chain[1:]:
+        because += f"waiting for rank {waits.late[wait]} itself, which was "
+    culprit = int(waits.late[last])
+    because += activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
+    waited = time_text(waits.end_ns[first] - waits.start_ns[first])
+    message = f"rank {operation.rank} waited {waited} in {operation} because {because}"
+    if times > 1:
+        message += f"; it waited there {times:,} times, {time_text(total_ns)} in all"
+    sends = waits.kind[last] == _SENDER
+    act, other = ("send", "irecv") if sends else ("receive", "isend")
+    hint = f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} do something else meanwhile ({other})."
+    ranks = tuple(dict.fromkeys([operation.rank, *(int(waits.late[wait]) for wait in chain)]))
+    partner = operation_of(events, int(waits.partner[first]))
+    return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), f"{message}.", hint)

@@ -1,0 +1,248 @@
+"""From ranks that can never go on to findings: what kind of mistake it is, in sentences, with a hint of what to change.
+
+Every stuck rank waits, by way of others, either for a circle of ranks that wait for each other or for a rank that is gone. Those are the
+root causes, one finding each; who merely waits behind one is folded into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
+from ringsim.diagnose.hints import advise, find_counterpart, mismatch_text
+from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, meets
+from ringsim.traces.events import COLLECTIVE
+
+__all__ = ["judge", "name_ranks", "wait_text"]
+
+_MOST_WAITS: Final = 4  # of a circle that are spelled out
+_STATE_WORDS: Final = {
+    "exited": "has left: it will post nothing more",
+    "failed": "has failed",
+    "killed": "is dead",
+    "running": "is not waiting for anything",
+    "stopped": "is stopped by a signal",
+    "unknown": "is in a state that nobody knows",
+}
+
+
+def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
+    """Says why ranks can never go on.
+
+    Args:
+        world: the ranks at one moment.
+        stuck: what ``analyse(world)`` returned; found again where it is not given.
+
+    Returns:
+        The diagnosis, root causes first: what failed, then circles, then who left too early. No findings where everybody can go on and
+        nobody failed.
+
+    Example:
+        >>> from ringsim.diagnose.waitfor import Posted, RankView
+        >>> from ringsim.traces.events import Group
+        >>> def receives(rank, peer):
+        ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)
+        ...     return RankView("blocked", (Posted(operation, Group("world", (0, 1)), awaited=True),))
+        >>> print(judge(World((receives(0, 1), receives(1, 0)))))
+        deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
+          Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
+    """
+    stuck = stuck or analyse(world)
+    states = tuple(view.state for view in world.ranks)
+    failures = [_failure(world, rank) for rank, state in enumerate(states) if state == "failed"]
+    if stuck is None:
+        deaths = [_failure(world, rank) for rank, state in enumerate(states) if state == "killed"]
+        return Diagnosis((*failures, *deaths), len(world.ranks), (), states)
+    circles = _circles(stuck)
+    roots = [*failures, *(_circle_finding(world, stuck, circle) for circle in circles)]
+    in_circles = {rank for circle in circles for rank in circle}
+    for gone, waits in _waits_for_gone(world, stuck).items():
+        if any(one.rank not in in_circles for one in waits):
+            roots.append(_gone_finding(world, gone, waits))
+    findings = _fold(stuck, roots, circles)
+    on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
+    edges = tuple(
+        Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
+    )
+    return Diagnosis(findings, len(world.ranks), edges, states)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Returns "rank 2", "ranks 0 and 1", or "ranks 0, 1 and 2"; of many, the first.
+
+    Example:
+        >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))
+        ('rank 2', 'ranks 0, 1 and 5', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 10:
+        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def wait_text(operation: Operation) -> str:
+    """Returns "rank 1 waits in recv from 0 (...) at ring.py:7"."""
+    return f"rank {operation.rank} waits{waited_text(operation)} in {operation}"
+
+
+def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
+    """Returns disjoint circles, shortest first."""
+    left = list(stuck.hindrances)
+    circles = []
+    cycle = stuck.cycle
+    while cycle:
+        circles.append(cycle)
+        left = [one for one in left if not set(cycle) & {one.rank, *one.peers}]
+        cycle = find_cycle(left)
+    return circles
+
+
+def _waits_for_gone(world: World, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
+    """Returns who waits for ranks that have left or died, by those ranks."""
+    found: dict[tuple[int, ...], list[Hindrance]] = {}
+    for one in stuck.hindrances:
+        gone = tuple(peer for peer in one.peers if world.ranks[peer].state in GONE)
+        if gone and not any(world.ranks[peer].state == "failed" for peer in gone):  # a failure is a root of its own
+            found.setdefault(gone, []).append(one)
+    return found
+
+
+def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
+    return next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
+
+
+def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
+    """Names a circle: a mismatch where two of its ranks look for each other in vain, else a deadlock."""
+    links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
+    for link in links:
+        found = find_counterpart(world, link)
+        if found is not None and found.kind and (found.posted.awaited or world.ranks[found.posted.operation.rank].state in GONE):
+            mine, theirs = link.posted.operation, found.posted.operation
+            ranks = tuple(sorted((mine.rank, theirs.rank)))
+            return Finding(found.kind, ranks, (mine, theirs), mismatch_text(mine, theirs, found.kind), found.hint)
+    operations = tuple(link.posted.operation for link in links)
+    collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
+    if collective is not None:
+        return _collective_finding(stuck, collective, circle, operations)
+    if len(circle) == 1:
+        message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
+        return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
+    return Finding("deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {_waits(operations)}.", advise(world, links))
+
+
+def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], operations: tuple[Operation, ...]) -> Finding:
+    """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
+    wrong = _mismatched_call(link)
+    if wrong is not None:
+        return wrong
+    mine = link.posted.operation
+    kept = tuple(one.posted.operation for one in stuck.hindrances if one.rank in link.peers and one.posted.operation is not mine)
+    ranks = tuple(sorted({mine.rank, *link.peers}))
+    elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
+    kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
+    waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
+    hint = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    return Finding(kind, circle if kind == "deadlock" else ranks, operations, f"{name_ranks(circle)} wait for each other: {waits}.", hint)
+
+
+def _mismatched_call(link: Hindrance) -> Finding | None:
+    """Says which ranks call another collective than this one, or make another group; None where none of those waited for does."""
+    mine = link.posted.operation
+    wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
+    if not wrong:
+        return None
+    ranks = tuple(sorted({mine.rank, *(one.rank for one in wrong)}))
+    if mine.op == "new_group":
+        made = ", ".join(
+            f"rank {one.rank} makes {list(one.shape)}{f' at {one.place}' if one.place else ''}" for one in (mine, *wrong[:_MOST_WAITS])
+        )
+        message = f"the ranks make their groups in different order: as number {link.posted.index + 1} {made}."
+        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
+        return Finding("group_order_mismatch", ranks, (mine, *wrong), message, hint)
+    number = f"collective {link.posted.index + 1} of {_group_text(mine)}"
+    message = f"the ranks call different collectives: as {number} {_calls((mine, *wrong))}."
+    hint = "Let all ranks of a group call the same collectives in one order."
+    return Finding("collective_mismatch", ranks, (mine, *wrong), message, hint)
+
+
+def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
+    """Says who waits for ranks that are gone, directly."""
+    operations = tuple(one.posted.operation for one in waits)
+    mine = operations[0]
+    ranks = tuple(sorted({*gone, *(one.rank for one in waits)}))
+    views = [world.ranks[rank] for rank in gone]
+    ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
+    for one in waits:
+        wrong = _mismatched_call(one)
+        if wrong is not None:
+            return wrong
+        found = find_counterpart(world, one)
+        if found is not None and found.kind:
+            near, far = one.posted.operation, found.posted.operation
+            pair = tuple(sorted((near.rank, far.rank)))
+            message = f"{mismatch_text(near, far, found.kind)} R{ends[1:]}."
+            return Finding(found.kind, pair, (near, far), message, found.hint)
+    if all(one.kind == COLLECTIVE for one in operations) and all(view.state == "exited" for view in views):
+        waiting = sorted({one.rank for one in operations})
+        message = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {mine} for {name_ranks(gone)}, but {ends}."
+        hint = f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, or make a group without."
+        return Finding("missing_participant", ranks, operations, message, hint)
+    return Finding("peer_exited", ranks, operations, f"{_waits(operations)}, but {ends}.", advise(world, waits))
+
+
+def _failure(world: World, rank: int) -> Finding:
+    view = world.ranks[rank]
+    return Finding(
+        "rank_failed", (rank,), tuple(one.operation for one in view.posted if one.awaited), f"rank {rank} {view.about or 'has failed'}."
+    )
+
+
+def _fold(stuck: Stuck, roots: Sequence[Finding], circles: Sequence[tuple[int, ...]]) -> tuple[Finding, ...]:
+    """Puts each stuck rank that no root names under the root that it waits for, by way of others."""
+    behind: dict[int, int] = {}
+    for index, root in enumerate(roots):
+        for rank in root.ranks:
+            behind.setdefault(rank, index)
+    for circle in circles:  # of which a mismatch names two ranks only
+        known = next((behind[rank] for rank in circle if rank in behind), None)
+        if known is not None:
+            behind.update({rank: known for rank in circle if rank not in behind})
+    folded: list[list[Finding]] = [[] for _ in roots]
+    left = [one for one in stuck.hindrances if one.rank not in behind]
+    moved = True
+    while moved:
+        moved = False
+        for one in left:
+            found = next((behind[peer] for peer in one.peers if peer in behind), None)
+            if found is not None and one.rank not in behind:
+                behind[one.rank] = found
+                folded[found].append(_echo(one, roots[found]))
+                moved = True
+    return tuple(replace(root, consequences=tuple(echoes)) for root, echoes in zip(roots, folded, strict=True))
+
+
+def _echo(one: Hindrance, root: Finding) -> Finding:
+    operation = one.posted.operation
+    if operation.kind == COLLECTIVE:
+        kind = "missing_participant"
+    else:
+        kind = "peer_exited" if root.kind in ("rank_failed", "peer_exited") else "deadlock"
+    return Finding(kind, (one.rank,), (operation,), f"{wait_text(operation)}.")
+
+
+def _waits(operations: Sequence[Operation]) -> str:
+    shown = "; ".join(wait_text(one) for one in operations[:_MOST_WAITS])
+    return shown + (f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else "")
+
+
+def _calls(operations: Iterable[Operation]) -> str:
+    return ", ".join(f"rank {one.rank} calls {one.op}{f' at {one.place}' if one.place else ''}" for one in operations)
+
+
+def _group_text(operation: Operation) -> str:
+    if operation.op == "new_group":
+        return f"the group that is made, {list(operation.shape)}"
+    return f"group {operation.group}" if operation.group else "its group"

@@ -1,0 +1,211 @@
+"""The ranks at the last moment of a trace: what each had posted that was not done, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.diagnose.collective_calls import CollectiveCalls
+from ringsim.diagnose.finding import Operation
+from ringsim.diagnose.waitfor import STATES, Posted, RankView, World
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLLECTIVE,
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OP_CODES,
+    OP_NAMES,
+    RECV,
+    SEND,
+    STATUS_NAMES,
+    Events,
+    Group,
+    Ints,
+)
+from ringsim.traces.matching import number_places, number_rows, refused
+
+__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "world_of_events"]
+
+MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
+_NO_GROUP: Final = Group("", ())
+_BLOCKING: Final = OP_CODES["monitored_barrier"]  # it blocks while it is posted
+
+
+def world_of_events(
+    events: Events, world_size: int, ends: Mapping[int, tuple[str, str]] | None = None, *, end_ns: int | None = None
+) -> World:
+    """Makes the world of the last moment of a trace, finished, failed or loaded.
+
+    An operation that ended with an error while its rank waited for it, as the last that its thread did, counts as awaited still: whoever
+    ended the wait did so because it would not end by itself.
+
+    Args:
+        events: what was recorded.
+        world_size: number of ranks, those included that left no event.
+        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others the events tell
+            whether they are blocked.
+        end_ns: when the run ended; the last moment recorded where it is not given.
+
+    Returns:
+        The world.
+
+    Example:
+        >>> from ringsim.diagnose.waitfor import analyse
+        >>> from ringsim.traces.events import make_events
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
+        ...                       "post_ns": [5, 5], "status": [IN_FLIGHT] * 2})
+        >>> analyse(world_of_events(events, 2)).cycle
+        (0, 1)
+    """
+    ends = ends or {}
+    kind = events.kind
+    speaks = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
+    recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
+    last_ns = max(int(recorded_ns), end_ns or 0)
+    broken = _broken_waits(events, speaks)
+    open_ops = speaks & ((events.status == IN_FLIGHT) | broken)
+    awaited = open_ops & ((events.wait_ns != NONE) | (events.op == _BLOCKING))
+    index, counterparts = _count_channels(events, kind)
+    matched = counterparts > index
+    kept = open_ops & (awaited | ~matched)
+    calls = CollectiveCalls.of(events)
+    index[calls.event] = calls.place
+
+    blocked = _blocked_ranks(events, speaks, awaited, world_size)
+    posted: list[list[Posted]] = [[] for _ in range(world_size)]
+    idle = np.zeros(world_size, dtype=np.int64)
+    for event in np.flatnonzero(kept).tolist():
+        rank = int(events.rank[event])
+        if rank >= world_size:
+            continue
+        if not awaited[event]:
+            idle[rank] += 1
+            if idle[rank] > MOST_POSTED:
+                continue
+        others = calls.others(event) if kind[event] == COLLECTIVE else ()
+        posted[rank].append(
+            Posted(
+                operation_of(events, event, last_ns),
+                _group(events, event),
+                awaited=bool(awaited[event]),
+                index=int(index[event]),
+                counterparts=int(counterparts[event]),
+                entered=tuple(operation_of(events, other) for other in others),
+            )
+        )
+    views = []
+    for rank in range(world_size):
+        state, about = ends.get(rank, ("", ""))
+        views.append(RankView(state or ("blocked" if blocked[rank] else "unknown"), tuple(posted[rank]), about))
+    return World(tuple(views))
+
+
+def operation_of(events: Events, event: int, last_ns: int | None = None) -> Operation:
+    """Returns an event as an operation; with ``last_ns``, the end of the trace, also for how long it is waited for that is not done."""
+    tables = events.tables
+    payload = tables.payloads[events.payload[event]] if events.payload[event] != NONE else None
+    wait_ns, done_ns = int(events.wait_ns[event]), int(events.done_ns[event])
+    until = done_ns if done_ns != NONE else last_ns
+    return Operation(
+        rank=int(events.rank[event]),
+        op=OP_NAMES[events.op[event]],
+        peer=int(events.peer[event]),
+        tag=int(events.tag[event]),
+        group=_group(events, event).name,
+        size_bytes=payload.size_bytes if payload else NONE,
+        dtype=payload.dtype if payload else "",
+        shape=payload.shape if payload else (),
+        file=tables.files[events.file[event]] if events.file[event] != NONE else "",
+        line=int(events.line[event]),
+        status=STATUS_NAMES[events.status[event]],
+        waited_s=max(until - wait_ns, 0) * 1e-9 if wait_ns != NONE and until is not None else 0.0,
+    )
+
+
+def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[str, str]]:
+    """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
+
+    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ..."}``; a rank whose error merely
+    echoes that of another, and one that was ended from outside, has no entry.
+    """
+    said = metadata.get("ends")
+    ends = {}
+    for entry in said if isinstance(said, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        rank, state, about = entry.get("rank"), entry.get("state"), entry.get("about", "")
+        if type(rank) is int and 0 <= rank < world_size and state in STATES and isinstance(about, str):
+            ends[rank] = (state, about)
+    return ends
+
+
+def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
+    """Reads when the run ended, in ns from its start; None where the metadata does not say."""
+    said = metadata.get("end_ns")
+    return said if type(said) is int and 0 <= said < 2**63 else None
+
+
+def _broken_waits(events: Events, speaks: Ints) -> Ints:
+    """Marks operations whose wait raised, where their thread communicated no more."""
+    mask = np.zeros(len(events), dtype=bool)
+    failed = np.flatnonzero(speaks & (events.status == ERROR) & (events.wait_ns != NONE))
+    if len(failed) == 0:
+        return mask
+    some = np.flatnonzero(speaks)
+    thread = number_rows(events.rank[some], events.thread[some])
+    latest = np.full(int(thread.max(initial=-1)) + 1, NONE, dtype=np.int64)
+    np.maximum.at(latest, thread, np.maximum(events.post_ns[some], events.wait_ns[some]))
+    of_event = np.zeros(len(events), dtype=np.int64)
+    of_event[some] = thread
+    mask[failed[events.wait_ns[failed] >= latest[of_event[failed]]]] = True
+    return mask
+
+
+def _blocked_ranks(events: Events, speaks: Ints, awaited: Ints, world_size: int) -> Ints:
+    """Marks the ranks of which every thread that ever communicated waits."""
+    if not awaited.any():
+        return np.zeros(world_size, dtype=bool)
+    inside = speaks & (events.rank < world_size)
+    threads = np.unique(np.stack([events.rank[inside], events.thread[inside]]), axis=1)
+    waiting = np.unique(np.stack([events.rank[awaited & inside], events.thread[awaited & inside]]), axis=1)
+    every = np.bincount(threads[0], minlength=world_size)
+    mask: Ints = (every > 0) & (np.bincount(waiting[0], minlength=world_size) == every)
+    return mask
+
+
+def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
+    """Numbers the sends and recvs of each channel, and counts the other side's; both as long as the events."""
+    index = np.zeros(len(events), dtype=np.int64)
+    counterparts = np.zeros(len(events), dtype=np.int64)
+    sent = ~refused(events)
+    sends = np.flatnonzero((kind == SEND) & (events.peer >= 0) & sent)
+    recvs = np.flatnonzero((kind == RECV) & (events.peer >= 0) & sent)
+    from_any = np.flatnonzero((kind == RECV) & (events.peer == ANY_SOURCE) & sent & (events.status == IN_FLIGHT))
+    both = np.concatenate([sends, recvs])
+    source = np.concatenate([events.rank[sends], events.peer[recvs]])
+    target = np.concatenate([events.peer[sends], events.rank[recvs]])
+    channel = number_rows(events.group[both], source, target, events.tag[both])
+    count = int(channel.max(initial=-1)) + 1
+    of_send, of_recv = channel[: len(sends)], channel[len(sends) :]
+    index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
+    counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
+    counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
+    # A recv from anybody may take any send that is left over; which one is not known before it is done.
+    for event in from_any.tolist():
+        fits = sends[
+            (events.peer[sends] == events.rank[event])
+            & (events.group[sends] == events.group[event])
+            & (events.tag[sends] == events.tag[event])
+            & (counterparts[sends] <= index[sends])
+        ]
+        counterparts[event] = len(fits)
+        counterparts[fits] = index[fits] + 1
+    return index, counterparts
+
+
+def _group(events: Events, event: int) -> Group:
+    group = int(events.group[event])
+    return events.tables.groups[group] if group != NONE else _NO_GROUP

@@ -1,0 +1,164 @@
+"""Watches ranks that something else started, on one machine: what ``with ringsim.trace(path)`` does beside recording.
+
+Rank 0 watches the directory of the parts from a thread. Each rank listens on a named pipe there, which costs nothing while nobody speaks::
+
+    rank 0, a thread                                   rank r, a thread
+    ----------------                                   ----------------
+    looks at the parts
+    seems stuck: "threads?"  -----> rank-r.ear ----->  looks at its threads
+                             <----- answers <--------  says what they do
+    no doubt: verdict.json
+    "wake"                   -----> rank-r.ear ----->  shuts its connections; the wait raises
+                                                       or, 2 s later, ends the process
+
+A rank on another machine has no part here that could be read while it is written: it counts as one that may still do anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from ringsim.launch.processes import look_at
+from ringsim.launch.verdicts import clear_verdict, raise_verdict, read_verdict, write_verdict
+from ringsim.launch.wake import ASK, OUR_THREADS, WAKE, WAKE_S, Threads, list_threads, shut_connections
+from ringsim.launch.watcher import Watcher
+from ringsim.pair_groups import default_store
+
+__all__ = ["JoinedWatch"]
+
+SETTLE_S: Final = 0.5  # what was posted before the block is not in the parts: give it time to come
+_BYE: Final = "bye"
+_LINE_BYTES: Final = 1 << 12  # a line of up to this length is written whole, or not at all
+
+
+class JoinedWatch:
+    """This rank's part in the watch, from its making to ``stop``.
+
+    Every rank of the block makes one; none waits for another.
+
+    Args:
+        directory: of the parts, the same on all ranks.
+        rank: this rank.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, directory: Path, rank: int, world_size: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._world_size = world_size
+        self._keep_port = _store_port()
+        self._raised = threading.Event()
+        self._stopped = threading.Event()
+        self._ear = _make_pipe(directory / f"rank-{rank}.ear")
+        self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
+        if rank == 0:
+            clear_verdict(directory)
+            self._answers = _make_pipe(directory / "answers")
+            os.set_blocking(self._answers, False)
+            self._threads.append(threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def on_failure(self) -> None:
+        """Raises the verdict on this rank, where there is one: for ``Recorder.on_failure``."""
+        try:
+            raise_verdict(self._directory, self._rank)
+        except BaseException:
+            self._raised.set()
+            raise
+
+    def stop(self) -> None:
+        """Ends this rank's part; blocks for one look at most."""
+        self._stopped.set()
+        os.write(self._ear, f"{_BYE}\n".encode())
+        for thread in self._threads:
+            thread.join()
+        os.close(self._ear)
+        names = [f"rank-{self._rank}.ear"]
+        if self._rank == 0:
+            os.close(self._answers)
+            names.append("answers")
+        for name in names:
+            (self._directory / name).unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        """Does what the watcher wants of this rank."""
+        while True:
+            for word in os.read(self._ear, _LINE_BYTES).decode().split():
+                if word == ASK:
+                    threads = list_threads()
+                    _write(self._directory / "answers", json.dumps([self._rank, sorted(threads.busy), threads.idle]))
+                elif word == WAKE:
+                    shut_connections(self._keep_port)
+                    if not self._raised.wait(WAKE_S):
+                        sys.stderr.write(
+                            f"[rank {self._rank}] ended, for nothing else ends its wait. {read_verdict(self._directory, self._rank)}\n"
+                        )
+                        sys.stderr.flush()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                else:
+                    return
+
+    def _watch(self) -> None:
+        """Watches all ranks until there is a verdict."""
+        watcher = Watcher(self._directory, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
+        unread = b""
+        while not self._stopped.wait(watcher.pause_s):
+            with contextlib.suppress(BlockingIOError):
+                unread += os.read(self._answers, 1 << 16)
+            *lines, unread = unread.split(b"\n")
+            for line in lines:
+                rank, busy, idle = json.loads(line)
+                watcher.hear(rank, Threads(frozenset(busy), idle))
+            verdict = watcher.look([_state_of(pid, ended) for pid, ended in watcher.processes()])
+            if verdict is not None:
+                write_verdict(self._directory, verdict)
+                for rank in verdict.ranks:
+                    self._tell(rank, WAKE)
+                break
+
+    def _tell(self, rank: int, word: str) -> None:
+        _write(self._directory / f"rank-{rank}.ear", word)
+
+
+def _state_of(pid: int | None, ended: bool) -> str:
+    """Returns the state of a rank as its process tells it."""
+    if pid is None:
+        return "running"
+    process = look_at(pid)
+    if process is not None and process.state not in "ZX":
+        return "running"
+    return "exited" if ended else "killed"
+
+
+def _make_pipe(path: Path) -> int:
+    """Makes a named pipe, in place of one that an earlier run may have left; returns a descriptor from which reading never ends."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR)
+
+
+def _write(path: Path, line: str) -> None:
+    """Writes a line to a pipe; nobody hears it where nobody listens."""
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.write(pipe, line.encode() + b"\n")
+    os.close(pipe)
+
+
+def _store_port() -> int:
+    """Returns the port of the rendezvous, -1 where it is none of TCP."""
+    store: object = default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return int(getattr(store, "port", -1))

@@ -1,0 +1,93 @@
+"""What all ranks of a run have posted, read from their parts while they write them.
+
+A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the same operations both times, and has
+posted nothing in between, was in that state all the time between the end of the first look and the beginning of the second. So was every
+other rank of which that is true, at the same moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
+from ringsim.launch.live_part import Channel, Head, LivePart
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
+
+__all__ = ["LiveParts"]
+
+
+class LiveParts:
+    """The parts of all ranks, while they grow.
+
+    Args:
+        directory: where the parts are; one that is not there yet counts as a rank that has done nothing.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, directory: Path, world_size: int) -> None:
+        self.parts = [LivePart(directory, rank, world_size) for rank in range(world_size)]
+
+    def look(self) -> list[Head]:
+        """Reads what is new of every rank."""
+        return [part.look() for part in self.parts]
+
+    def outline(self, states: Sequence[str], now_ns: int) -> World:
+        """Returns what the ranks are blocked in, as if nothing were matched: where this world can go on, so can the real one.
+
+        Args:
+            states: of each rank, "running" for one that is not known to be anything else.
+            now_ns: CLOCK_MONOTONIC.
+        """
+        views = []
+        for part, state in zip(self.parts, states, strict=True):
+            part.read_names()
+            posted = () if state in GONE else tuple(Posted(*part.operation(slot, now_ns), awaited=True) for slot in part.head.awaited)
+            views.append(RankView(_state(part, state, blocked=bool(posted)), posted))
+        return World(tuple(views))
+
+    def world(self, states: Sequence[str], now_ns: int) -> World:
+        """Returns all that is posted and not done, with what it is matched with, as of the last look.
+
+        Args:
+            states: see ``outline``.
+            now_ns: CLOCK_MONOTONIC.
+        """
+        channels: dict[Channel, int] = {}
+        collectives = []
+        for part in self.parts:
+            part.count()
+            part.read_names()
+            channels.update(part.channels())
+            collectives.append(part.collectives())
+
+        def place(part: LivePart, slot: int) -> Posted:
+            operation, group = part.operation(slot, now_ns)
+            awaited, index = slot in part.head.awaited, part.index(slot)
+            if operation.kind == COLLECTIVE:
+                others = [(other, collectives[other].get(group, ())) for other in group.ranks if other != part.rank]
+                entered = [self.parts[other].operation(slots[index], now_ns)[0] for other, slots in others if index < len(slots)]
+                return Posted(operation, group, awaited, index, entered=tuple(entered))
+            if operation.peer == ANY_SOURCE:
+                ends = [(Channel(group, src, part.rank, operation.tag, SEND), src) for src in group.ranks]
+                free = [channels.get(one, 0) - channels.get(one._replace(kind=RECV), 0) for one, _ in ends]
+                return Posted(operation, group, awaited, 0, counterparts=sum(max(number, 0) for number in free))
+            sends = operation.kind == SEND
+            ends_of = (part.rank, operation.peer) if sends else (operation.peer, part.rank)
+            counterpart = Channel(group, *ends_of, operation.tag, RECV if sends else SEND)
+            return Posted(operation, group, awaited, index, counterparts=channels.get(counterpart, 0))
+
+        views = []
+        for part, state in zip(self.parts, states, strict=True):
+            posted = tuple(place(part, slot) for slot in part.open_slots())
+            views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted))
+        return World(tuple(views))
+
+
+def _state(part: LivePart, state: str, *, blocked: bool) -> str:
+    """Returns the state of a rank: what is known from outside counts for more than what it wrote."""
+    if state != "running":
+        return state
+    if not part.is_here or part.meta.get("stopped_at_max") or "end_ns" in part.meta:
+        return "unknown"  # what it does now is not recorded
+    return "blocked" if blocked else "running"

@@ -1,0 +1,41 @@
+"""What the system says of the ranks' processes: whether one is stopped, and how much it has computed."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+__all__ = ["Process", "look_at"]
+
+
+class Process(NamedTuple):
+    """A process at one moment.
+
+    Attributes:
+        state: R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended.
+        ticks: CPU time that it has used so far, in the system's ticks.
+    """
+
+    state: str
+    ticks: int
+
+
+def look_at(pid: int) -> Process | None:
+    """Returns what the system says of a process (Linux), None where there is none, or nobody says.
+
+    Example:
+        >>> look_at(2**22 + 1) is None
+        True
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    # A rank whose threads compute while its first one sleeps is seen by its ticks.
+    return Process(words[0].decode(), int(words[11]) + int(words[12]))
+
+
+def has_proc() -> bool:
+    """Whether this system tells such things at all."""
+    return os.path.exists("/proc/self/stat")

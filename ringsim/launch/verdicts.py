@@ -1,0 +1,101 @@
+"""A verdict: what the watcher found out, on its way to the ranks that wait in vain.
+
+It is written to the run's directory before anybody is woken, so that a rank whose wait is cut short finds there what to raise::
+
+    watcher                                    rank that waits
+    -------                                    ---------------
+    writes verdict.json
+    wakes --------------------------------->   its connections are shut, wait() raises
+                                               reads verdict.json, raises Deadlock at the user's line
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ringsim.diagnose.finding import Diagnosis
+from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
+
+__all__ = ["Verdict", "clear_verdict", "error_of_kind", "raise_verdict", "read_verdict", "write_verdict"]
+
+_ERRORS: Final[dict[str, type[RingError]]] = {
+    "peer_exited": PeerExited,
+    "missing_participant": PeerExited,
+    "rank_failed": RankFailed,
+    "rendezvous_failed": RendezvousFailed,
+    "group_order_mismatch": RendezvousFailed,
+    "message_mismatch": MessageMismatch,
+    "collective_mismatch": MessageMismatch,
+    "invalid_argument": ArgumentError,
+}
+_FILE: Final = "verdict.json"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the watcher found out.
+
+    Attributes:
+        ranks: those that can never go on.
+        diagnosis: why.
+    """
+
+    ranks: tuple[int, ...]
+    diagnosis: Diagnosis
+
+    @property
+    def error(self) -> RingError:
+        """The error that a run ends with."""
+        return error_of_kind(self.diagnosis.kind)(str(self.diagnosis), diagnosis=self.diagnosis)
+
+
+def error_of_kind(kind: str) -> type[RingError]:
+    """Returns the type of error that a finding of a kind ends a run with.
+
+    Example:
+        >>> error_of_kind("tag_mismatch").__name__, error_of_kind("missing_participant").__name__
+        ('Deadlock', 'PeerExited')
+    """
+    return _ERRORS.get(kind, Deadlock)
+
+
+def write_verdict(directory: Path, verdict: Verdict) -> None:
+    """Writes a verdict down, whole or not at all."""
+    unfinished = directory / f"{_FILE}.unfinished"
+    unfinished.write_text(json.dumps({"kind": verdict.diagnosis.kind, "ranks": verdict.ranks, "text": str(verdict.diagnosis)}))
+    unfinished.replace(directory / _FILE)
+
+
+def clear_verdict(directory: Path) -> None:
+    """Takes away the verdict of an earlier run in the same directory."""
+    (directory / _FILE).unlink(missing_ok=True)
+
+
+def read_verdict(directory: Path, rank: int) -> RingError | None:
+    """Returns the error that a rank shall raise, None where nobody has said so.
+
+    Args:
+        directory: of the run's parts.
+        rank: who asks.
+    """
+    try:
+        said = json.loads((directory / _FILE).read_bytes())
+    except OSError:
+        return None
+    if rank not in said["ranks"]:
+        return None  # it suffers from what became of others
+    return error_of_kind(said["kind"])(said["text"])
+
+
+def raise_verdict(directory: Path, rank: int) -> None:
+    """Raises what a rank shall raise now that its wait has failed; returns where that is the wait's own business.
+
+    Raises:
+        RingError: a verdict concerns this rank.
+    """
+    error = read_verdict(directory, rank)
+    if error is not None:
+        raise error from None

@@ -1,0 +1,258 @@
+"""Who waits for whom, with the circle that nobody can leave, beside the last moments of the timeline."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, FancyArrowPatch
+
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding
+from ringsim.plot import style
+from ringsim.plot.paths import node_angle, place
+from ringsim.plot.timeline import WIDTH_INCHES, draw_timeline, timeline_height
+from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
+from ringsim.traces.joining import join_events
+from ringsim.traces.summary import count
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+    from ringsim.traces.value import Trace
+
+__all__ = ["plot_waitfor", "png"]
+
+MOST_RANKS: Final = 12  # nodes; of more, those of the root causes are drawn
+MOST_LABELS: Final = 8
+MOST_TIMELINE_RANKS: Final = 64
+GRAPH_INCHES: Final = (4.4, 3.6)
+TIMELINE_SHARE: Final = 0.6  # of the timeline's own width
+GAP_POINTS: Final = 16.0
+BEFORE: Final = 0.5  # of the time for which ranks have been stuck, that much before it is shown, too
+BEFORE_NS: Final = 20_000_000  # at least this
+RADIUS: Final = 0.2
+LABEL_SIZE: Final = 8.5
+NOTE_LETTERS: Final = 76
+MOST_NOTES: Final = 4
+
+_LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {  # state: its words, fill, outline, dashes
+    "blocked": ("blocked", "white", style.VERMILLION, "solid"),
+    "exited": ("has left", "#EDEDED", style.MUTED, (0, (2, 2))),
+    "failed": ("failed", style.INK, style.INK, "solid"),
+    "killed": ("dead", style.INK, style.INK, "solid"),
+    "running": ("not blocked", "white", style.GREEN, "solid"),
+    "stopped": ("stopped", style.YELLOW, style.INK, "solid"),
+    "unknown": ("not blocked", "white", style.GREEN, "solid"),
+}
+
+
+def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
+    """Draws who waits for whom: ranks in a circle, an arrow from each that waits to the one it waits for.
+
+    The arrows of a circle that nobody can leave are wide and red. Beside the graph stand the last moments of the timeline, where the
+    diagnosis has a trace.
+
+    Args:
+        diagnosis: any diagnosis; one without findings shows the ranks alone.
+        ax: where to draw the graph alone; a new figure with both pictures by default.
+
+    Returns:
+        The axes of the graph. ``ax.figure.savefig(...)`` writes them.
+
+    Example:
+        >>> import matplotlib; matplotlib.use("Agg")
+        >>> edges = (Edge(0, 1, None, in_cycle=True), Edge(1, 0, None, in_cycle=True))
+        >>> finding = Finding("deadlock", (0, 1), (), "ranks 0 and 1 wait for each other.")
+        >>> plot_waitfor(Diagnosis((finding,), 2, edges)).get_title(loc="left")
+        'Deadlock: ranks 0 and 1'
+    """
+    with style.drawing():
+        if ax is not None:
+            _draw_graph(diagnosis, ax)
+            return ax
+        return _draw_both(plt.figure(), diagnosis)
+
+
+def png(diagnosis: Diagnosis) -> bytes:
+    """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis.
+
+    Example:
+        >>> png(Diagnosis((), 2))[1:4]
+        b'PNG'
+    """
+    figure = Figure()
+    with style.drawing():
+        _draw_both(figure, diagnosis)
+    return style.figure_png(figure, description=str(diagnosis))
+
+
+def _draw_both(figure: Figure, diagnosis: Diagnosis) -> Axes:
+    graph = figure.add_axes((0, 0, 1, 1))
+    nothing = style.Margins(0, 0, 0, 0)
+    moments = _last_moments(diagnosis)
+    if moments is None:
+        style.fit(figure, [(graph, *GRAPH_INCHES, nothing)])
+        style.fit(figure, [(graph, *GRAPH_INCHES, _draw_graph(diagnosis, graph))])
+        return graph
+    timeline = figure.add_axes((0, 0, 1, 1), label="timeline")
+    inches = (WIDTH_INCHES * TIMELINE_SHARE, max(timeline_height(moments), 2.2))
+    # Sizes first: what is written into a picture depends on the room there is.
+    style.fit(figure, [(graph, *GRAPH_INCHES, nothing), (timeline, *inches, nothing)])
+    left, right = _draw_graph(diagnosis, graph), draw_timeline(moments, timeline)
+    style.fit(figure, [(graph, *GRAPH_INCHES, left._replace(right=left.right + GAP_POINTS)), (timeline, *inches, right)])
+    return graph
+
+
+def _last_moments(diagnosis: Diagnosis) -> Trace | None:
+    """Cuts out of the trace what the findings are about: the end, where ranks are stuck; all of it where it finished."""
+    trace = diagnosis.trace
+    if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
+        return None
+    events = trace.events
+    last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
+    waited_ns = max((edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None), default=0.0) * 1e9
+    if waited_ns == 0:
+        return trace
+    waiting = events.wait_ns[(events.done_ns == NONE) & (events.wait_ns != NONE)]
+    stuck_since = int(waiting.min()) if len(waiting) else last - int(waited_ns)
+    start = stuck_since - max(int(BEFORE * (last - stuck_since)), BEFORE_NS)
+    recent = ((events.done_ns == NONE) & (events.wait_ns != NONE)) | (np.maximum(events.done_ns, events.post_ns) >= start)
+    end = Tables(labels=("end of the run",))
+    at_end = make_events(
+        {"rank": [int(events.rank.min())], "op": [OP_CODES["mark"]], "label": [0], "post_ns": [stuck_since + int(waited_ns)]}, end
+    )
+    return replace(trace, events=join_events([events.select(recent), at_end]))
+
+
+def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> style.Margins:
+    """Draws the graph on axes that have their size already; returns the room that the words around it take."""
+    edges = diagnosis.edges or _edges_of(diagnosis.findings)
+    ranks = _shown_ranks(diagnosis, edges)
+    states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()  # of a run that finished: nothing to say
+    ax.set(xlim=(-1.75, 1.75), ylim=(-1.45, 1.45), aspect="equal")
+    ax.set_axis_off()
+    at = {rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0) for index, rank in enumerate(ranks)}
+    shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
+    for index, edge in enumerate(sorted(shown, key=lambda one: not one.in_cycle)):
+        _draw_edge(ax, edge, at, labelled=index < MOST_LABELS)
+    for rank, (x, y) in at.items():
+        _draw_rank(ax, rank, float(x), float(y), states[rank] if states else "")
+    notes = _notes(diagnosis)
+    hidden = diagnosis.world_size - len(ranks)
+    if hidden > 0:
+        notes.append(f"Not drawn: {count(hidden, 'rank')}{_hidden_edges(len(edges) - len(shown))}.")
+    handles = _legend(diagnosis, shown, ranks)
+    metadata = diagnosis.trace.metadata if diagnosis.trace is not None else {}
+    return style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
+
+
+def _hidden_edges(number: int) -> str:
+    return f" and {count(number, 'wait')}" if number > 0 else ""
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    if not diagnosis.findings:
+        return f"Nothing wrong was found on {count(diagnosis.world_size, 'rank')}"
+    first = diagnosis.findings[0]
+    who = ", ".join(map(str, first.ranks[:6])) + (" …" if len(first.ranks) > 6 else "")
+    ranks = f"rank {who}" if len(first.ranks) == 1 else f"ranks {' and '.join(who.rsplit(', ', 1)) if len(first.ranks) <= 6 else who}"
+    more = f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)" if len(diagnosis.findings) > 1 else ""
+    return f"{first.kind.replace('_', ' ').capitalize()}: {ranks}{more}"
+
+
+def _notes(diagnosis: Diagnosis) -> list[str]:
+    """Returns the root cause in a few lines."""
+    if not diagnosis.findings:
+        return []
+    message = diagnosis.findings[0].message
+    lines = textwrap.wrap(message[:1].upper() + message[1:], NOTE_LETTERS)
+    return lines if len(lines) <= MOST_NOTES else [*lines[: MOST_NOTES - 1], f"{lines[MOST_NOTES - 1]} …"]
+
+
+def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
+    """Who waited for whom, of findings about runs in which nobody is stuck."""
+    every = [one for finding in findings for one in (finding, *finding.consequences)]
+    return tuple(Edge(one.ranks[0], one.ranks[1], one.operations[0]) for one in every if len(one.ranks) > 1 and one.operations)
+
+
+def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
+    """Picks the ranks that are drawn: all where they are few, else those of the findings and whom they wait for."""
+    if diagnosis.world_size <= MOST_RANKS:
+        return list(range(diagnosis.world_size))
+    wanted = [rank for edge in edges if edge.in_cycle for rank in (edge.rank, edge.peer)]
+    wanted += [rank for finding in diagnosis.findings for rank in finding.ranks]
+    wanted += [rank for edge in edges for rank in (edge.rank, edge.peer)]
+    return sorted(list(dict.fromkeys([*wanted, *range(diagnosis.world_size)]))[:MOST_RANKS])
+
+
+def _draw_edge(ax: Axes, edge: Edge, at: dict[int, Any], *, labelled: bool) -> None:
+    """Draws an arrow that bows to its left, so that the way back lies apart; on it what is waited in."""
+    start, end = at[edge.rank], at[edge.peer]
+    colour = style.VERMILLION if edge.in_cycle else style.MUTED
+    if edge.rank == edge.peer:
+        ax.add_patch(Circle((start[0], start[1] + RADIUS), RADIUS * 0.8, fill=False, edgecolor=colour, linewidth=2, zorder=2))
+        return
+    points = RADIUS / (ax.get_xlim()[1] - ax.get_xlim()[0]) * ax.get_window_extent().width * 72 / ax.figure.dpi
+    ax.add_patch(
+        FancyArrowPatch(
+            tuple(start),
+            tuple(end),
+            connectionstyle="arc3,rad=0.18",
+            arrowstyle="-|>,head_length=7,head_width=4",
+            shrinkA=points + 1,
+            shrinkB=points + 2,
+            color=colour,
+            linewidth=2.6 if edge.in_cycle else 1.2,
+            linestyle="solid" if edge.in_cycle else (0, (4, 2)),
+            zorder=3 if edge.in_cycle else 2,
+            gid=f"waits-{edge.rank}-{edge.peer}",
+        )
+    )
+    if labelled and edge.operation is not None:
+        way = end - start
+        middle = (start + end) / 2 + 0.09 * np.array([way[1], -way[0]])
+        one = edge.operation
+        text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
+        look = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
+        ax.text(
+            float(middle[0]), float(middle[1]), f"{text}\n{one.place}".strip(), ha="center", va="center", fontsize=LABEL_SIZE, zorder=5,
+            linespacing=0.95, bbox=look,
+        )  # fmt: skip
+
+
+def _draw_rank(ax: Axes, rank: int, x: float, y: float, state: str) -> None:
+    words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
+    ax.add_patch(Circle((x, y), RADIUS, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
+    ink = "white" if fill == style.INK else style.INK
+    ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=13, color=ink, zorder=7)
+    if words and state != "blocked":
+        side = 1 if y >= -0.01 else -1
+        ax.text(x, y + side * (RADIUS + 0.1), words, ha="center", va="center", fontsize=LABEL_SIZE, color=style.INK, zorder=7)
+
+
+def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
+    handles: list[Artist] = []
+    if any(edge.in_cycle for edge in edges):
+        handles.append(Line2D([], [], color=style.VERMILLION, linewidth=2.6, label="waits for, in a circle"))
+    if not all(edge.in_cycle for edge in edges):
+        handles.append(Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 2)), label="waits for"))
+    if any(diagnosis.states[rank] == "blocked" for rank in ranks if diagnosis.states):
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                marker="o",
+                markersize=9,
+                markerfacecolor="white",
+                markeredgecolor=style.VERMILLION,
+                label="blocked",
+            )
+        )
+    return handles

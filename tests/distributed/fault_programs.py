@@ -1,0 +1,64 @@
+"""The programs of docs/faults.md: each is one row of its table, and does one thing wrong, or only looks as if it did.
+
+The lines that a row's finding must name are marked with ``# here``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Worker = Callable[..., bool | None]
+
+FAST_S = 1.0  # from the last event to the end, for messages
+SLOW_S = 3.0  # and for everything else
+
+
+class Fault(NamedTuple):
+    """A program and how to run it.
+
+    Attributes:
+        worker: what every rank runs; where it returns something, this must be True.
+        size: number of ranks.
+        within_s: how soon after the last event the run must be over; None where only a limit ends it.
+        options: for ``ringsim.trace``.
+        args: returns the worker's arguments.
+        lines: those that the error must name, and no others.
+    """
+
+    worker: Worker
+    size: int
+    within_s: float | None
+    options: dict[str, Any]
+    args: Callable[[], tuple[Any, ...]]
+    lines: frozenset[int]
+
+
+FAULTS: dict[str, Fault] = {}  # by the row's number in the document
+
+
+def fault(
+    row: str,
+    size: int = 2,
+    within_s: float | None = FAST_S,
+    args: Callable[[], tuple[Any, ...]] = tuple,
+    blame: Sequence[Callable[..., Any]] = (),
+    **options: Any,
+) -> Callable[[Worker], Worker]:
+    """Makes a worker the program of a row; the first lines of the functions in ``blame`` count as marked."""
+
+    def register(worker: Worker) -> Worker:
+        if row in FAULTS:
+            raise ValueError(f"a row must have one program, got two for row {row}")
+        lines = marked_lines(worker) | {function.__code__.co_firstlineno for function in blame}
+        FAULTS[row] = Fault(worker, size, within_s, options, args, frozenset(lines))
+        return worker
+
+    return register
+
+
+def marked_lines(worker: Callable[..., Any]) -> set[int]:
+    """Returns the lines of a program that are marked as those to blame."""
+    lines, first = inspect.getsourcelines(worker)
+    return {first + offset for offset, line in enumerate(lines) if "# here" in line}

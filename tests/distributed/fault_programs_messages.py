@@ -1,0 +1,205 @@
+"""Messages that never meet, ranks that are gone: rows 1 to 7, 15 to 23 and 47 to 49 of docs/faults.md."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fault_programs import SLOW_S, fault
+
+import ringsim
+
+LONG_S = 30  # longer than any run of these is allowed to take
+SHORT = {"limit_s": 2.0}  # for programs that only a limit ends
+
+
+def tensor(count: int = 4) -> Any:
+    return torch.zeros(count)
+
+
+@fault("1")
+def both_receive() -> None:
+    dist.recv(tensor(), 1 - dist.get_rank())  # here
+
+
+@fault("2a")
+def both_send_little() -> None:
+    dist.send(tensor(1000), 1 - dist.get_rank())  # here
+
+
+@fault("2b")
+def both_send_much() -> None:
+    dist.send(tensor(1 << 24), 1 - dist.get_rank())  # here
+
+
+@fault("3a", size=4)
+def all_send_round_the_ring() -> None:
+    ring = ringsim.current_ring()
+    dist.send(tensor(), ring.succ, group=ring.succ_group)  # here
+    dist.recv(tensor(), ring.pred, group=ring.pred_group)
+
+
+@fault("3b", size=3)
+def all_receive_round_the_ring() -> None:
+    ring = ringsim.current_ring()
+    dist.recv(tensor(), ring.pred, group=ring.pred_group)  # here
+    dist.send(tensor(), ring.succ, group=ring.succ_group)
+
+
+@fault("4")
+def another_tag() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(), 1, tag=1)  # here
+    else:
+        dist.recv(tensor(), 0, tag=2)  # here
+
+
+@fault("5", size=3)
+def another_peer() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(), 2)  # here
+    elif dist.get_rank() == 1:
+        dist.recv(tensor(), 0)
+
+
+@fault("6a")
+def nobody_receives_and_the_peer_is_gone() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(), 1)  # here
+
+
+@fault("6b", within_s=None, **SHORT)
+def nobody_receives_and_the_peer_computes() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(), 1)  # here
+    time.sleep(LONG_S)
+
+
+@fault("7a")
+def nobody_sends_and_the_peer_is_gone() -> None:
+    if dist.get_rank() == 1:
+        dist.recv(tensor(), 0)  # here
+
+
+@fault("7b", within_s=None, **SHORT)
+def nobody_sends_and_the_peer_computes() -> None:
+    if dist.get_rank() == 1:
+        dist.recv(tensor(), 0)  # here
+    time.sleep(LONG_S)
+
+
+@fault("15")
+def alike_and_in_another_order() -> bool:
+    first, second = torch.ones(4), torch.full((4,), 2.0)
+    if dist.get_rank() == 0:
+        dist.send(first, 1)
+        dist.send(second, 1)
+        return True
+    dist.recv(second, 0)
+    dist.recv(first, 0)
+    return bool(first[0] == 2.0 and second[0] == 1.0)  # exchanged
+
+
+@fault("16")
+def unlike_and_in_another_order() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(4), 1)  # here
+        dist.send(tensor(8), 1)
+    else:
+        dist.recv(tensor(8), 0)  # here
+        dist.recv(tensor(4), 0)
+
+
+@fault("17")
+def tags_in_another_order() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(), 1, tag=1)  # here
+        dist.send(tensor(), 1, tag=2)
+    else:
+        dist.recv(tensor(), 0, tag=2)  # here
+        dist.recv(tensor(), 0, tag=1)
+
+
+@fault("18", size=3)
+def raises() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no such layer")  # here
+    dist.recv(tensor(), 1)
+
+
+@fault("19", within_s=None, **SHORT)
+def raises_and_lives_on() -> None:
+    try:
+        if dist.get_rank() == 1:
+            raise ValueError("no such layer")
+        dist.recv(tensor(), 1)  # here
+    except ValueError:
+        time.sleep(LONG_S)
+
+
+@fault("20")
+def killed() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(tensor(), 1)  # here
+
+
+@fault("21", within_s=SLOW_S)  # the kill itself comes a moment after the last event
+def killed_within_a_message() -> None:
+    large = torch.zeros(1 << 28, dtype=torch.uint8)
+    if dist.get_rank() == 0:
+        dist.send(large, 1)  # here
+    else:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        dist.recv(large, 0)
+        time.sleep(LONG_S)
+
+
+@fault("22", within_s=None, **SHORT)
+def stopped() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.recv(tensor(), 1)  # here
+
+
+@fault("23")
+def leaves() -> None:
+    if dist.get_rank() == 1:
+        sys.exit(0)
+    dist.recv(tensor(), 1)  # here
+
+
+@fault("47")
+def another_group() -> None:
+    ring = ringsim.current_ring()
+    if ring.rank == 0:
+        dist.send(tensor(), 1, group=ring.succ_group)  # here
+    else:
+        dist.recv(tensor(), 0)  # here
+
+
+@fault("48")
+def each_its_own_group() -> None:
+    ring = ringsim.current_ring()
+    if ring.rank == 0:
+        dist.send(tensor(), 1, group=ring.succ_group)  # here
+    else:
+        dist.recv(tensor(), 0, group=ring.succ_group)  # here
+
+
+@fault("49a")
+def sends_to_itself() -> None:
+    if dist.get_rank() == 0:
+        dist.send(tensor(), 0)  # here
+
+
+@fault("49b")
+def receives_from_itself() -> None:
+    if dist.get_rank() == 0:
+        dist.recv(tensor(), 0)  # here

@@ -1,0 +1,236 @@
+"""Correct programs that look as if they were stuck: none of them may be called so. Each returns a number that is known beforehand."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringsim
+
+
+def odd_ring_in_mixed_order(rounds: int = 60) -> float:
+    """One rank receives first, all others send first: it goes round, one after the other."""
+    ring = ringsim.current_ring()
+    token, fresh = torch.tensor([float(ring.rank)]), torch.empty(1)
+    for _ in range(rounds):
+        if ring.rank == 0:
+            dist.recv(fresh, ring.pred, group=ring.pred_group)
+            dist.send(token, ring.succ, group=ring.succ_group)
+        else:
+            dist.send(token, ring.succ, group=ring.succ_group)
+            dist.recv(fresh, ring.pred, group=ring.pred_group)
+        token = fresh.clone()
+    return float(token)
+
+
+def scrambled_waits(count: int = 40) -> float:
+    """Everything is posted, under tags, and waited for in an order that differs from rank to rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    order = random.Random(rank)
+    others = [other for other in range(size) if other != rank]
+    received = [torch.empty(1) for _ in range(count * len(others))]
+    works: list[Any] = []
+    for number, peer in enumerate(others):
+        works += [dist.isend(torch.tensor([float(tag)]), peer, tag=tag) for tag in order.sample(range(count), count)]
+        works += [dist.irecv(received[number * count + tag], peer, tag=tag) for tag in order.sample(range(count), count)]
+    order.shuffle(works)
+    for work in works:
+        if order.random() < 0.1:
+            time.sleep(0.002)
+        work.wait()
+    return sum(float(tensor) for tensor in received)
+
+
+def long_compute() -> float:
+    """All wait for one rank, which computes, and sleeps, and computes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.zeros(1)
+    if rank == 0:
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            sum(range(1000))
+        time.sleep(0.4)
+        for peer in range(1, size):
+            dist.send(tensor + peer, peer)
+    else:
+        dist.recv(tensor, 0)
+    return float(tensor)
+
+
+def early_finisher() -> float:
+    """The last rank posts its message and returns; it is asked for long after."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((4,), 7.0)
+    if rank == size - 1:
+        dist.isend(tensor, 0)
+        return 7.0
+    if rank == 0:
+        time.sleep(0.3)
+        dist.recv(tensor, size - 1)
+        return float(tensor[0])
+    return 0.0
+
+
+def any_source_server(requests: int = 15) -> float:
+    """One rank serves whoever asks; the others ask and wait."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        total = 0.0
+        for _ in range(requests * (size - 1)):
+            question = torch.empty(1)
+            who = dist.recv(question, tag=1)
+            total += float(question)
+            dist.send(question * 2, who, tag=2)
+        return total
+    order = random.Random(rank)
+    answer = torch.empty(1)
+    for _ in range(requests):
+        time.sleep(order.random() * 0.01)
+        dist.send(torch.tensor([1.0]), 0, tag=1)
+        dist.recv(answer, 0, tag=2)
+    return float(answer)
+
+
+def nothing_in_them(rounds: int = 100) -> float:
+    """Messages of no bytes."""
+    ring = ringsim.current_ring()
+    for _ in range(rounds):
+        sent: Any = dist.isend(torch.empty(0), ring.succ, group=ring.succ_group)
+        dist.recv(torch.empty(0), ring.pred, group=ring.pred_group)
+        sent.wait()
+    return float(rounds)
+
+
+def hundreds_on_one_tag(count: int = 400) -> float:
+    """All are posted before the first is waited for, the last is waited for first."""
+    ring = ringsim.current_ring()
+    received = [torch.empty(1) for _ in range(count)]
+    sent: list[Any] = [dist.isend(torch.tensor([float(number)]), ring.succ, group=ring.succ_group) for number in range(count)]
+    if ring.rank == 0:
+        time.sleep(0.1)
+    works: list[Any] = [dist.irecv(tensor, ring.pred, group=ring.pred_group) for tensor in received]
+    for work in [*reversed(works), *reversed(sent)]:
+        work.wait()
+    return sum(float(tensor) for tensor in received)
+
+
+def large_messages(size_bytes: int = 1 << 26) -> float:
+    """A message takes many looks to arrive, and all ranks wait meanwhile."""
+    ring = ringsim.current_ring()
+    mine, theirs = torch.ones(size_bytes, dtype=torch.uint8), torch.zeros(size_bytes, dtype=torch.uint8)
+    sent: Any = dist.isend(mine, ring.succ, group=ring.succ_group)
+    dist.recv(theirs, ring.pred, group=ring.pred_group)
+    sent.wait()
+    return float(theirs[-1])
+
+
+def stopped_and_continued() -> float:
+    """A rank is stopped by a signal for a while, and all others wait for it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.zeros(1)
+    if rank == 0:
+        with subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            for peer in range(1, size):
+                dist.send(tensor + 5, peer)
+    else:
+        dist.recv(tensor, 0)
+    return float(tensor)
+
+
+def help_from_another_thread() -> float:
+    """The first threads wait for each other; a second thread, which has said nothing yet, will free them."""
+    rank = dist.get_rank()
+    tensor = torch.zeros(1)
+
+    def help_later() -> None:
+        time.sleep(0.4)
+        dist.send(torch.tensor([3.0]), 1, tag=9)
+
+    if rank == 0:
+        helper = threading.Thread(target=help_later)
+        helper.start()
+        dist.recv(tensor, 1)
+        helper.join()
+    elif rank == 1:
+        dist.recv(tensor, 0, tag=9)
+        dist.send(tensor, 0)
+    return float(tensor)
+
+
+def collectives_between() -> float:
+    """Messages and collectives take turns; some arrive late, and some need not wait."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor, total = torch.zeros(1), torch.ones(1)
+    for turn in range(6):
+        work = dist.all_reduce(total, async_op=True)
+        if rank == turn % size:
+            time.sleep(0.05)
+            for peer in range(size):
+                if peer != rank:
+                    dist.send(tensor + turn, peer)
+        else:
+            dist.recv(torch.empty(1), turn % size)
+        work.wait()
+        dist.broadcast(tensor, turn % size)
+        dist.barrier()
+    return float(total)
+
+
+def random_storm(steps: int = 150) -> float:
+    """All ranks draw the same list of messages, of any size and on any group, and do their part in its order, by send or by isend."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    order, mine = random.Random(7), random.Random(rank)
+    left: list[Any] = []
+    total = 0.0
+    for _ in range(steps):
+        source, target = order.sample(range(size), 2)
+        elements, tag = order.choice([0, 1, 100, 100_000]), order.randrange(3)
+        if rank == source:
+            left.append(dist.isend(torch.full((elements,), 1.0), target, tag=tag))
+            if mine.random() < 0.5:
+                left.pop().wait()
+        elif rank == target:
+            tensor = torch.empty(elements)
+            dist.recv(tensor, source, tag=tag)
+            total += float(tensor.sum())
+        if mine.random() < 0.03:
+            time.sleep(0.03)
+    for work in left:
+        work.wait()
+    return total
+
+
+def _storm_result(rank: int, size: int, steps: int = 150) -> float:
+    order, total = random.Random(7), 0.0
+    for _ in range(steps):
+        _, target = order.sample(range(size), 2)
+        elements, _ = order.choice([0, 1, 100, 100_000]), order.randrange(3)
+        total += elements if rank == target else 0
+    return total
+
+
+# program -> (number of ranks, what rank r of that many returns)
+PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = {
+    odd_ring_in_mixed_order: (5, lambda rank, size: (rank - 60) % size),
+    scrambled_waits: (3, lambda rank, size: (size - 1) * sum(range(40))),
+    long_compute: (4, lambda rank, size: rank),
+    early_finisher: (3, lambda rank, size: 0 if rank == 1 else 7),
+    any_source_server: (4, lambda rank, size: 2 if rank else 15 * (size - 1)),
+    nothing_in_them: (3, lambda rank, size: 100),
+    hundreds_on_one_tag: (3, lambda rank, size: sum(range(400))),
+    large_messages: (2, lambda rank, size: 1),
+    stopped_and_continued: (3, lambda rank, size: 5 if rank else 0),
+    help_from_another_thread: (2, lambda rank, size: 3),
+    collectives_between: (3, lambda rank, size: size**6),
+    random_storm: (4, _storm_result),
+}

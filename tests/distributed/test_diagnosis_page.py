@@ -1,0 +1,58 @@
+"""The programs of docs/diagnosis.md, run on real ranks: each is found to be what its heading says."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringsim
+from ringsim.diagnose.finding import KINDS
+from ringsim.errors import RingError
+
+pytestmark = pytest.mark.timeout(90)
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "diagnosis.md").read_text()
+HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
+PROGRAMS = re.findall(r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```", PAGE, re.MULTILINE)
+WITHOUT = {"rendezvous_failed"}  # it takes ranks that were started by hand
+
+
+class Options(NamedTuple):
+    world_size: int
+    limit_s: float
+    more: dict[str, Any]
+
+
+def read_options(text: str) -> Options:
+    """Reads "2 ranks, 3 s" or '2 ranks, check="full"'."""
+    ranks, *rest = text.split(", ")
+    limits = [float(one.removesuffix(" s")) for one in rest if one.endswith(" s")]
+    more = {"check": "full"} if 'check="full"' in rest else {}
+    return Options(int(ranks.split()[0]), limits[0] if limits else 30.0, more)
+
+
+def test_every_kind_has_its_heading() -> None:
+    assert sorted(HEADINGS) == sorted(KINDS)
+    assert {kind for kind, _, _ in PROGRAMS} == set(KINDS) - WITHOUT
+
+
+@pytest.mark.parametrize(("kind", "source", "about"), PROGRAMS, ids=[kind for kind, _, _ in PROGRAMS])
+def test_program_is_what_its_heading_says(kind: str, source: str, about: str) -> None:
+    options = read_options(about)
+    names: dict[str, Any] = {"ringsim": ringsim, "torch": torch, "dist": dist, "time": time, "threading": threading, "__name__": "page"}
+    exec(compile(source, "page.py", "exec"), names)
+    said = kind
+    try:
+        trace = ringsim.trace(names["worker"], world_size=options.world_size, limit_s=options.limit_s, **options.more)
+    except RingError as error:
+        trace = error.trace
+        said = error.diagnosis.kind if error.diagnosis is not None else kind
+    assert trace.explain().kind == kind, str(trace.explain())
+    assert said == kind  # what was found while it ran, where somebody did

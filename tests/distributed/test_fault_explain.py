@@ -1,0 +1,136 @@
+"""Runs on real ranks, explained from the trace that their error carries, from a file of it, and by the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringsim
+from ringsim.diagnose.finding import Diagnosis
+from ringsim.errors import RingError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def explained(worker: Any, world_size: int, tmp_path: Path) -> Diagnosis:
+    """Runs a worker that fails; the trace of the error and the file of that trace must say the same."""
+    with pytest.raises(RingError) as caught:
+        ringsim.trace(worker, world_size=world_size, limit_s=30)
+    trace = caught.value.trace
+    assert trace is not None
+    trace.save(tmp_path / "failed.ringtrace")
+    assert ringsim.load(tmp_path / "failed.ringtrace").explain() == trace.explain()
+    return trace.explain()
+
+
+def receives_first() -> None:
+    ring = ringsim.current_ring()
+    token = torch.zeros(4)
+    dist.recv(token, ring.pred)
+    dist.send(token, ring.succ)
+
+
+def test_ring_of_recvs(tmp_path: Path) -> None:
+    diagnosis = explained(receives_first, 4, tmp_path)
+    assert (diagnosis.kind, diagnosis.findings[0].ranks) == ("deadlock", (0, 3, 2, 1))
+    line = receives_first.__code__.co_firstlineno + 3
+    assert {(one.rank, one.op, one.peer, one.line) for one in diagnosis.findings[0].operations} == {
+        (rank, "recv", (rank - 1) % 4, line) for rank in range(4)
+    }
+
+
+def raises_in_rank_1() -> None:
+    ring = ringsim.current_ring()
+    token = torch.zeros(4)
+    if ring.rank == 1:
+        raise ValueError("no such layer")
+    dist.recv(token, 1 if ring.rank == 0 else 0)
+
+
+def test_first_exception_is_the_root(tmp_path: Path) -> None:
+    diagnosis = explained(raises_in_rank_1, 3, tmp_path)
+    assert (diagnosis.kind, diagnosis.findings[0].ranks) == ("rank_failed", (1,))
+    assert "raised ValueError: no such layer" in diagnosis.findings[0].message
+    assert f"line {raises_in_rank_1.__code__.co_firstlineno + 4}" in diagnosis.findings[0].message
+    assert {one.ranks[0] for one in diagnosis.findings[0].consequences} == {0, 2}
+
+
+def dies() -> None:
+    if ringsim.current_ring().rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(torch.zeros(4), 0)
+
+
+def test_killed_peer(tmp_path: Path) -> None:
+    diagnosis = explained(dies, 2, tmp_path)
+    assert (diagnosis.kind, diagnosis.findings[0].ranks) == ("peer_exited", (0, 1))
+    assert "SIGKILL" in diagnosis.findings[0].message
+
+
+def computes_long(rounds: int) -> None:
+    ring = ringsim.current_ring()
+    token = torch.zeros(1024)
+    for microbatch in range(rounds):
+        if ring.rank > 0:
+            dist.recv(token, ring.rank - 1)
+        with ringsim.span("compute", stage=ring.rank, microbatch=microbatch):
+            time.sleep(0.2 if ring.rank == 1 else 0.002)
+        if ring.rank < ring.world_size - 1:
+            dist.send(token, ring.rank + 1)
+
+
+def test_slow_stage_of_a_run_that_finished() -> None:
+    diagnosis = ringsim.trace(computes_long, world_size=4, args=(5,)).explain()
+    first = diagnosis.findings[0]
+    assert (first.kind, first.ranks) == ("straggler", (1,))
+    assert "still computing stage 1, microbatch" in first.message
+    assert any(one.kind == "late_sender" and one.ranks == (2, 1) for one in first.consequences)
+
+
+def ring_that_works(rounds: int) -> None:
+    ring = ringsim.current_ring()
+    token, got = torch.zeros(16), torch.zeros(16)
+    for _ in range(rounds):
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, token, ring.succ), dist.P2POp(dist.irecv, got, ring.pred)]):
+            work.wait()
+    dist.barrier()
+
+
+def test_ring_that_works_has_nothing_wrong() -> None:
+    found = ringsim.trace(ring_that_works, world_size=3, args=(20,)).explain().findings
+    assert {finding.kind for finding in found} <= {"late_sender", "late_receiver", "straggler"}  # a loaded machine lets some wait
+
+
+def forgets() -> None:
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(4), 1)
+    else:
+        dist.recv(torch.zeros(4), 0)
+
+
+def test_handle_that_nobody_waited_for() -> None:
+    (finding,) = ringsim.trace(forgets, world_size=2).explain().findings
+    assert (finding.kind, finding.ranks, finding.operations[0].op) == ("leaked_request", (0,), "isend")
+    assert finding.operations[0].line == forgets.__code__.co_firstlineno + 2
+
+
+def test_command_runs_a_script_and_explains_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\ndist.recv(torch.zeros(4), 1 - dist.get_rank())\n'
+    )
+    command = [sys.executable, "-m", "ringsim", "explain", "-n", "2", "-o", "waits.png", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits")
+    assert "script.py:4" in done.stdout
+    assert (tmp_path / "waits.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "waits.png"]

@@ -1,0 +1,105 @@
+"""The watcher in ranks that something else started: ``with ringsim.trace(path)`` on one machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import Ended, RankServer, results
+from test_recording import join
+
+import ringsim
+from ringsim.errors import Deadlock
+from ringsim.launch.joined import JoinedWatch
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    with RankServer() as running:
+        yield running
+
+
+def both_receive(directory: str, rank: int) -> tuple[str, int, float]:
+    path = join(directory, rank, 2)
+    dist.barrier()
+    start_s = time.monotonic()
+    with pytest.raises(Deadlock) as caught, ringsim.trace(path):
+        dist.recv(torch.zeros(3), 1 - rank)
+    return str(caught.value), caught.traceback[0].lineno + 1, time.monotonic() - start_s
+
+
+def test_ranks_raise_where_they_are_stuck(server: RankServer, tmp_path: Path) -> None:
+    line = both_receive.__code__.co_firstlineno + 5
+    for text, raised_at, after_s in results(server.run(both_receive, [(str(tmp_path), rank) for rank in range(2)])):
+        assert text.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits for ")
+        assert raised_at == line
+        assert after_s < 3
+    trace = ringsim.load(tmp_path / "run.ringtrace")
+    assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.ringtrace", "store"]
+
+
+def from_anybody(directory: str, rank: int) -> None:
+    path = join(directory, rank, 2)
+    with ringsim.trace(path):
+        dist.recv(torch.zeros(3))
+
+
+def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(server: RankServer, tmp_path: Path) -> None:
+    ended: list[Ended] = server.run(from_anybody, [(str(tmp_path), rank) for rank in range(2)])
+    assert [each.how for each in ended] == ["killed", "killed"]
+    assert all(each.took_s < 20 for each in ended)
+    assert [finding.kind for finding in ringsim.load(tmp_path / "run.ringtrace").explain().findings] == ["deadlock"]
+
+
+def blocks_in_turn(directory: str, rank: int) -> list[str]:
+    join(directory, rank, 3)
+    for number in range(3):
+        with ringsim.trace(f"{directory}/{number}.ringtrace"):
+            if number == 0:
+                dist.barrier()
+            elif rank == 0:
+                time.sleep(1.2)  # much longer than ranks may stay in one state
+                dist.send(torch.zeros(1), 1)
+            elif rank == 1:
+                dist.recv(torch.zeros(1), 0)
+    return [entry for entry in os.listdir(directory) if "parts" in entry] if rank == 0 else []
+
+
+def test_who_is_waited_for_may_take_its_time_and_who_is_done_may_leave(server: RankServer, tmp_path: Path) -> None:
+    assert results(server.run(blocks_in_turn, [(str(tmp_path), rank) for rank in range(3)])) == [[], [], []]
+
+
+def without_pipes(directory: str, rank: int) -> Any:
+    def refuse(*_arguments: Any) -> None:
+        raise PermissionError("no pipes here")
+
+    os.mkfifo = refuse  # type: ignore[assignment]
+    with ringsim.trace(join(directory, rank, 2)) as recording:
+        dist.barrier()
+    return recording.trace.metadata["notes"] if rank == 0 else None
+
+
+def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_watch(server: RankServer, tmp_path: Path) -> None:
+    notes = results(server.run(without_pipes, [(str(tmp_path), rank) for rank in range(2)]))[0]
+    assert notes == ["Nobody watched for stuck ranks: no pipes here (rank 0)."]
+
+
+def test_a_rank_that_is_alone_begins_and_ends_its_part(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        watch = JoinedWatch(tmp_path, 0, 1)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["answers", "rank-0.ear"]
+        watch.on_failure()  # nobody has said anything: it is for the wait itself to raise
+        watch.stop()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,42 @@
+"""A rank's part written by hand, for tests of what reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringsim.traces.events import ANY_SOURCE, OP_CODES
+from ringsim.traces.recorder import Recorder
+
+GROUPS = ("world", "other")
+
+
+class Writer:
+    """One rank, by hand: posts, waits and finishes on command."""
+
+    def __init__(self, directory: Path, rank: int, size: int, max_records: int = 1 << 21) -> None:
+        self.recorder = Recorder(directory, rank, size, max_records=max_records)
+        for name in GROUPS if rank % 2 else reversed(GROUPS):  # the ranks number their groups in different orders
+            self.recorder.number("group", name=name, ranks=list(range(size)))
+        self.groups = [self.recorder.number("group", name=name, ranks=list(range(size))) for name in GROUPS]
+        self.payload = self.recorder.number("payload", dtype="float32", shape=[2], size_bytes=8)
+        self.open: list[tuple[int, bool]] = []  # slot, whether it is from any source
+
+    def post(self, op: str, group: int, peer: int, tag: int) -> int:
+        slot = self.recorder.hot.make_post(OP_CODES[op])(self.groups[group], peer, tag, self.payload)
+        assert slot is not None
+        self.open.append((slot, peer == ANY_SOURCE))
+        return slot
+
+    def act(self, what: str, which: int, source: int = 0) -> None:
+        """Begins to wait for one of the open operations, finishes it or fails it."""
+        if not self.open:
+            return
+        slot, from_any = self.open[which % len(self.open)]
+        hot = self.recorder.hot
+        hot.begin_wait(slot)
+        if what == "wait":
+            return
+        if what == "finish" and from_any:
+            hot.set_peer(slot, source)
+        (hot.finish if what == "finish" else hot.fail)(slot)
+        self.open.remove((slot, from_any))

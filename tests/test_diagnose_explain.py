@@ -1,0 +1,275 @@
+"""``explain`` of traces of any content, of runs that finished, and of files; and the picture of what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from random_traces import WORLD_SIZE, json_values, traces
+from synthetic import METADATA, Story
+
+from ringsim.diagnose.finding import KINDS, Diagnosis, Edge, Finding, Operation
+from ringsim.plot.waitfor import MOST_RANKS, png
+from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
+from ringsim.traces.files import load, save
+from ringsim.traces.notices import word_notice
+from ringsim.traces.value import Trace
+
+
+@pytest.fixture(autouse=True)
+def no_figures_left():
+    yield
+    plt.close("all")
+
+
+ends = st.one_of(
+    json_values,
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "rank": st.one_of(st.integers(-1, WORLD_SIZE), json_values),
+                "state": st.sampled_from(["exited", "failed", "killed", "running", "blocked", "stopped", "asleep"]),
+                "about": st.text(max_size=12),
+            }
+        ),
+        max_size=4,
+    ),
+)
+
+
+@settings(max_examples=200)
+@given(trace=traces, ends=ends, end_ns=json_values, complete=st.booleans())
+def test_explains_anything(trace: Trace, ends: Any, end_ns: Any, complete: bool) -> None:
+    """Whatever a trace holds, there is an answer: findings of known kinds, ranks of the run, and sentences."""
+    metadata = {**trace.metadata, "ends": ends, "end_ns": end_ns, "complete": complete}
+    diagnosis = Trace(trace.events, metadata).explain()
+    for finding in diagnosis.findings:
+        for one in (finding, *finding.consequences):
+            assert one.kind in KINDS
+            assert set(one.ranks) <= set(range(-1, WORLD_SIZE))
+            assert one.message
+    assert str(diagnosis)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # no font has them all
+@settings(max_examples=30, phases=(Phase.generate,))  # shrinking pictures takes minutes
+@given(trace=traces, ends=ends)
+def test_draws_anything(trace: Trace, ends: Any) -> None:
+    diagnosis = Trace(trace.events, {**METADATA, "world_size": WORLD_SIZE, "ends": ends}).explain()
+    assert png(replace(diagnosis, trace=None))[1:4] == b"PNG"
+
+
+FLOAT8, INT8, FLOAT4, TURNED = (
+    Payload("float32", (8,), 32),
+    Payload("int32", (8,), 32),
+    Payload("float32", (4,), 16),
+    Payload("float32", (2, 4), 32),
+)
+SUM, MAX = Payload("float32", (8,), 32, "SUM"), Payload("float32", (8,), 32, "MAX")
+
+
+def messages(*pairs: tuple[Payload, Payload]) -> Trace:
+    """Rank 0 sends, rank 1 receives, one message for each pair of payloads; all of it went through."""
+    payloads = tuple(dict.fromkeys(payload for pair in pairs for payload in pair))
+    number = len(pairs)
+    columns = {
+        "rank": [0] * number + [1] * number,
+        "op": [OP_CODES["send"]] * number + [OP_CODES["recv"]] * number,
+        "peer": [1] * number + [0] * number,
+        "tag": list(range(number)) * 2,
+        "group": [0] * 2 * number,
+        "payload": [payloads.index(pair[side]) for side in (0, 1) for pair in pairs],
+        "line": list(range(2 * number)),
+        "post_ns": [0] * 2 * number,
+        "wait_ns": [0] * 2 * number,
+        "done_ns": [1] * 2 * number,
+    }
+    return Trace(make_events(columns, Tables(groups=(Group("world", (0, 1)),), payloads=payloads)), {"world_size": 2})
+
+
+def test_sides_that_disagree() -> None:
+    diagnosis = messages((FLOAT8, FLOAT8), (FLOAT8, TURNED), (FLOAT8, INT8), (FLOAT8, FLOAT4)).explain()
+    assert [finding.kind for finding in diagnosis.findings] == ["message_mismatch"] * 3
+    assert [finding.message.rpartition("the ")[2] for finding in diagnosis.findings] == [
+        "size differs.",
+        "dtype differs.",
+        "shape differs.",
+    ]
+    assert all(finding.ranks == (0, 1) for finding in diagnosis.findings)
+
+
+def test_refused_operation_takes_no_place() -> None:
+    """The first send of rank 0 was refused when it was posted, so its second is the one that rank 1 receives."""
+    trace = messages((FLOAT4, FLOAT8), (FLOAT8, FLOAT8))
+    events = trace.events
+    columns = {name: getattr(events, name).copy() for name in ("rank", "op", "peer", "group", "payload", "post_ns", "wait_ns", "done_ns")}
+    columns |= {"tag": [0, 0, 0, 0], "status": [3, 2, 2, 1]}
+    columns["wait_ns"][0] = columns["wait_ns"][3] = columns["done_ns"][3] = -1
+    assert Trace(make_events(columns, events.tables), {"world_size": 2}).explain().findings == ()
+
+
+def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MAX, FLOAT4, TURNED)) -> Diagnosis:
+    """Each call is one event; all of them went through."""
+    rows = [{"group": 0, "payload": 0, "peer": -1, "post_ns": 0, "wait_ns": 0, "done_ns": 1, **call} for call in calls]
+    for row in rows:
+        row["op"] = OP_CODES[row["op"]]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    tables = Tables(groups=(Group("world", (0, 1)),), payloads=payloads)
+    return Trace(make_events(columns, tables), {"world_size": 2}).explain()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"op": "all_reduce"}, {"op": "broadcast", "peer": 0}, "kind"),
+        ({"op": "broadcast", "peer": 0}, {"op": "broadcast", "peer": 1}, "root"),
+        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 2}, "size or dtype"),
+        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 1}, "reduction"),
+        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 3}, "reduction"),
+        ({"op": "broadcast", "peer": 0, "payload": 3}, {"op": "broadcast", "peer": 0, "payload": 3}, ""),
+        ({"op": "all_to_all"}, {"op": "all_to_all", "payload": 0}, ""),
+        ({"op": "all_gather"}, {"op": "all_gather_into_tensor"}, ""),
+    ],
+)
+def test_collectives_that_disagree(first: dict[str, Any], second: dict[str, Any], what: str) -> None:
+    diagnosis = collectives({"rank": 0, **first}, {"rank": 1, **second})
+    assert [finding.message.rpartition("the ")[2] for finding in diagnosis.findings] == ([f"{what} differs."] if what else [])
+    assert [finding.kind for finding in diagnosis.findings] == ["collective_mismatch"] * bool(what)
+
+
+def test_groups_that_were_made_in_another_order_and_yet_came_about() -> None:
+    made = (Payload("ranks", (0, 1), 0), Payload("ranks", (1, 2), 0))
+    calls = [{"rank": rank, "op": "new_group", "payload": (turn + rank) % 2} for rank in (0, 1) for turn in range(2)]
+    (finding,) = collectives(*calls, payloads=made).findings
+    assert (finding.kind, finding.ranks) == ("group_order_mismatch", (0, 1))
+    assert "ranks[0,1]" in finding.message
+    assert "ranks[1,2]" in finding.message
+
+
+def test_only_the_first_call_that_differs_is_told() -> None:
+    calls = [{"rank": rank, "op": "barrier" if (turn + rank) % 2 else "all_reduce"} for rank in (0, 1) for turn in range(3)]
+    (finding,) = collectives(*calls).findings
+    assert "as collective 1 of group world" in finding.message
+
+
+def run_of(*rows: dict[str, Any], labels: tuple[str, ...] = (), **metadata: Any) -> Diagnosis:
+    rows = tuple({"op": "isend", "peer": -1, "tag": 0, "label": -1, "thread": 0, "line": 7, "status": 2, "group": 0, **row} for row in rows)
+    columns = {name: [OP_CODES[row[name]] if name == "op" else row[name] for row in rows] for name in rows[0]}
+    tables = Tables(labels=labels, groups=(Group("world", (0, 1)),))
+    ends = [{"rank": rank, "state": "exited", "about": "has returned from its worker"} for rank in (0, 1)]
+    return Trace(make_events(columns, tables), {"world_size": 2, "complete": True, "ends": ends, **metadata}).explain()
+
+
+def test_handles_that_nobody_waited_for() -> None:
+    lost = {"rank": 0, "peer": 1, "status": 1}
+    (finding,) = run_of(lost, lost).findings
+    assert (finding.kind, finding.ranks) == ("leaked_request", (0,))
+    assert finding.message == "rank 0 never waited for its isend to 1 (world, tag 0), whose other side never came (2 times)."
+    assert run_of(lost, ends=[]).findings == ()  # of a rank that has not returned it is not known
+
+
+def test_collective_that_a_member_never_entered() -> None:
+    (missing, leaked) = run_of({"rank": 0, "op": "all_reduce", "status": 1}).findings
+    assert (missing.kind, missing.ranks) == ("missing_participant", (1,))
+    assert leaked.kind == "leaked_request"
+
+
+def test_threads_that_share_a_tag() -> None:
+    (finding,) = run_of({"rank": 0, "peer": 1}, {"rank": 0, "peer": 1, "thread": 1}).findings
+    assert (finding.kind, finding.ranks) == ("race", (0,))
+    assert run_of({"rank": 0, "peer": 1}, {"rank": 0, "peer": 1, "thread": 1, "tag": 1}).findings == ()
+
+
+def test_notice_comes_first_and_what_follows_is_folded() -> None:
+    labels = (word_notice("invalid_argument", "tag must be 0 or more, got -1."),)
+    rows = ({"rank": 0, "op": "send", "peer": 1, "status": 3}, {"rank": 0, "op": "mark", "label": 0})
+    ends = [{"rank": 0, "state": "failed", "about": "raised ArgumentError: tag must be 0 or more, got -1."}]
+    (finding,) = run_of(*rows, labels=labels, ends=ends).findings
+    assert (finding.kind, finding.message) == ("invalid_argument", "tag must be 0 or more, got -1.")
+    assert [one.op for one in finding.operations] == ["send"]
+    assert finding.consequences == ()
+
+
+def test_notice_on_a_collective_names_those_in_the_same_call() -> None:
+    labels = (word_notice("collective_mismatch", "all ranks must call the same collectives."),)
+    done = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
+    waits = {"rank": 0, "op": "all_reduce", "status": 1}
+    wrong = ({"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0})
+    finding, *_ = run_of(done[0], waits, done[1], *wrong, labels=labels, ends=[]).findings
+    assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
+    assert [one.op for one in finding.operations] == ["broadcast", "all_reduce"]
+
+
+def test_groups_made_in_another_order() -> None:
+    """Group 1 holds ranks 0 and 1 for rank 0, ranks 1 and 2 for rank 1."""
+    columns = {
+        "rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 2], "tag": [0, 0], "group": [0, 1], "wait_ns": [1, 1],
+        "post_ns": [1, 1], "status": [1, 1],
+    }  # fmt: skip
+    tables = Tables(groups=(Group("1", (0, 1)), Group("1", (1, 2))))
+    diagnosis = Trace(make_events(columns, tables), {"world_size": 3, "complete": False}).explain()
+    assert (diagnosis.kind, diagnosis.findings[0].ranks) == ("group_order_mismatch", (0, 1))
+
+
+def test_failed_rendezvous_is_called_one() -> None:
+    ends = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed: all ranks must come, got 1 of 2."}]
+    assert run_of({"rank": 0, "op": "mark"}, ends=ends).kind == "rendezvous_failed"
+
+
+def test_file_says_the_same(tmp_path: Any) -> None:
+    trace = messages((FLOAT8, FLOAT4))
+    trace = Trace(
+        trace.events, {**METADATA, **trace.metadata, "ends": [{"rank": 1, "state": "killed", "about": "was ended by signal 6 (SIGABRT)"}]}
+    )
+    save(trace, tmp_path / "run.ringtrace")
+    loaded = load(tmp_path / "run.ringtrace").explain()
+    assert loaded == trace.explain()
+    assert (loaded.kind, [one.kind for one in loaded.findings[0].consequences]) == ("message_mismatch", ["rank_failed"])
+
+
+HOSTILE = "<script>alert(1)</script>$x_{$"
+
+
+def hostile() -> Diagnosis:
+    operation = Operation(0, "recv", peer=1, tag=0, group=HOSTILE, file=HOSTILE, line=1)
+    return Diagnosis((Finding("deadlock", (0, 1), (operation,), HOSTILE, HOSTILE),), 2, (Edge(0, 1, operation, in_cycle=True),))
+
+
+def test_page_runs_nothing_of_a_trace() -> None:
+    page = hostile()._repr_mimebundle_()["text/html"]
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_picture_marks_the_cycle() -> None:
+    edges = (Edge(0, 1, None, in_cycle=True), Edge(1, 0, None, in_cycle=True), Edge(2, 0, None))
+    finding = Finding("deadlock", (0, 1), (), "ranks 0 and 1 wait for each other.")
+    ax = Diagnosis((finding,), 3, edges, ("blocked",) * 3).plot()
+    widths = {patch.get_gid(): patch.get_linewidth() for patch in ax.patches if (patch.get_gid() or "").startswith("waits")}
+    assert widths["waits-0-1"] == widths["waits-1-0"] > widths["waits-2-0"]
+    assert ax.get_title(loc="left") == "Deadlock: ranks 0 and 1"
+    _, given_axes = plt.subplots()
+    assert hostile().plot(ax=given_axes) is given_axes
+
+
+def test_picture_of_many_ranks_shows_those_that_matter() -> None:
+    edges = (Edge(70, 90, None, in_cycle=True), Edge(90, 70, None, in_cycle=True))
+    ax = Diagnosis((Finding("deadlock", (70, 90), (), "both wait."),), 100, edges).plot()
+    ranks = {int(patch.get_gid()[5:]) for patch in ax.patches if (patch.get_gid() or "").startswith("rank-")}
+    assert {70, 90} <= ranks
+    assert len(ranks) == MOST_RANKS
+    assert any("Not drawn: 88 ranks" in text.get_text() for text in ax.texts)
+
+
+def test_same_diagnosis_same_bytes() -> None:
+    story = Story(2)
+    story.op(0, "recv", (5, 5, -1), peer=1, tag=0, group="world")
+    story.op(1, "recv", (6, 6, -1), peer=0, tag=0, group="world")
+    trace = story.trace(complete=False)
+    assert png(trace.explain()) == png(trace.explain())
+    figure = trace.explain().plot().figure
+    assert len(figure.axes) == 2  # the timeline's last moments beside it

@@ -1,0 +1,224 @@
+"""What a diagnosis calls a mistake, whom it names, and how it reads, for programs that the machine has run to their end."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from rendezvous_machine import Instruction, Machine
+
+from ringsim.diagnose.explain import explain
+from ringsim.diagnose.finding import KINDS, Diagnosis, Operation
+from ringsim.diagnose.verdict import judge
+from ringsim.diagnose.waitfor import Posted, RankView, World
+from ringsim.traces.events import Group
+from ringsim.traces.value import Trace
+
+SEND, RECV = "send", "recv"
+
+
+def diagnose(*programs: list[Instruction], ends: dict[int, tuple[str, str]] | None = None) -> Diagnosis:
+    """Runs programs until nobody can go on and explains what was recorded; group 0 is the world, 1 and 2 hold ranks 0 and 1."""
+    size = len(programs)
+    groups = (Group("world", tuple(range(size))), Group("ring:0>1", (0, 1)), Group("ring:1>0", (0, 1)))
+    machine = Machine(programs, groups)
+    machine.run(lambda ranks: ranks[0])
+    known = dict.fromkeys(machine.finished, ("exited", "has returned from its worker")) | (ends or {})
+    said = [{"rank": rank, "state": state, "about": about} for rank, (state, about) in known.items()]
+    return explain(Trace(machine.events(), {"world_size": size, "ends": said, "complete": not machine.unfinished}))
+
+
+def root(diagnosis: Diagnosis) -> tuple[str, tuple[int, ...]]:
+    return diagnosis.findings[0].kind, diagnosis.findings[0].ranks
+
+
+def test_recv_recv() -> None:
+    diagnosis = diagnose([(RECV, 1, 0, 0)], [(RECV, 0, 0, 0)])
+    assert root(diagnosis) == ("deadlock", (0, 1))
+    words = re.sub(r" for \d+ ns", "", str(diagnosis))  # the machine's clock counts steps
+    assert words == (
+        "deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (world, tag 0, float32[8], 32 bytes) at program.py:1; "
+        "rank 1 waits in recv from 0 (world, tag 0, float32[8], 32 bytes) at program.py:1.\n"
+        "  Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv."
+    )
+
+
+def test_send_send_says_why_a_send_waits() -> None:
+    diagnosis = diagnose([(SEND, 1, 0, 0), (RECV, 1, 0, 0)], [(SEND, 0, 0, 0), (RECV, 0, 0, 0)])
+    assert root(diagnosis) == ("deadlock", (0, 1))
+    assert "A send returns only once the other side has posted its recv" in diagnosis.findings[0].hint
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+@pytest.mark.parametrize("op", [SEND, RECV])
+def test_ring_of_one_kind(size: int, op: str) -> None:
+    step = 1 if op == SEND else -1
+    diagnosis = diagnose(*[[(op, (rank + step) % size, 0, 0)] for rank in range(size)])
+    kind, ranks = root(diagnosis)
+    assert kind == "deadlock"
+    assert ranks == tuple((step * place) % size for place in range(size))
+    assert [edge.in_cycle for edge in diagnosis.edges] == [True] * size
+
+
+def test_who_waits_behind_a_cycle_is_folded() -> None:
+    diagnosis = diagnose([(RECV, 1, 0, 0)], [(RECV, 0, 0, 0)], [(RECV, 1, 0, 0)], [(RECV, 2, 0, 0)])
+    assert len(diagnosis.findings) == 1
+    assert root(diagnosis) == ("deadlock", (0, 1))
+    assert [one.ranks for one in diagnosis.findings[0].consequences] == [(2,), (3,)]
+
+
+def test_two_cycles_are_two_findings() -> None:
+    diagnosis = diagnose([(RECV, 1, 0, 0)], [(RECV, 0, 0, 0)], [(SEND, 3, 0, 0)], [(SEND, 2, 0, 0)])
+    assert [finding.ranks for finding in diagnosis.findings] == [(0, 1), (2, 3)]
+
+
+def test_wrong_tag() -> None:
+    diagnosis = diagnose([(SEND, 1, 1, 0)], [(RECV, 0, 2, 0)])
+    assert root(diagnosis) == ("tag_mismatch", (0, 1))
+    (finding,) = diagnosis.findings
+    assert "tag 1 is not tag 2" in finding.message
+    assert finding.hint == "Give both the same tag: 1 or 2."
+    assert [(one.rank, one.op, one.peer, one.tag, one.line) for one in finding.operations] == [(0, "send", 1, 1, 1), (1, "recv", 0, 2, 1)]
+
+
+def test_wrong_tag_of_a_rank_that_has_left() -> None:
+    diagnosis = diagnose([("isend", 1, 1, 0)], [(RECV, 0, 2, 0)])
+    assert root(diagnosis) == ("tag_mismatch", (0, 1))
+    assert "Rank 0 has returned from its worker." in diagnosis.findings[0].message
+
+
+def test_tags_in_another_order() -> None:
+    sender: list[Instruction] = [("isend", 1, 1, 0), ("isend", 1, 2, 0), ("wait", 0), ("wait", 1)]
+    assert diagnose(sender, [(RECV, 0, 2, 0), (RECV, 0, 1, 0)]).findings == ()  # posted at once: no matter
+    diagnosis = diagnose([(SEND, 1, 1, 0), (SEND, 1, 2, 0)], [(RECV, 0, 2, 0), (RECV, 0, 1, 0)])
+    assert root(diagnosis) == ("tag_mismatch", (0, 1))
+
+
+def test_wrong_group() -> None:
+    diagnosis = diagnose([(SEND, 1, 0, 1)], [(RECV, 0, 0, 0)])
+    assert root(diagnosis) == ("group_mismatch", (0, 1))
+    assert diagnosis.findings[0].hint == "Use one group on both sides: group ring:0>1 or group world."
+
+
+def test_both_use_their_own_group_of_the_pair() -> None:
+    diagnosis = diagnose([("isend", 1, 0, 1), (RECV, 1, 0, 1)], [("isend", 0, 0, 2), (RECV, 0, 0, 2)])
+    kind, ranks = root(diagnosis)
+    assert (kind, ranks) == ("deadlock", (0, 1))
+    assert "ring:1>0" in str(diagnosis)
+
+
+def test_peer_has_left() -> None:
+    diagnosis = diagnose([], [(RECV, 0, 0, 0), (SEND, 2, 0, 0)], [(RECV, 1, 0, 0)])
+    assert root(diagnosis) == ("peer_exited", (0, 1))
+    (finding,) = diagnosis.findings
+    assert finding.message.endswith("but rank 0 has returned from its worker.")
+    assert "Rank 0 posted no send for it" in finding.hint
+    assert [one.ranks for one in finding.consequences] == [(2,)]
+
+
+def test_number_of_missing_messages() -> None:
+    diagnosis = diagnose([(SEND, 1, 0, 0)] * 2, [(RECV, 0, 0, 0)] * 3)
+    assert "posted only 2 sends for it (group world, tag 0), and this is recv number 3 of rank 1" in diagnosis.findings[0].hint
+
+
+def test_wrong_peer_is_guessed() -> None:
+    diagnosis = diagnose([(SEND, 2, 5, 0)], [(RECV, 0, 5, 0)], [])
+    assert root(diagnosis) == ("peer_exited", (0, 2))
+    assert "Rank 1 waits in recv from 0" in diagnosis.findings[0].hint
+    assert "should the send of rank 0 go there?" in diagnosis.findings[0].hint
+
+
+def test_first_failure_is_the_root() -> None:
+    ends = {0: ("failed", "raised ValueError: no such layer")}
+    diagnosis = diagnose([], [(RECV, 0, 0, 0)], [(RECV, 1, 0, 0)], ends=ends)
+    assert root(diagnosis) == ("rank_failed", (0,))
+    assert diagnosis.findings[0].message == "rank 0 raised ValueError: no such layer."
+    assert [one.ranks for one in diagnosis.findings[0].consequences] == [(1,), (2,)]
+
+
+def test_killed_peer_even_when_the_message_was_on_its_way() -> None:
+    ends = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
+    none = diagnose([], [(RECV, 0, 0, 0)], ends=ends)
+    assert root(none) == ("peer_exited", (0, 1))
+    assert "SIGKILL" in none.findings[0].message
+    operation = Operation(1, "recv", peer=0, tag=0)
+    posted = Posted(operation, Group("world", (0, 1)), awaited=True, counterparts=1)
+    assert judge(World((RankView("killed"), RankView("blocked", (posted,))))).kind == "peer_exited"
+    assert judge(World((RankView("killed", about="is dead"), RankView("running")))).kind == "rank_failed"
+
+
+def test_barrier_by_a_subset() -> None:
+    diagnosis = diagnose([("barrier", 0)], [("barrier", 0)], [])
+    assert root(diagnosis) == ("missing_participant", (0, 1, 2))
+    assert diagnosis.findings[0].message.startswith("ranks 0 and 1 wait in barrier (world")
+
+
+def test_barrier_against_recv() -> None:
+    diagnosis = diagnose([("barrier", 0)], [("barrier", 0)], [(RECV, 0, 0, 0)])
+    assert root(diagnosis) == ("collective_mismatch", (0, 2))
+    assert [one.ranks for one in diagnosis.findings[0].consequences] == [(1,)]
+
+
+def test_different_collectives() -> None:
+    diagnosis = diagnose([("barrier", 0), ("barrier", 0)], [("barrier", 0), ("all_reduce", 0)])
+    assert root(diagnosis) == ("collective_mismatch", (0, 1))
+    assert "as collective 2 of group world: the kind differs" in diagnosis.findings[0].message
+
+
+def test_other_group_than_that_of_a_rank_that_has_left() -> None:
+    theirs = Operation(0, "new_group", shape=(0, 1), file="train.py", line=3)
+    mine = Operation(1, "new_group", shape=(0, 1, 2), file="train.py", line=5)
+    waits = RankView("blocked", (Posted(mine, Group("all", (0, 1, 2)), awaited=True, entered=(theirs,)),))
+    diagnosis = judge(World((RankView("exited"), waits, RankView("running"))))
+    assert root(diagnosis) == ("group_order_mismatch", (0, 1))
+    assert "as number 1 rank 1 makes [0, 1, 2] at train.py:5, rank 0 makes [0, 1] at train.py:3" in str(diagnosis)
+
+
+def test_message_to_oneself() -> None:
+    operation = Operation(0, "recv", peer=0, tag=0)
+    diagnosis = judge(World((RankView("blocked", (Posted(operation, Group("world", (0,)), awaited=True),)),)))
+    assert root(diagnosis) == ("deadlock", (0,))
+    assert "a message of its own" in str(diagnosis)
+
+
+def test_run_that_finished_has_nothing_wrong() -> None:
+    diagnosis = diagnose([(SEND, 1, 0, 0), ("barrier", 0)], [(RECV, 0, 0, 0), ("barrier", 0)])
+    assert diagnosis.findings == ()
+    assert str(diagnosis) == "Nothing wrong was found in this run of 2 ranks."
+
+
+def test_run_that_was_ended_while_somebody_might_have_helped() -> None:
+    diagnosis = diagnose([(RECV, 1, 0, 0)], [("isend", 0, 1, 0)], ends={1: ("running", "")})
+    kind, ranks = root(diagnosis)
+    assert (kind, ranks) == ("stalled", (0,))
+    assert "Meanwhile rank 1 was busy" in diagnosis.findings[0].message
+
+
+def test_every_kind_is_known() -> None:
+    assert len(set(KINDS)) == 18
+
+
+def test_long_cycle_is_not_spelled_out() -> None:
+    diagnosis = diagnose(*[[(RECV, (rank + 1) % 30, 0, 0)] for rank in range(30)])
+    assert "and 26 more alike" in str(diagnosis)
+    assert len(str(diagnosis)) < 1000
+
+
+def test_many_in_a_circle_of_collectives() -> None:
+    """Rank 0 waits in a barrier of the pair for rank 1, which waits in one of the world."""
+    diagnosis = diagnose([("barrier", 1), ("barrier", 0)], [("barrier", 0), ("barrier", 1)])
+    assert root(diagnosis)[0] == "deadlock"
+    assert "ring:0>1" in str(diagnosis)
+
+
+def text_of(diagnosis: Diagnosis, name: str) -> Any:
+    return diagnosis._repr_mimebundle_()[name]
+
+
+def test_notebook_shows_text_and_picture() -> None:
+    diagnosis = diagnose([(SEND, 1, 1, 0)], [(RECV, 0, 2, 0)])
+    assert text_of(diagnosis, "text/plain") == str(diagnosis)
+    page = text_of(diagnosis, "text/html")
+    assert "never meet" in page
+    assert 'src="data:image/png;base64,' in page

@@ -1,0 +1,82 @@
+"""Whoever makes a trace file chooses its names: they are shown as they are, and nothing of them runs, in HTML, in SVG or in a terminal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from hostile_names import ATTACKS, hostile_file
+
+import ringsim
+from ringsim.plot.style import save_figure
+from ringsim.traces.value import Trace
+
+HARMLESS = set("svg title desc metadata defs style g path use clipPath rect RDF Work type format pattern image creator Agent".split())
+SOURCES = ("deadlock", "straggler", "pipeline")
+
+
+class Tags(HTMLParser):
+    """Every tag of a page, with its attributes, as a browser finds them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(params=[(source, attack) for source in SOURCES for attack in ATTACKS], ids="-".join)
+def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Trace:
+    source, attack = request.param
+    hostile_file(tmp_path / "x.ringtrace", ATTACKS[attack], source)
+    return ringsim.load(tmp_path / "x.ringtrace")
+
+
+def test_a_notebook_shows_it_and_runs_nothing(hostile: Trace) -> None:
+    shown, _ = hostile._repr_mimebundle_()
+    assert set(shown) == {"text/plain", "image/png"}, "no HTML: nothing to escape"
+    diagnosis = hostile.explain()
+    page = diagnosis._repr_mimebundle_()["text/html"]
+    tags = Tags(page)
+    assert [(tag, set(attributes)) for tag, attributes in tags.found] == [("pre", {"style"}), ("img", {"alt", "src"})]
+    assert tags.found[1][1]["src"].startswith("data:image/png;base64,")  # type: ignore[union-attr]
+    assert tags.text == str(diagnosis), "the words are there, all of them"
+
+
+def test_an_svg_of_it_runs_nothing(hostile: Trace, tmp_path: Path) -> None:
+    for number, draw in enumerate((hostile.plot_ring, hostile.plot_timeline, hostile.plot_bandwidth, hostile.explain().plot)):
+        figure = draw().figure
+        save_figure(figure, tmp_path / f"{number}.svg", title=hostile.metadata["run_id"], description=hostile.describe())
+        plt.close(figure)
+        root = ET.fromstring((tmp_path / f"{number}.svg").read_text())
+        assert next(root.iter("{http://www.w3.org/2000/svg}title")).text == hostile.metadata["run_id"]
+        for element in root.iter():
+            name = element.tag.rpartition("}")[2]
+            assert name in HARMLESS, name
+            assert not [key for key in element.attrib if key.startswith("on")]
+
+
+def test_a_terminal_gets_no_command(hostile: Trace) -> None:
+    for text in (hostile.summary(), hostile.describe(), str(hostile.explain())):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
+        text.encode("utf-8")
+
+
+@pytest.mark.parametrize("verb", ["show", "explain"])
+def test_the_command_line_shows_half_a_character(verb: str, tmp_path: Path) -> None:
+    hostile_file(tmp_path / "x.ringtrace", ATTACKS["surrogate"])
+    ran = subprocess.run([sys.executable, "-m", "ringsim", verb, str(tmp_path / "x.ringtrace")], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "a\\ud800b\\x00c\\x1b[2J" in ran.stdout

@@ -1,0 +1,157 @@
+"""Reading parts while they grow: at any moment the same as reading them whole, by other code, at that moment."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from part_writer import Writer
+
+from ringsim.diagnose.waitfor import Posted, World, analyse
+from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.launch.live_part import LivePart
+from ringsim.launch.live_parts import LiveParts
+from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
+from ringsim.traces.parts import read_parts
+
+STEPS = st.tuples(
+    st.integers(0, 2),  # rank
+    st.sampled_from(["isend", "irecv", "any", "barrier", "all_reduce", "skip", "wait", "wait", "finish", "finish", "fail", "span"]),
+    st.integers(0, 5),
+    st.integers(0, 1),
+)
+
+
+def agree(live: World, whole: World) -> None:
+    """Compares two worlds in what both of them must know."""
+    assert [view.state == "blocked" for view in live.ranks] == [view.state == "blocked" for view in whole.ranks]
+    for mine, theirs in zip(live.ranks, whole.ranks, strict=True):
+        known = {_name(one): one for one in mine.posted}
+        for one in theirs.posted:
+            other = known[_name(one)]
+            assert (other.awaited, other.counterparts) == (one.awaited, one.counterparts)
+            assert [(enters.rank, enters.op) for enters in other.entered] == [(enters.rank, enters.op) for enters in one.entered]
+        assert all(one.matched for one in mine.posted if _name(one) not in {_name(its) for its in theirs.posted})
+
+
+def _name(one: Posted) -> tuple[object, ...]:
+    return one.operation.op, one.operation.group, one.operation.peer, one.operation.tag, one.index
+
+
+@settings(max_examples=120)
+@given(steps=st.lists(STEPS, max_size=60), looks=st.sets(st.integers(0, 59)))
+@example(steps=[(0, "isend", 0, 0), (1, "irecv", 0, 0), (0, "wait", 0, 0), (1, "wait", 0, 0)], looks={1})
+def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, int]], looks: set[int]) -> None:
+    size = 3
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        writers = [Writer(directory, rank, size) for rank in range(size)]
+        live = LiveParts(directory, size)
+        for number, (rank, what, which, group) in enumerate(steps):
+            writer = writers[rank]
+            peer = (rank + 1 + which % 2) % size
+            if what in ("isend", "irecv"):
+                writer.post(what, group, peer, which // 2)
+            elif what == "any":
+                writer.post("irecv", group, ANY_SOURCE, which // 2)
+            elif what in ("barrier", "all_reduce"):
+                writer.post(what, group, NONE, NONE)
+            elif what == "skip":
+                writer.recorder.hot.skip()
+            elif what == "span":
+                writer.recorder.span_end(writer.recorder.span_begin("compute") or 0)
+            else:
+                writer.act(what, which, source=peer)
+            if number in looks:
+                live.look()
+                live.world(["running"] * size, 0)
+        live.look()
+        world = live.world(["running"] * size, 0)
+        events, _ = read_parts(directory, start_ns=0, world_size=size)
+        whole = world_of_events(events, size)
+        stuck, expected = analyse(world), analyse(whole)
+        if not (events.status == ERROR).any():
+            # Of a recv from anybody the two know different things for certain; neither calls stuck what is not.
+            assert stuck is None or (expected is not None and set(stuck.ranks) <= set(expected.ranks))
+        if not (events.peer == ANY_SOURCE).any() and not (events.status == ERROR).any():
+            agree(world, whole)
+            assert (stuck and stuck.ranks) == (expected and expected.ranks)
+        for writer in writers:
+            writer.recorder.close()
+
+
+def test_a_part_is_followed_across_its_growth(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 0, 2)
+    part = LivePart(tmp_path, 0, 2)
+    total = FIRST_CHUNK + 2 * CHUNK
+    for number in range(total):
+        slot = writer.post("isend", 0, 1, number % 3)
+        if number % 997 == 0:
+            part.look()
+        if number < total - 5:
+            writer.recorder.hot.finish(slot)
+    head = part.look()
+    assert (head.slots, head.open, head.awaited) == (total, 5, ())
+    part.count()
+    part.read_names()
+    assert sum(part.channels().values()) == total
+    assert [part.index(slot) for slot in part.open_slots()] == [number // 3 for number in range(total - 5, total)]
+    writer.recorder.close()
+
+
+def test_a_slot_that_another_thread_fills_late_is_found(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 0, 2)
+    first = writer.post("isend", 0, 1, 0)
+    record = bytes(writer.recorder._buffer.memory[:72])
+    writer.recorder._buffer.memory[:72] = bytes(72)  # claimed, and not yet written
+    writer.post("isend", 0, 1, 0)
+    part = LivePart(tmp_path, 0, 2)
+    assert (part.look().slots, part.look().open) == (1, 1)
+    part.count()
+    writer.recorder._buffer.memory[:72] = record
+    assert (part.look().slots, part.look().open) == (2, 2)
+    part.count()
+    part.read_names()
+    assert sum(part.channels().values()) == 2
+    assert first // 9 in part.open_slots()
+    writer.recorder.close()
+
+
+def test_an_earlier_runs_part_is_let_go_when_another_takes_its_place(tmp_path: Path) -> None:
+    old = Writer(tmp_path, 0, 2)
+    old.post("isend", 0, 1, 0)
+    old.recorder.close()
+    part = LivePart(tmp_path, 0, 2)
+    assert part.look().open == 1
+    new = Writer(tmp_path, 0, 2)
+    assert part.look().slots == 0
+    new.post("irecv", 0, 1, 0)
+    new.post("irecv", 0, 1, 0)
+    assert part.look().open == 2
+    new.recorder.close()
+
+
+@pytest.mark.parametrize("what", ["nothing", "elsewhere", "stopped", "ended"])
+def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path, what: str) -> None:
+    if what != "nothing":
+        writer = Writer(tmp_path, 0, 1, max_records=8)
+        writer.post("irecv", 0, 0, 0)
+        writer.act("wait", 0)
+        if what == "elsewhere":
+            writer.recorder.set_meta("host", "another machine")
+        elif what == "stopped":
+            post: Any = writer.recorder.hot.make_post(OP_CODES["isend"])
+            assert [post(0, 0, 0, 0) for _ in range(9)][-1] is None
+        writer.recorder.close() if what == "ended" else None
+    live = LiveParts(tmp_path, 1)
+    live.look()
+    assert live.outline(["running"], 0).ranks[0].state == "unknown"
+    assert analyse(live.world(["running"], 0)) is None
+    assert live.world(["exited"], 0).ranks[0].state == "exited"
+    assert np.all(np.array([part.head.slots for part in live.parts]) >= 0)

@@ -1,0 +1,259 @@
+"""What the watcher decides, and when: by a clock of the test, on parts that the test writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from part_writer import Writer
+
+from ringsim.launch import watcher as module
+from ringsim.launch.processes import Process
+from ringsim.launch.verdicts import Verdict
+from ringsim.launch.wake import Threads
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, RECORD
+
+TICK_S = 0.02
+
+
+class Bench:
+    """A watcher over some ranks, a clock, and what ranks answer."""
+
+    def __init__(self, directory: Path, size: int, patch: pytest.MonkeyPatch) -> None:
+        self.writers = [Writer(directory, rank, size) for rank in range(size)]
+        self.states = ["running"] * size
+        self.now_s = 100.0
+        self.asked: list[int] = []
+        self.threads = dict.fromkeys(range(size), Threads(frozenset({threading.get_ident()}), idle=False))
+        self.silent: set[int] = set()
+        self.process = Process("S", 5)
+        patch.setattr(module, "time", self)
+        patch.setattr(module, "look_at", lambda _pid: self.process)
+        self.watcher = Watcher(directory, size, ask=self.answer)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+    def answer(self, rank: int) -> None:
+        self.asked.append(rank)
+        if rank not in self.silent:
+            self.watcher.hear(rank, self.threads[rank])
+
+    def waits(self, rank: int, op: str, peer: int, tag: int = 0) -> None:
+        self.writers[rank].post(op, 0, peer, tag)
+        self.writers[rank].act("wait", -1)
+
+    def look_for(self, seconds: float) -> tuple[Verdict | None, Any]:
+        """Looks for a while; returns the verdict and after how long it came."""
+        start_s = self.now_s
+        while self.now_s - start_s <= seconds:
+            verdict = self.watcher.look(self.states)
+            if verdict is not None:
+                return verdict, self.now_s - start_s
+            self.now_s += TICK_S
+        return None, seconds
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(tmp_path, 2, monkeypatch)
+    yield made
+    for writer in made.writers:
+        writer.recorder.close()
+
+
+def kind_of(verdict: Verdict | None) -> str:
+    return verdict.diagnosis.kind if verdict is not None else ""
+
+
+def test_ranks_that_wait_for_each_other_are_called_stuck_at_the_second_look(bench: Bench) -> None:
+    bench.waits(0, "recv", 1)
+    assert bench.look_for(1.0)[0] is None
+    bench.waits(1, "recv", 0)
+    verdict, after_s = bench.look_for(1.0)
+    assert verdict is not None
+    assert (kind_of(verdict), verdict.ranks, after_s) == ("deadlock", (0, 1), pytest.approx(TICK_S))
+    assert bench.asked == [0, 1]
+
+
+def test_something_that_happens_between_two_looks_begins_the_proof_anew(bench: Bench) -> None:
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    for _ in range(50):
+        assert bench.watcher.look(bench.states) is None
+        bench.now_s += TICK_S
+        bench.writers[1].recorder.mark("alive")
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_a_message_that_is_there_ends_the_suspicion(bench: Bench) -> None:
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert bench.watcher.look(bench.states) is None
+    bench.writers[0].post("isend", 0, 1, 0)
+    assert bench.look_for(1.0)[0] is None
+
+
+def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
+    bench.silent = {1}
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert bench.look_for(20.0)[0] is None
+    bench.watcher.hear(1, bench.threads[1])
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
+    bench.threads[1] = Threads(bench.threads[1].busy | {7}, idle=False)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert bench.look_for(20.0)[0] is None
+    bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_idle_threads_get_their_time(bench: Bench) -> None:
+    bench.threads[0] = bench.threads[0]._replace(idle=True)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    verdict, after_s = bench.look_for(10.0)
+    assert (kind_of(verdict), after_s) == ("deadlock", pytest.approx(THREADS_S, abs=2 * TICK_S))
+
+
+def test_a_collective_gets_its_time_unless_who_is_missing_is_gone(bench: Bench) -> None:
+    bench.waits(0, "all_reduce", NONE, NONE)
+    bench.waits(1, "recv", 0)
+    verdict, after_s = bench.look_for(10.0)
+    assert (kind_of(verdict), after_s) == ("collective_mismatch", pytest.approx(COLLECTIVE_S, abs=2 * TICK_S))
+
+
+def test_who_has_returned_will_take_part_in_nothing(bench: Bench) -> None:
+    bench.waits(0, "barrier", NONE, NONE)
+    assert bench.look_for(10.0)[0] is None
+    bench.states[1] = "exited"
+    verdict, after_s = bench.look_for(10.0)
+    assert (kind_of(verdict), after_s) == ("missing_participant", pytest.approx(TICK_S))
+
+
+@pytest.mark.parametrize("leaves_it", [False, True])
+def test_what_a_rank_left_behind_still_arrives(bench: Bench, leaves_it: bool) -> None:
+    if leaves_it:
+        bench.writers[1].post("isend", 0, 0, 0)
+    bench.states[1] = "exited"
+    bench.waits(0, "recv", 1)
+    assert kind_of(bench.look_for(1.0)[0]) == ("" if leaves_it else "peer_exited")
+
+
+def test_a_recv_from_anybody_hopes_while_anybody_can_send(bench: Bench) -> None:
+    bench.waits(0, "irecv", ANY_SOURCE)
+    assert bench.look_for(10.0)[0] is None
+    bench.waits(1, "recv", 0)
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_a_message_that_was_refused_helps_nobody(bench: Bench) -> None:
+    bench.states[1] = "exited"
+    slot = bench.writers[1].post("isend", 0, 0, 0)
+    bench.waits(0, "recv", 1)
+    assert bench.look_for(0.2)[0] is None
+    bench.writers[1].recorder.hot.fail(slot)  # before anybody waited for it: it never left
+    assert kind_of(bench.look_for(1.0)[0]) == "peer_exited"
+
+
+def test_what_a_recv_from_anybody_has_taken_is_gone(bench: Bench) -> None:
+    bench.waits(0, "irecv", ANY_SOURCE)
+    bench.waits(1, "send", 0)
+    assert bench.look_for(0.2)[0] is None
+    bench.writers[0].act("finish", -1, source=1)
+    bench.writers[1].act("finish", -1)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -> None:
+    bench.waits(0, "recv", 1)
+    slot = bench.writers[0].open[-1][0]
+    records = np.frombuffer(bench.writers[0].recorder._buffer.memory, dtype=RECORD)
+    bench.waits(1, "recv", 0)
+    bench.writers[0].recorder.hot.finish(slot)
+    records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is what is written last
+    assert bench.look_for(1.0)[0] is None
+
+
+def test_ranks_that_settle_slowly_get_the_time_that_was_asked_for(bench: Bench) -> None:
+    bench.watcher = Watcher(bench.writers[0].recorder.directory, 2, ask=bench.answer, settle_s=0.5)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert bench.look_for(2.0)[1] == pytest.approx(0.5, abs=2 * TICK_S)
+
+
+def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(bench: Bench) -> None:
+    pauses = []
+    for _ in range(8):
+        bench.watcher.look(bench.states)
+        pauses.append(bench.watcher.pause_s)
+        bench.writers[0].recorder.mark("step")
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(POLL_S * POLL_MAX)
+    bench.waits(0, "recv", 1)
+    bench.waits(1, "recv", 0)
+    assert bench.watcher.look(bench.states) is None
+    assert bench.watcher.pause_s == POLL_S
+
+
+class TestStall:
+    """Both sides are there, as far as is recorded, and nothing moves."""
+
+    @pytest.fixture(autouse=True)
+    def matched(self, bench: Bench) -> None:
+        bench.waits(0, "send", 1)
+        bench.waits(1, "recv", 0)
+
+    def test_it_is_called_so_after_a_while(self, bench: Bench) -> None:
+        verdict, after_s = bench.look_for(30.0)
+        assert verdict is not None
+        assert (kind_of(verdict), verdict.ranks, after_s) == ("stalled", (0, 1), pytest.approx(STALL_S, abs=2 * TICK_S))
+        assert "nothing has moved for 3 s: rank 0 waits in send to 1" in verdict.diagnosis.findings[0].message
+
+    @pytest.mark.parametrize("state", ["T", "R", "t"])
+    def test_not_while_a_rank_is_stopped_or_runs(self, bench: Bench, state: str) -> None:
+        bench.process = Process(state, 5)
+        assert bench.look_for(30.0)[0] is None
+        bench.process = Process("S", 5)
+        assert kind_of(bench.look_for(30.0)[0]) == "stalled"
+
+    def test_not_while_a_rank_computes(self, bench: Bench) -> None:
+        for tick in range(1000):
+            bench.process = Process("S", tick // 20)
+            assert bench.watcher.look(bench.states) is None
+            bench.now_s += TICK_S
+
+    def test_not_while_a_rank_is_not_blocked(self, bench: Bench, tmp_path: Path) -> None:
+        bench.writers[1].act("finish", -1)
+        assert bench.look_for(30.0)[0] is None
+
+    def test_large_messages_get_longer(self, bench: Bench) -> None:
+        payload = bench.writers[0].recorder.number("payload", dtype="uint8", shape=[10**9], size_bytes=10**9)
+        bench.writers[0].payload = payload
+        bench.writers[0].post("isend", 0, 1, 5)
+        after_s = bench.look_for(60.0)[1]
+        assert after_s == pytest.approx(STALL_S + 20, abs=0.1)
+
+
+def test_processes_are_looked_at() -> None:
+    from ringsim.launch.processes import look_at
+
+    mine = look_at(os.getpid())
+    assert mine is not None
+    assert mine.state == "R"
+    assert mine.ticks >= 0

@@ -1,0 +1,213 @@
+"""Damage done to real trace files, by choices that a test, a soak or a fuzzer makes; and everything that reads a trace, to meet it.
+
+Whoever drives it gives a function ``choose(low, high)`` that returns a whole number: hypothesis, a generator of random numbers, or a fuzzer
+that watches which lines its choices reach.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+
+from ringsim.errors import RingError
+from ringsim.traces.events import COLUMN_DTYPES
+from ringsim.traces.files import load
+from ringsim.traces.value import Trace
+
+Choose = Callable[[int, int], int]
+
+DATA = Path(__file__).parent.parent / "figures" / "data"
+ODD_NUMBERS = (0, 1, 2, 3, 7, -1, -2, 100, 999_999, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), 10**30)
+ODD_VALUES: tuple[Any, ...] = (
+    *ODD_NUMBERS,
+    *(None, True, False, 0.5, -0.0, 1e308, "", "nccl", "measured", "x" * 2000, "\0", "\ud800", "a\nb", "$\\frac{", "{0}", "%s"),
+    *([], {}, [[]], [{}], [None], {"": None}, [["ring:0>1", [0, 1]]], [["ring:0>1", [0]]], [0, 0], [-1], [10**30], [[0, 1]], [["x"]]),
+    *({"rank": 0}, [{"rank": 0}], [{"rank": []}], {"ranks": [0]}, {"cpu": [], "cores": {}}),
+)
+
+
+class Whole(NamedTuple):
+    """A real file, taken apart."""
+
+    meta: bytes
+    events: bytes
+    columns: dict[str, Any]  # the columns as lists of numbers, -1 for null
+
+    @property
+    def rows(self) -> int:
+        return len(self.columns["rank"])
+
+
+def take_apart(path: Path) -> Whole:
+    with zipfile.ZipFile(path) as archive:
+        meta, events = archive.read("meta.json"), archive.read("events.parquet")
+    trace = load(path)
+    return Whole(meta, events, {name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES})
+
+
+def real_files() -> list[Whole]:
+    """The files that the figures are drawn from, which real ranks left."""
+    return [take_apart(path) for path in sorted(DATA.glob("*.ringtrace"))]
+
+
+def put_together(meta: bytes, events: bytes) -> bytes:
+    """Makes a file of the two members, with right checksums."""
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        archive.writestr("meta.json", meta)
+        archive.writestr("events.parquet", events)
+    return sink.getvalue()
+
+
+def write_columns(columns: dict[str, Any]) -> bytes:
+    """Writes columns as a trace's Parquet file has them."""
+    fields, arrays = [], []
+    for name, dtype in COLUMN_DTYPES.items():
+        values = np.asarray(columns[name], dtype=dtype)
+        nullable = name in ("wait_ns", "done_ns")
+        arrays.append(pa.array(values, mask=values == -1 if nullable else None))
+        fields.append(pa.field(name, arrays[-1].type, nullable=nullable))
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), sink)
+    return sink.getvalue()
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------------------------
+
+
+def flip(data: bytes, choose: Choose) -> bytes:
+    """Changes up to four bytes, or leaves some out, or doubles them."""
+    damaged = bytearray(data)
+    for _ in range(choose(1, 4)):
+        place = choose(0, len(damaged) - 1)
+        what = choose(0, 5)
+        if what == 0:
+            del damaged[place : place + choose(1, 16)]
+        elif what == 1:
+            damaged[place:place] = damaged[place : place + choose(1, 64)]
+        else:
+            damaged[place] = choose(0, 255)
+        damaged = damaged or bytearray(b"\0")
+    return bytes(damaged)
+
+
+def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a JSON document."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        found.append((value, key))
+        _places(value[key], found)
+    return found
+
+
+def change_meta(meta: bytes, choose: Choose) -> bytes:
+    """Puts odd values into meta.json, leaves entries out, doubles them, or puts one in the place of another."""
+    document = json.loads(meta)
+    for _ in range(choose(1, 3)):
+        places = _places(document, [])
+        if not places:
+            break
+        container, key = places[choose(0, len(places) - 1)]
+        what = choose(0, 5)
+        if what == 0:
+            del container[key]
+        elif what == 1 and isinstance(container, list):
+            container.insert(key, container[key])
+        elif what == 2:
+            other, at = places[choose(0, len(places) - 1)]
+            container[key] = json.loads(json.dumps(other[at]))
+        else:
+            container[key] = ODD_VALUES[choose(0, len(ODD_VALUES) - 1)]
+    return json.dumps(document).encode()
+
+
+def change_columns(columns: dict[str, Any], choose: Choose) -> bytes:
+    """Puts odd numbers into some rows, leaves rows out, or moves them."""
+    changed = {name: list(values) for name, values in columns.items()}
+    names = list(COLUMN_DTYPES)
+    for _ in range(choose(1, 6)):
+        count = len(changed["rank"])
+        if not count:
+            break
+        name, row = names[choose(0, len(names) - 1)], choose(0, count - 1)
+        what = choose(0, 7)
+        if what == 0:
+            for values in changed.values():
+                del values[row]
+        elif what == 1:
+            changed[name][row] = changed[name][choose(0, count - 1)]
+        elif what == 2:
+            changed[name] = [changed[name][row]] * count
+        else:
+            info = np.iinfo(COLUMN_DTYPES[name])
+            changed[name][row] = min(max(ODD_NUMBERS[choose(0, len(ODD_NUMBERS) - 1)], info.min), info.max)
+    return write_columns(changed)
+
+
+def with_rows(meta: bytes, events: bytes) -> tuple[bytes, bytes]:
+    """Lets meta.json state the number of rows that the other member has."""
+    document = json.loads(meta)
+    document["events"] = pq.ParquetFile(io.BytesIO(events)).metadata.num_rows
+    return json.dumps(document).encode(), events
+
+
+def mutate(wholes: list[Whole], choose: Choose) -> bytes:
+    """Makes a damaged file: its bytes, those of one member, the values of one member, or those of both."""
+    whole = wholes[choose(0, len(wholes) - 1)]
+    meta, events, what = whole.meta, whole.events, choose(0, 5)
+    if what == 0:
+        return flip(put_together(meta, events), choose)
+    if what == 1:
+        return put_together(flip(meta, choose), events)
+    if what == 2:
+        return put_together(meta, flip(events, choose))
+    if what in (3, 5):
+        meta = change_meta(meta, choose)
+    if what in (4, 5):
+        events = change_columns(whole.columns, choose)
+        meta, events = with_rows(meta, events)
+    return put_together(meta, events)
+
+
+# --- what reads a trace -----------------------------------------------------------------------------------------------------------------
+
+
+def read_in_full(trace: Trace, *, draw: bool) -> None:
+    """Asks a trace for everything that it can say; and draws it, which takes a hundred times as long."""
+    assert trace.summary()
+    assert trace.describe()
+    assert len(trace.to_pandas()) == len(trace.events)
+    assert len(trace.to_pandas("messages")) == len(trace.messages)
+    assert trace.makespan_s >= 0
+    diagnosis = trace.explain()
+    assert str(diagnosis)
+    if draw:
+        for picture in (trace.plot_ring, trace.plot_timeline, trace.plot_bandwidth):
+            picture(ax=Figure().add_subplot())
+        diagnosis.plot(ax=Figure().add_subplot())
+
+
+def load_damaged(data: bytes, *, draw: bool) -> bool:
+    """Loads a damaged file and reads it in full; whether it loaded. Any error but one of ringsim's own comes out of here."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "damaged.ringtrace")
+        path.write_bytes(data)
+        try:
+            trace = load(path)
+        except RingError as error:
+            said = str(error)
+            trace = None
+    if trace is None:
+        assert "\n" not in said
+        return False
+    read_in_full(trace, draw=draw)
+    return True
