@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.markers import MarkerStyle
 from stage_traces import UNIT_MS, add_step, known, trace_of
 from synthetic import Story, pipeline
 
@@ -18,6 +20,8 @@ from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule_text import from_text
 from ringsim.pipeline.schedules import make_schedule
+from ringsim.plot import style
+from ringsim.plot.actions import microbatch_entry
 from ringsim.plot.display import png
 from ringsim.plot.stages import shows_step
 from ringsim.plot.step_picture import step_height
@@ -255,3 +259,12 @@ def test_the_same_step_gives_the_same_bytes() -> None:
         return file.getvalue()
 
     assert draw() == draw()
+
+
+def test_the_legend_shows_a_number_where_formulas_are_off() -> None:
+    """With mathtext off the marker was the two dollar signs and the digit, one over the other."""
+    with style.drawing():
+        shown = microbatch_entry()._marker.get_path()  # type: ignore[attr-defined]
+    with mpl.rc_context({"text.parse_math": True}):
+        zero = MarkerStyle("$0$").get_path()
+    np.testing.assert_array_equal(shown.codes, zero.codes)

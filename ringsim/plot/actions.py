@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["ACTION_LOOKS", "BUBBLE_LOOK", "action_rows", "draw_actions", "prepare_rows"]
+__all__ = ["ACTION_LOOKS", "BUBBLE_LOOK", "action_rows", "draw_actions", "microbatch_entry", "prepare_rows"]
 
 ACTION_LOOKS: Final = {
     "F": Look("forward", "#8CCBF2", "", "white"),
@@ -76,6 +77,12 @@ def prepare_rows(ax: Axes, actions: StageActions, length: float) -> None:
     ax.set_axisbelow(True)
 
 
+def microbatch_entry() -> Artist:
+    """Returns the legend's entry for the numbers in boxes."""
+    with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
+        return Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch")
+
+
 def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
     """Draws the boxes of a step, the gaps between them and the phases, on axes that `prepare_rows` has prepared.
 
@@ -101,7 +108,7 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
 
     handles: list[Artist] = [_patch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()]
     if numbers:
-        handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
+        handles.append(microbatch_entry())
     if chunks > 1:
         pale = _shade(ACTION_LOOKS["F"], 1, 2)
         handles.append(Patch(facecolor=pale.colour, edgecolor="white", linewidth=0.5, label="paler: later stage of the rank"))

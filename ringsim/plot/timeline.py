@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
@@ -12,6 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from ringsim.plot import style
+from ringsim.plot.actions import microbatch_entry
 from ringsim.plot.arrows import draw_arrows
 from ringsim.plot.bars import OPERATION_LOOKS, UNFINISHED, Bars, make_bars
 from ringsim.plot.boxes import draw_density, draw_long, draw_open_ends, draw_span_names, look_of
@@ -227,8 +227,7 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     if len(bars.labels) > MOST_SPAN_NAMES:
         handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
-        with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
-            handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch"))
+        handles.append(microbatch_entry())
     handles += [_patch(look_of(number), look_of(number).name) for number in looks if number < len(OPERATION_LOOKS)]
     if arrows:
         handles.append(
