@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["Link", "fit_link"]
+__all__ = ["Link", "check_link", "fit_link"]
 
 _FIELDS: Final = ("alpha_s", "beta_s_per_byte", "alpha_error_s", "beta_error_s_per_byte")
 
@@ -90,6 +90,20 @@ class Link:
         if not size_bytes >= 0:
             raise ArgumentError(f"size_bytes must be 0 or more, got {size_bytes!r}.")
         return self.alpha_s + self.beta_s_per_byte * size_bytes
+
+
+def check_link(name: str, value: object) -> None:
+    """Checks that an argument is a link.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was passed.
+
+    Raises:
+        ArgumentError: it is no link.
+    """
+    if not isinstance(value, Link):
+        raise ArgumentError(f"{name} must be a Link, got {value!r}. Pass Link(alpha_s=10e-6, beta_s_per_byte=8e-11).")
 
 
 def fit_link(sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[float] | npt.NDArray[Any]) -> Link:

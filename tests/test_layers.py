@@ -24,7 +24,7 @@ MODULES = {
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
     (
-        *("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.traces", "ringsim.traces.events"),
+        *("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.injections", "ringsim.traces", "ringsim.traces.events"),
         *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
         *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
@@ -41,6 +41,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.traces.{name}"
             for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")
         ),
+        "ringsim.computing",
         *(f"ringsim.traces.{name}" for name in ("stages", "bubbles", "live_activations")),
         *(
             f"ringsim.traces.{name}"
@@ -61,6 +62,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.pipeline.generation_use",
         *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
         *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),
+        *("ringsim.simulator", "ringsim.simulator.carriers"),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),

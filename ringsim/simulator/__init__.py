@@ -1,0 +1,1 @@
+"""The virtual clock: the same workers, schedules and links, in simulated time."""
