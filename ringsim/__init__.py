@@ -10,6 +10,10 @@ Contents::
     Trace                             what was recorded: events, messages, results, pictures
     span                              name a piece of work in the timeline
     mark                              name a moment in the timeline
+    compute                           take time as computing would: sleep, or let a virtual clock go on
+    Slow                              to be injected into a run: a rank that computes more slowly
+    Degrade                           likewise: a link that is slower
+    Fail                              likewise: a rank that fails
     bandwidth                         measure what the links of a ring give
     Link                              what a message costs on a link: latency, and seconds for each byte
 
@@ -45,11 +49,15 @@ __version__ = "0.1.0"
 
 # The table of contents: public name -> the module that defines it (or that it is).
 _CONTENTS: Final = {
+    "Degrade": "ringsim.injections",
+    "Fail": "ringsim.injections",
     "Link": "ringsim.link",
     "Ring": "ringsim.ring",
+    "Slow": "ringsim.injections",
     "Trace": "ringsim.traces.value",
     "bandwidth": "ringsim.links.api",
     "check": "ringsim.check",
+    "compute": "ringsim.computing",
     "current_ring": "ringsim.ring",
     "destroy_distributed": "ringsim.ring",
     "environment": "ringsim.environment",
@@ -71,6 +79,10 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import check as check
     from ringsim import environment as environment
     from ringsim import errors as errors
+    from ringsim.computing import compute as compute
+    from ringsim.injections import Degrade as Degrade
+    from ringsim.injections import Fail as Fail
+    from ringsim.injections import Slow as Slow
     from ringsim.launch.api import trace as trace
     from ringsim.link import Link as Link
     from ringsim.links.api import bandwidth as bandwidth

@@ -1,4 +1,4 @@
-"""The one piece of state of a rank: its ring, the recorder that watches it, where its hidden prints go, and what carries its messages.
+"""The one piece of state of a rank: its ring, its recorder, where its hidden prints go, what carries its messages, and its clock.
 
 ``RankState`` is a frozen value and is replaced whole. There is one for the process; a simulated rank has one of its own, in its context.
 Nothing else in ringsim is a module global that changes.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringsim.comm.backend import Backend
     from ringsim.comm.log import LogOptions
+    from ringsim.computing import Clock
     from ringsim.ring import Ring
     from ringsim.traces.recorder import Recorder
 
@@ -30,6 +31,8 @@ class RankState:
         backend: what carries the messages of ``ringsim.comm``, None for torch.
         log: what ``ringsim.comm`` logs, None for nothing.
         stopped_log: the log while it is stopped: its settings and what it has; None before it was first configured.
+        clock: the rank's virtual clock, None for the real one.
+        slowdown: how many times as long ``ringsim.compute`` takes.
     """
 
     ring: Ring | None = None
@@ -39,6 +42,8 @@ class RankState:
     backend: Backend | None = None
     log: LogOptions | None = None
     stopped_log: LogOptions | None = None
+    clock: Clock | None = None
+    slowdown: float = 1.0
 
 
 # The only cell that changes: the state of the process, last; first a None while simulated ranks have states of their own.

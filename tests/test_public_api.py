@@ -18,11 +18,15 @@ import pytest
 import ringsim
 
 PUBLIC_NAMES = {
+    "Degrade",
+    "Fail",
     "Link",
     "Ring",
+    "Slow",
     "Trace",
     "bandwidth",
     "check",
+    "compute",
     "current_ring",
     "destroy_distributed",
     "environment",

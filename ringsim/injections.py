@@ -1,0 +1,188 @@
+"""What can be made to go wrong in a run, alike on real ranks and on a virtual clock: a slow rank, a slow link, a rank that fails.
+
+::
+
+    rank 0   compute | send 0 -> 1 |                       Slow(rank=0, factor=2)       compute takes twice as long
+    rank 1                  recv   | compute |             Degrade(0, 1, factor=5)      the message takes five times as long
+    rank 2                              recv ...           Fail(rank=2, at_op=0)        raises instead of posting its first operation
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ringsim.errors import ArgumentError, RankFailed
+
+__all__ = ["Degrade", "Fail", "Injection", "Slow", "check_injections", "degraded_by", "fails_at", "make_failure", "slowed_by"]
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Makes a rank compute more slowly: each ``ringsim.compute`` on it takes ``factor`` times as long.
+
+    On real ranks it sleeps that long, on a virtual clock the clock goes on that far. Several for one rank multiply.
+
+    Args:
+        rank: which rank.
+        factor: how many times as long, 1 or more.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Slow(rank=1, factor=20)
+        Slow(rank=1, factor=20)
+    """
+
+    rank: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number("rank", self.rank, self)
+        _check_factor(self.factor, self)
+
+
+@dataclass(frozen=True)
+class Degrade:
+    """Makes a link slower: each message from ``src`` to ``dst`` travels ``factor`` times as long.
+
+    On a virtual clock latency and time for each byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the
+    message takes ``factor`` times what it took, counted from when both sides were posted. Several for one link multiply. The way back
+    from ``dst`` to ``src`` is another link, and so are collectives, which stay as they are on real ranks.
+
+    Args:
+        src: rank that sends.
+        dst: rank that receives.
+        factor: how many times as long, 1 or more.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Degrade(0, 1, factor=5)
+        Degrade(src=0, dst=1, factor=5)
+    """
+
+    src: int
+    dst: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number("src", self.src, self)
+        _check_number("dst", self.dst, self)
+        if self.src == self.dst:
+            raise ArgumentError(f"src and dst must be two ranks, got {self!r}. A link leads from one rank to another.")
+        _check_factor(self.factor, self)
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``, which is never posted.
+
+    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them. A rank that posts fewer does not fail. Of
+    several for one rank the earliest counts.
+
+    Args:
+        rank: which rank.
+        at_op: how many operations it posts before.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Fail(rank=2, at_op=7)
+        Fail(rank=2, at_op=7)
+    """
+
+    rank: int
+    at_op: int
+
+    def __post_init__(self) -> None:
+        _check_number("rank", self.rank, self)
+        _check_number("at_op", self.at_op, self)
+
+
+Injection = Slow | Degrade | Fail
+
+
+def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
+    """Returns what a run is asked to inject, as a tuple, checked.
+
+    Args:
+        inject: any number of injections.
+        world_size: number of ranks of the run.
+
+    Raises:
+        ArgumentError: something is none, or names a rank that the run does not have.
+
+    Example:
+        >>> check_injections([Slow(0, 2)], world_size=2)
+        (Slow(rank=0, factor=2),)
+    """
+    try:
+        checked = tuple(inject)
+    except TypeError:  # one alone is no list
+        raise ArgumentError(f"inject must be a list of Slow, Degrade and Fail, got {inject!r}. Write inject=[...].") from None
+    for each in checked:
+        if not isinstance(each, Injection):
+            raise ArgumentError(f"inject must hold Slow, Degrade and Fail, got {each!r}. Write for example ringsim.Slow(rank=1, factor=2).")
+        for rank in (each.src, each.dst) if isinstance(each, Degrade) else (each.rank,):
+            if rank >= world_size:
+                raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
+    return checked
+
+
+def slowed_by(inject: Iterable[Injection], rank: int) -> float:
+    """Returns how many times as long a rank computes, 1.0 where nothing slows it.
+
+    Example:
+        >>> slowed_by([Slow(1, 2), Slow(1, 1.5), Slow(0, 9)], rank=1)
+        3.0
+    """
+    return float(math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank))
+
+
+def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
+    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 where nothing degrades the link.
+
+    Example:
+        >>> degraded_by([Degrade(0, 1, 5)], 0, 1), degraded_by([Degrade(0, 1, 5)], 1, 0)
+        (5.0, 1.0)
+    """
+    return float(math.prod(each.factor for each in inject if isinstance(each, Degrade) and (each.src, each.dst) == (src, dst)))
+
+
+def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
+    """Returns the number of the operation in whose place a rank raises, None where it does not.
+
+    Example:
+        >>> fails_at([Fail(2, 7), Fail(2, 3)], rank=2), fails_at([], rank=2)
+        (3, None)
+    """
+    return min((each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank), default=None)
+
+
+def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
+    """Makes the error that a rank raises in place of an operation, the same on both clocks.
+
+    Example:
+        >>> print(make_failure(2, 7, world_size=4))
+        rank 2 of 4 was made to fail in place of its operation 7, counted from 0. Leave Fail(rank=2, at_op=7) out of inject to let it go on.
+    """
+    return RankFailed(
+        f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, counted from 0. "
+        f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
+        rank=rank,
+    )
+
+
+def _check_number(name: str, value: object, where: Injection) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ArgumentError(f"{name} must be an integer from 0, got {value!r} ({type(where).__name__}). Count from 0.")
+
+
+def _check_factor(value: object, where: Injection) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value < math.inf:
+        raise ArgumentError(f"factor must be a number from 1, got {value!r} ({type(where).__name__}). 2 makes it take twice as long.")

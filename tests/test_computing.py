@@ -1,0 +1,76 @@
+"""``ringsim.compute`` on a clock that the test holds, and on the machine's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringsim.computing import compute, read_label
+from ringsim.errors import ArgumentError
+from ringsim.state import change_state
+from ringsim.traces.recorder import Recorder
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.passed: list[float] = []
+
+    def now_s(self) -> float:
+        return sum(self.passed)
+
+    def advance(self, seconds: float) -> None:
+        self.passed.append(seconds)
+
+
+@pytest.fixture
+def clock() -> Iterator[_Clock]:
+    made = _Clock()
+    change_state(clock=made)
+    yield made
+    change_state(clock=None, slowdown=1.0)
+
+
+def test_virtual_clock_goes_on_and_nobody_sleeps(clock: _Clock) -> None:
+    begin_s = time.monotonic()
+    compute(3600)
+    compute(0.25)
+    assert clock.passed == [3600, 0.25]
+    assert time.monotonic() - begin_s < 3600  # it would have slept that long
+
+
+def test_slow_rank_takes_longer(clock: _Clock) -> None:
+    change_state(slowdown=2.5)
+    compute(2)
+    assert clock.now_s() == 5.0
+
+
+def test_real_rank_sleeps_at_least_that_long() -> None:
+    begin_s = time.monotonic()
+    compute(0.02)
+    assert time.monotonic() - begin_s >= 0.02
+
+
+@pytest.mark.parametrize("seconds", [0.005, 1e-7, 12, 3.0000000000000004])
+def test_label_tells_the_seconds(clock: _Clock, tmp_path: Path, seconds: float) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    change_state(recorder=recorder)
+    compute(seconds)
+    change_state(recorder=None)
+    recorder.close()
+    assert read_label(recorder.entry("label", 0)["name"]) == seconds
+
+
+@pytest.mark.parametrize(
+    "label", ["compute", "compute s", "compute fast s", "compute -1 s", "compute nan s", "compute inf s", "forward", ""]
+)
+def test_label_of_another_span_tells_nothing(label: str) -> None:
+    assert read_label(label) is None
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1", True, None])
+def test_seconds_that_are_none(seconds: object) -> None:
+    with pytest.raises(ArgumentError, match=r"seconds must be a number from 0, got .*Give seconds"):
+        compute(seconds)  # type: ignore[arg-type]
