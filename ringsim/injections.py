@@ -32,8 +32,13 @@ class Slow:
         ArgumentError: a value breaks its rule.
 
     Example:
-        >>> Slow(rank=1, factor=20)
-        Slow(rank=1, factor=20)
+        >>> import ringsim
+        >>> def worker():
+        ...     ringsim.compute(0.001)
+        >>> trace = ringsim.trace(worker, world_size=2, inject=[ringsim.Slow(rank=1, factor=20)])
+        >>> took_ns = trace.events.done_ns - trace.events.post_ns
+        >>> bool(took_ns[1] >= 20_000_000)
+        True
     """
 
     rank: int
@@ -81,8 +86,8 @@ class Degrade:
 class Fail:
     """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``, which is never posted.
 
-    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them. A rank that posts fewer does not fail. Of
-    several for one rank the earliest counts.
+    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them; the making of groups is none. A rank that
+    posts fewer does not fail. Of several for one rank the earliest counts.
 
     Args:
         rank: which rank.

@@ -24,7 +24,15 @@ MODULES = {
 # stands outside: it imports nothing when it is imported.
 ROWS: tuple[tuple[str, ...], ...] = (
     (
-        *("ringsim.errors", "ringsim.costs", "ringsim.link", "ringsim.injections", "ringsim.traces", "ringsim.traces.events"),
+        *(
+            "ringsim.errors",
+            "ringsim.costs",
+            "ringsim.link",
+            "ringsim.injections",
+            "ringsim.topologies",
+            "ringsim.traces",
+            "ringsim.traces.events",
+        ),
         *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
         *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
@@ -62,7 +70,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.pipeline.generation_use",
         *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
         *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),
-        *("ringsim.simulator", "ringsim.simulator.carriers"),
+        "ringsim.simulator",
+        *(f"ringsim.simulator.{name}" for name in ("carriers", "fair_share", "shared_links", "network")),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -79,6 +88,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "buffer_guard",
                 "group_making",
                 "torch_hooks",
+                "injecting",
                 "backend",
                 "handle",
                 "member",

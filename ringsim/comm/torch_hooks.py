@@ -88,12 +88,12 @@ def uninstall(recorder: Recorder) -> None:
         change_state(recorder=None)
 
 
-def _find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
+def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
     """Yields ``Work`` and those of its subclasses that have a ``wait`` of their own."""
     if "wait" in vars(kind):
         yield kind
     for subclass in kind.__subclasses__():
-        yield from _find_handle_types(subclass)
+        yield from find_handle_types(subclass)
 
 
 class _Hooks:
@@ -128,7 +128,7 @@ class _Hooks:
         self.replacements |= record_new_groups(recorder, self.counterparts)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
-        for kind in _find_handle_types(Work):
+        for kind in find_handle_types(Work):
             call = kind.wait
             hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.give_up)
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from ringsim.errors import ArgumentError
+from ringsim.injections import Degrade, Injection, check_injections
 from ringsim.launch.config import CHECKS, Kind, start_environment
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
@@ -36,6 +37,7 @@ def trace(
     timeout_s: float = ...,
     limit_s: float | None = ...,
     seed: int = ...,
+    inject: Sequence[Injection] = ...,
     ring: bool = ...,
     check: str = ...,
 ) -> Trace: ...
@@ -51,6 +53,7 @@ def trace(
     timeout_s: float = 30,
     limit_s: float | None = None,
     seed: int = 0,
+    inject: Sequence[Injection] = (),
     ring: bool = True,
     check: str = "basic",
 ) -> Trace | Recording:
@@ -72,6 +75,7 @@ def trace(
         timeout_s: limit of one blocked operation, in seconds.
         limit_s: limit of the whole run, in seconds; None for no limit.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
+        inject: what shall go wrong: ``ringsim.Slow``, ``Degrade`` and ``Fail``. It means the same as in ``ringsim.simulate``.
         ring: whether to build the process group and the ring before the worker runs; without it the worker does that itself.
         check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups and tensors that cannot be right, and
             messages and collectives whose sides disagree on size, dtype, shape, reduction or root. "full" adds buffers that are used while
@@ -104,6 +108,10 @@ def trace(
                 f"world_size must be left out when a path is given, got {world_size}: the ranks run already. "
                 "To start ranks, give the function to run."
             )
+        if inject:
+            raise ArgumentError(
+                f"inject must be left out when a path is given, got {inject!r}: only ranks that ringsim starts can be spoilt."
+            )
         from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
 
         return Recording(Path(worker_or_path), check=check)
@@ -113,7 +121,13 @@ def trace(
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
     if not _is_integer(seed):
         raise ArgumentError(f"seed must be an integer, got {seed!r}.")
-    job = replace(pack_call(worker_or_path, args, kwargs or {}, seed), check=check)
+    injections = check_injections(inject, kind.world_size)
+    if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
+        raise ArgumentError(
+            f'inject must hold no Degrade where comm_device is "gpu", got {list(injections)}: a message between GPUs does not wait for a '
+            "program that sleeps. Degrade links of Gloo, or simulate."
+        )
+    job = replace(pack_call(worker_or_path, args, kwargs or {}, seed), check=check, inject=injections)
     return run(job, kind, RunOptions(limit_s=limit_s))
 
 

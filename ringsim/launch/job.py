@@ -16,6 +16,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ringsim.errors import ArgumentError
+from ringsim.injections import Injection
 from ringsim.launch.notebook import name_cells
 
 LARGE_CAPTURE_BYTES: Final = 10_000_000
@@ -33,6 +34,7 @@ class Job:
         lines: source lines of code that is in no file (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
         check: which mistakes are refused, see ``ringsim.trace``.
+        inject: what shall go wrong, of all ranks.
     """
 
     call: bytes | None
@@ -45,6 +47,7 @@ class Job:
     lines: dict[str, list[str]]
     seed: int
     check: str = "basic"
+    inject: tuple[Injection, ...] = ()
 
 
 def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> Job:

@@ -39,6 +39,8 @@ import torch
 
 from ringsim import rendezvous, ring
 from ringsim.comm import torch_hooks
+from ringsim.comm.injecting import install_with
+from ringsim.injections import slowed_by
 from ringsim.launch.config import RankConfig
 from ringsim.launch.failure import report_exception
 from ringsim.launch.job import Job
@@ -72,9 +74,10 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, config, port)
         recorder.set_meta("num_threads", torch.get_num_threads())
-        if job.check != "basic":
+        if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
-            torch_hooks.install(recorder, job.check)
+            install_with(job.inject, recorder, job.check)
+            change_state(slowdown=slowed_by(job.inject, config.rank))
         function = _load(job)
         say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"
