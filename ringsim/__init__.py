@@ -29,6 +29,7 @@ Contents::
     check                             checks for the exercises of the lessons
     environment                       who this process is among those that a launcher started
     errors                            everything ringsim raises on purpose
+    topologies                        what the links between simulated ranks look like
     load_ipython_extension            what ``%load_ext ringsim`` calls
 
 Names are found on first use, so ``import ringsim`` loads neither torch nor matplotlib, pandas or pyarrow.
@@ -71,6 +72,7 @@ _CONTENTS: Final = {
     "mark": "ringsim.traces.recorder",
     "span": "ringsim.traces.recorder",
     "suppress_output": "ringsim.printing",
+    "topologies": "ringsim.topologies",
     "trace": "ringsim.launch.api",
 }
 __all__ = list(_CONTENTS)
@@ -79,6 +81,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import check as check
     from ringsim import environment as environment
     from ringsim import errors as errors
+    from ringsim import topologies as topologies
     from ringsim.computing import compute as compute
     from ringsim.injections import Degrade as Degrade
     from ringsim.injections import Fail as Fail

@@ -40,9 +40,10 @@ PUBLIC_NAMES = {
     "mark",
     "span",
     "suppress_output",
+    "topologies",
     "trace",
 }
-PUBLIC_MODULES = {"check", "environment", "errors"}
+PUBLIC_MODULES = {"check", "environment", "errors", "topologies"}
 SOURCE = Path(ringsim.__file__).read_text()
 HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "networkx", "IPython", "numpy")
 

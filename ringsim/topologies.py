@@ -1,0 +1,273 @@
+"""What the links between ranks look like, for the virtual clock: which of them a message passes, and who else uses these.
+
+A message passes a route of hops. Its bytes go over all of them at once, at the pace of the slowest; its latency is the sum of theirs.
+Messages that pass the same hop at the same time share it fairly (`ringsim.simulator.shared_links`)::
+
+    RingLinks(link)               0 <=> 1 <=> 2 <=> 3 <=> 0          messages go the shorter way round, through the ranks between
+
+    Hosts(2, inner, outer)        0 <-> 1 |out ====> network         two ranks a host: a link for each pair of them,
+                                          |in  <====                 and one way out and one way in that they share
+
+    FullBisection(link)           0 |out ====> network ====> in| 1   each rank has one way out and one way in; the network between
+                                                                     never is too small
+
+    GraphLinks(graph)             any networkx graph: ranks and switches, each edge with its link
+
+Links are one-way: what goes from 0 to 1 never waits for what goes from 1 to 0.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+from ringsim.errors import ArgumentError
+from ringsim.link import Link, check_link
+
+__all__ = ["FullBisection", "GraphLinks", "Hop", "Hosts", "RingLinks", "Topology"]
+
+
+class Hop(NamedTuple):
+    """One link on the way of a message.
+
+    Attributes:
+        edge: names the link: from where to where. Messages whose routes hold the same edge share it.
+        link: what it costs.
+    """
+
+    edge: tuple[Hashable, Hashable]
+    link: Link
+
+
+class Topology(Protocol):
+    """Knows the way from each rank to each other one; a class of one's own with these two methods will do."""
+
+    def check(self, world_size: int) -> None:
+        """Checks that it has a place for the ranks.
+
+        Args:
+            world_size: how many there are.
+
+        Raises:
+            ArgumentError: it has not.
+        """
+        ...
+
+    def route(self, src: int, dst: int, world_size: int) -> Sequence[Hop]:
+        """Returns what a message passes.
+
+        Args:
+            src: the rank it comes from.
+            dst: the rank it goes to, another one.
+            world_size: how many ranks there are.
+
+        Returns:
+            The hops, in order.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RingLinks:
+    """Ranks in a ring, each with a link to both neighbours; a message to another rank passes those between.
+
+    Args:
+        link: what each link costs.
+
+    Raises:
+        ArgumentError: ``link`` is none.
+
+    Example:
+        >>> [hop.edge for hop in RingLinks(Link(1e-6, 1e-10)).route(0, 6, world_size=8)]
+        [(0, 7), (7, 6)]
+    """
+
+    link: Link
+
+    def __post_init__(self) -> None:
+        check_link("link", self.link)
+
+    def check(self, world_size: int) -> None:
+        """Any number of ranks makes a ring."""
+
+    def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
+        """Goes the shorter way round, and onwards where both are equally long; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        onwards = (dst - src) % world_size
+        step = 1 if 2 * onwards <= world_size else -1
+        passed = [(src + step * index) % world_size for index in range(min(onwards, world_size - onwards) + 1)]
+        return [Hop((here, there), self.link) for here, there in pairwise(passed)]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts of several ranks each: between two ranks of a host a link of their own, out of each host and into it one link for all.
+
+    Rank r is on host ``r // ranks_per_host``. A message that nobody disturbs takes ``inner.time_s`` within a host, and ``outer.time_s``
+    between two.
+
+    Args:
+        ranks_per_host: 1 or more; the last host may have fewer.
+        inner: what the link between two ranks of a host costs.
+        outer: what the way from one host to another costs.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> hosts = Hosts(4, inner=Link(1e-6, 1e-11), outer=Link(5e-6, 4e-11))
+        >>> [hop.edge for hop in hosts.route(2, 9, world_size=16)]
+        [('host 0', 'network'), ('network', 'host 2')]
+    """
+
+    ranks_per_host: int
+    inner: Link
+    outer: Link
+
+    def __post_init__(self) -> None:
+        count: object = self.ranks_per_host
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ArgumentError(f"ranks_per_host must be an integer from 1, got {count!r}. Say how many ranks a host has.")
+        check_link("inner", self.inner)
+        check_link("outer", self.outer)
+
+    def check(self, world_size: int) -> None:
+        """Any number of ranks has room: there are as many hosts as they need."""
+
+    def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
+        """Stays within a host where it can; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        here, there = src // self.ranks_per_host, dst // self.ranks_per_host
+        return [Hop((src, dst), self.inner)] if here == there else _over_network(f"host {here}", f"host {there}", self.outer)
+
+
+@dataclass(frozen=True)
+class FullBisection:
+    """Each rank has one way out and one way in; between them, all can talk at once without meeting.
+
+    So a rank that sends to two others at a time gives each half of its way out, and one that receives from two has half of its way in
+    for each.
+
+    Args:
+        link: what the way from one rank to another costs.
+
+    Raises:
+        ArgumentError: ``link`` is none.
+
+    Example:
+        >>> [hop.edge for hop in FullBisection(Link(1e-6, 1e-10)).route(0, 5, world_size=8)]
+        [(0, 'network'), ('network', 5)]
+    """
+
+    link: Link
+
+    def __post_init__(self) -> None:
+        check_link("link", self.link)
+
+    def check(self, world_size: int) -> None:
+        """Any number of ranks has room."""
+
+    def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
+        """Goes out, and in; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        return _over_network(src, dst, self.link)
+
+
+def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
+    """Both hops go at the pace of the link; its latency is paid once."""
+    return [Hop((here, "network"), link), Hop(("network", there), Link(0.0, link.beta_s_per_byte))]
+
+
+@dataclass(frozen=True)
+class GraphLinks:
+    """The links of a graph: its nodes 0, 1, ... are ranks, all others switches.
+
+    A message takes the way with the least latency; among several of these the one with the fewest hops, and then the one whose links the
+    graph named first.
+
+    Args:
+        graph: a networkx graph (each edge is two links, one each way) or directed graph, each edge with the attribute ``link``.
+
+    Raises:
+        ArgumentError: ``graph`` is no such graph, has several edges between two nodes, or an edge of it has no link.
+
+    Example:
+        >>> import networkx as nx
+        >>> star = nx.Graph()
+        >>> star.add_edges_from([(rank, "switch") for rank in range(4)], link=Link(1e-6, 1e-10))
+        >>> [hop.edge for hop in GraphLinks(star).route(0, 3, world_size=4)]
+        [(0, 'switch'), ('switch', 3)]
+    """
+
+    graph: Any
+    _out: dict[Hashable, dict[Hashable, Link]] = field(init=False, repr=False, compare=False)
+    _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, repr=False, compare=False)  # filled as ranks first send
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        if not all(hasattr(graph, name) for name in ("edges", "nodes", "is_directed", "is_multigraph")) or graph.is_multigraph():
+            raise ArgumentError(f"graph must be a networkx Graph or DiGraph, got {graph!r}. Add edges with link=Link(...).")
+        out: dict[Hashable, dict[Hashable, Link]] = {node: {} for node in graph.nodes}
+        for here, there, link in graph.edges(data="link"):
+            check_link(f"link of edge ({here!r}, {there!r})", link)
+            out[here][there] = link
+            if not graph.is_directed():
+                out[there][here] = link
+        object.__setattr__(self, "_out", out)
+        object.__setattr__(self, "_trees", {})
+
+    def check(self, world_size: int) -> None:
+        """Checks that each rank is a node; ``world_size`` as in `Topology`.
+
+        Raises:
+            ArgumentError: one is not.
+        """
+        missing = [rank for rank in range(world_size) if rank not in self._out]
+        if missing:
+            raise ArgumentError(
+                f"graph must have a node for each of {world_size} ranks, got none for {_some(missing)}. Name the nodes 0, 1, ..."
+            )
+
+    def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
+        """Takes the way with the least latency; ``src``, ``dst`` and ``world_size`` as in `Topology`.
+
+        Raises:
+            ArgumentError: there is no way.
+        """
+        tree = self._trees.get(src)
+        if tree is None:
+            tree = self._trees[src] = _cheapest_ways(self._out, src)
+        if dst not in tree:
+            raise ArgumentError(f"graph must have a way between ranks that talk, got none from {src} to {dst}. Add edges.")
+        passed: list[Hashable] = [dst]
+        while passed[-1] != src:
+            passed.append(tree[passed[-1]])
+        passed.reverse()
+        return [Hop((here, there), self._out[here][there]) for here, there in pairwise(passed)]
+
+
+def _cheapest_ways(out: dict[Hashable, dict[Hashable, Link]], src: Hashable) -> dict[Hashable, Hashable]:
+    """Returns each node that can be reached -> the node before it on the way there (Dijkstra)."""
+    before: dict[Hashable, Hashable] = {}
+    best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}
+    waiting: list[tuple[float, int, int, Hashable]] = [(0.0, 0, 0, src)]
+    number = 0  # of what was put in: nodes of different types do not compare, and the first one named wins
+    while waiting:
+        latency_s, hops, _, here = heapq.heappop(waiting)
+        if (latency_s, hops) > best[here]:
+            continue
+        for there, link in out[here].items():
+            cost = (latency_s + link.alpha_s, hops + 1)
+            if cost < best.get(there, (math.inf, 0)):
+                best[there] = cost
+                before[there] = here
+                number += 1
+                heapq.heappush(waiting, (*cost, number, there))
+    return before
+
+
+def _some(ranks: Iterable[int]) -> str:
+    """Names a few ranks of many."""
+    listed = list(ranks)
+    return ", ".join(map(str, listed[:4])) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

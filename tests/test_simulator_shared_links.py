@@ -1,0 +1,195 @@
+"""Shared links: arrivals worked out by hand, private links where nobody meets, and a simulation in exact numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+
+import networkx as nx
+import pytest
+from agenda import Agenda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_simulator_fair_share import filled
+
+from ringsim.errors import ArgumentError
+from ringsim.injections import Degrade, Slow
+from ringsim.link import Link
+from ringsim.simulator.carriers import PrivateLinks
+from ringsim.simulator.network import make_carrier
+from ringsim.simulator.shared_links import SharedLinks
+from ringsim.topologies import FullBisection, GraphLinks, Hosts, RingLinks, Topology
+
+LINK = Link(alpha_s=100.0, beta_s_per_byte=1.0)
+
+Message = tuple[int, int, int, float]  # src, dst, bytes, ready
+
+
+def arrivals(
+    topology: Topology, world_size: int, messages: list[Message], slower: dict[tuple[int, int], float] | None = None
+) -> list[float]:
+    """Hands each message over when it is ready, and returns when each arrived."""
+    agenda = Agenda()
+    carrier = SharedLinks(agenda, topology, world_size, slower or {})
+    found = [-1.0] * len(messages)
+
+    def arrive(index: int, time_s: float) -> None:
+        assert agenda.now_s() == time_s
+        found[index] = time_s
+
+    def send(index: int) -> None:
+        assert carrier.carry(*messages[index], partial(arrive, index)) is None
+
+    for index, message in enumerate(messages):
+        agenda.at(message[3], partial(send, index))
+    agenda.run()
+    return found
+
+
+def test_two_into_one_share_its_way_in() -> None:
+    messages = [(0, 2, 8, 0.0), (1, 2, 4, 0.0)]  # half each until 8, then 4 bytes are left of the first, which goes on alone
+    assert arrivals(FullBisection(LINK), 3, messages) == [112.0, 108.0]
+
+
+def test_one_that_comes_later_takes_its_half_from_then_on() -> None:
+    messages = [(0, 1, 10, 0.0), (0, 2, 10, 6.0)]  # 6 bytes alone; 4 at half speed until 14; then 6 alone
+    assert arrivals(FullBisection(LINK), 3, messages) == [114.0, 120.0]
+
+
+def test_who_is_held_elsewhere_leaves_its_share_to_the_others() -> None:
+    # 0 and 1 both into 3, 0 also to 4: the way out of 0 is halved for both its messages, so 1 has the other half of the way into 3.
+    messages = [(0, 3, 6, 0.0), (0, 4, 6, 0.0), (1, 3, 6, 0.0), (2, 3, 6, 0.0)]
+    # Into 3 come three: a third each. 0 -> 4 gets two thirds: done at 9. At 18 the three are done together.
+    assert arrivals(FullBisection(LINK), 5, messages) == pytest.approx([118.0, 109.0, 118.0, 118.0])
+
+
+def test_opposite_ways_do_not_meet() -> None:
+    assert arrivals(FullBisection(LINK), 2, [(0, 1, 8, 0.0), (1, 0, 8, 0.0)]) == [108.0, 108.0]
+
+
+def test_from_one_rank_to_another_messages_go_one_by_one() -> None:
+    messages = [(0, 1, 8, 0.0), (0, 1, 0, 0.0), (0, 1, 2, 0.0), (0, 1, 2, 50.0)]
+    assert arrivals(FullBisection(LINK), 2, messages) == [108.0, 108.0, 110.0, 152.0]
+
+
+def test_a_host_has_one_way_out() -> None:
+    hosts = Hosts(2, inner=Link(1.0, 0.5), outer=LINK)
+    messages = [(0, 1, 8, 0.0), (0, 2, 8, 0.0), (1, 3, 8, 0.0), (4, 1, 8, 0.0)]
+    # 0 -> 1 stays inside. 0 -> 2 and 1 -> 3 leave host 0 together. 4 -> 1 comes into host 0, which is another link.
+    assert arrivals(hosts, 6, messages) == [5.0, 116.0, 116.0, 108.0]
+
+
+def test_in_a_ring_messages_pass_the_ranks_between() -> None:
+    messages = [(0, 2, 8, 0.0), (1, 2, 8, 0.0)]  # both over 1 -> 2; the first pays two latencies
+    assert arrivals(RingLinks(LINK), 6, messages) == [216.0, 116.0]
+
+
+def test_a_degraded_pair_takes_its_factor_longer_and_leaves_room_to_others() -> None:
+    topology = FullBisection(LINK)
+    assert arrivals(topology, 3, [(0, 1, 8, 0.0)], {(0, 1): 5.0}) == [540.0]
+    # A fifth of the way out is 0 -> 1's; 0 -> 2 has the other four fifths: 10 s for its 8 bytes.
+    assert arrivals(topology, 3, [(0, 1, 8, 0.0), (0, 2, 8, 0.0)], {(0, 1): 5.0}) == pytest.approx([540.0, 110.0])
+
+
+def test_free_bytes_take_no_time() -> None:
+    assert arrivals(FullBisection(Link(2.0, 0.0)), 3, [(0, 2, 10**9, 0.0), (1, 2, 10**9, 1.0)]) == [2.0, 3.0]
+
+
+def test_a_message_to_oneself_is_there_at_once() -> None:
+    assert SharedLinks(Agenda(), FullBisection(LINK), 2, {}).carry(1, 1, 8, 3.0) == 3.0
+
+
+MESSAGES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 100), st.integers(0, 50)), min_size=1, max_size=14).map(
+    lambda messages: [(src, dst if dst != src else 4, size, float(ready)) for src, dst, size, ready in messages]
+)
+
+
+@given(MESSAGES, st.floats(0, 1), st.floats(1e-12, 1))
+def test_where_nobody_meets_it_is_a_private_link_to_the_bit(messages: list[Message], alpha: float, beta: float) -> None:
+    in_order = sorted(messages, key=lambda message: message[3])
+    link = Link(alpha, beta)
+    graph = nx.complete_graph(5)
+    nx.set_edge_attributes(graph, link, "link")
+    private = PrivateLinks(link)
+    assert arrivals(GraphLinks(graph), 5, in_order) == [private.carry(*message) for message in in_order]
+
+
+def exact_arrivals(topology: Topology, world_size: int, messages: list[Message]) -> list[Fraction]:
+    """The same model in exact numbers, from event to event, all rates made anew at each: slow, and none of its code is the carrier's."""
+    routes = [topology.route(src, dst, world_size) for src, dst, _, _ in messages]
+    names = sorted({hop.edge for route in routes for hop in route}, key=str)
+    speeds = {index: 1 / Fraction(next(hop for route in routes for hop in route if hop.edge == name).link.beta_s_per_byte)
+              for index, name in enumerate(names)}  # fmt: skip
+    left = [Fraction(size) for _, _, size, _ in messages]
+    done: dict[int, Fraction] = {}
+    now = Fraction(0)
+    while len(done) < len(messages):
+        heads: dict[tuple[int, int], int] = {}
+        for index, (src, dst, _, _) in enumerate(messages):
+            if index not in done:
+                heads.setdefault((src, dst), index)
+        active = [index for index in heads.values() if messages[index][3] <= now]
+        ended = [index for index in active if left[index] == 0]
+        if ended:
+            done.update(dict.fromkeys(ended, now))
+            continue
+        coming = [Fraction(messages[index][3]) - now for index in heads.values() if messages[index][3] > now]
+        rates = filled([[names.index(hop.edge) for hop in routes[index]] for index in active], speeds)
+        step = min([*coming, *(left[index] / rate for index, rate in zip(active, rates, strict=True))])
+        for index, rate in zip(active, rates, strict=True):
+            left[index] -= step * rate
+        now += step
+    return [done[index] + sum(Fraction(hop.link.alpha_s) for hop in routes[index]) for index in range(len(messages))]
+
+
+TOPOLOGIES = [RingLinks(LINK), FullBisection(Link(3.0, 0.25)), Hosts(2, inner=Link(1.0, 0.125), outer=Link(7.0, 1.0))]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: type(topology).__name__)
+@settings(deadline=None)
+@given(messages=MESSAGES)
+def test_the_same_as_in_exact_numbers(topology: Topology, messages: list[Message]) -> None:
+    in_order = sorted(messages, key=lambda message: message[3])
+    expected = [float(time) for time in exact_arrivals(topology, 5, in_order)]
+    assert arrivals(topology, 5, in_order) == pytest.approx(expected, rel=1e-9)
+
+
+def test_ranks_that_do_not_meet_cost_nothing_more_the_more_there_are() -> None:
+    def calls(ranks: int) -> int:
+        agenda = Agenda()
+        carrier = SharedLinks(agenda, FullBisection(LINK), ranks, {})
+        for rank in range(ranks):
+            carrier.carry(rank, (rank + 1) % ranks, 8, 0.0)
+        return agenda.run()
+
+    assert calls(512) <= 4 * calls(128)
+
+
+# -- who is chosen
+
+
+def test_a_link_is_private_and_a_topology_is_shared() -> None:
+    assert isinstance(make_carrier(Agenda(), 4, link=LINK), PrivateLinks)
+    assert isinstance(make_carrier(Agenda(), 4, topology=RingLinks(LINK)), SharedLinks)
+
+
+def test_degraded_pairs_reach_the_carrier() -> None:
+    carrier = make_carrier(Agenda(), 4, link=LINK, inject=[Degrade(0, 1, 2), Degrade(0, 1, 3), Slow(1, 9)])
+    assert carrier.carry(0, 1, 8, 0.0) == 6 * 108.0
+    assert carrier.carry(1, 0, 8, 0.0) == 108.0
+
+
+def test_exactly_one_of_both_is_given() -> None:
+    with pytest.raises(ArgumentError, match="exactly one of link and topology must be given, got none"):
+        make_carrier(Agenda(), 4)
+    with pytest.raises(ArgumentError, match="got both"):
+        make_carrier(Agenda(), 4, link=LINK, topology=RingLinks(LINK))
+    with pytest.raises(ArgumentError, match="topology must have the methods check and route, got 'ring'"):
+        make_carrier(Agenda(), 4, topology="ring")  # type: ignore[arg-type]
+
+
+def test_a_topology_without_room_is_refused_at_once() -> None:
+    graph = nx.Graph()
+    graph.add_edges_from([(0, 1), (1, 2)], link=LINK)
+    with pytest.raises(ArgumentError, match="graph must have a node for each of 4 ranks, got none for 3"):
+        make_carrier(Agenda(), 4, topology=GraphLinks(graph))

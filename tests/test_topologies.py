@@ -1,0 +1,117 @@
+"""Routes: typed out for small cases, and compared with networkx for any graph."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringsim
+from ringsim import topologies
+from ringsim.errors import ArgumentError
+from ringsim.link import Link
+
+LINK = Link(2.0, 0.5)
+
+
+def edges(topology: topologies.Topology, src: int, dst: int, world_size: int) -> list[tuple[object, object]]:
+    return [hop.edge for hop in topology.route(src, dst, world_size)]
+
+
+def test_topologies_are_public() -> None:
+    assert ringsim.topologies is topologies
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "expected"),
+    [
+        (0, 1, [(0, 1)]),
+        (1, 0, [(1, 0)]),
+        (5, 0, [(5, 0)]),
+        (0, 3, [(0, 1), (1, 2), (2, 3)]),  # equally far both ways: onwards
+        (3, 0, [(3, 4), (4, 5), (5, 0)]),
+        (0, 4, [(0, 5), (5, 4)]),
+    ],
+)
+def test_a_ring_of_six(src: int, dst: int, expected: list[tuple[int, int]]) -> None:
+    assert edges(topologies.RingLinks(LINK), src, dst, 6) == expected
+
+
+def test_two_ranks_make_a_ring_of_one_link_each_way() -> None:
+    assert edges(topologies.RingLinks(LINK), 0, 1, 2) == [(0, 1)]
+    assert edges(topologies.RingLinks(LINK), 1, 0, 2) == [(1, 0)]
+
+
+@given(st.integers(2, 40), st.data())
+def test_a_ring_takes_the_shorter_way(world_size: int, data: st.DataObject) -> None:
+    src, dst = data.draw(st.lists(st.integers(0, world_size - 1), min_size=2, max_size=2, unique=True))
+    hops = topologies.RingLinks(LINK).route(src, dst, world_size)
+    assert len(hops) == nx.shortest_path_length(nx.cycle_graph(world_size), src, dst)
+    assert hops[0].edge[0] == src
+    assert hops[-1].edge[1] == dst
+
+
+def test_an_undisturbed_message_pays_the_outer_link_once() -> None:
+    hosts = topologies.Hosts(4, inner=Link(1.0, 0.25), outer=LINK)
+    inside, outside = hosts.route(4, 7, 8), hosts.route(3, 4, 8)
+    assert inside == [topologies.Hop((4, 7), Link(1.0, 0.25))]
+    assert [hop.edge for hop in outside] == [("host 0", "network"), ("network", "host 1")]
+    assert sum(hop.link.alpha_s for hop in outside) == LINK.alpha_s
+    assert max(hop.link.beta_s_per_byte for hop in outside) == LINK.beta_s_per_byte
+
+
+def test_a_graph_goes_by_latency_then_by_hops() -> None:
+    graph = nx.DiGraph()
+    graph.add_edge(0, "far", link=Link(1.0, 0.0))
+    graph.add_edge("far", 1, link=Link(1.0, 0.0))
+    graph.add_edge(0, 1, link=Link(3.0, 0.0))
+    graph.add_edge(1, 0, link=Link(5.0, 0.0))
+    topology = topologies.GraphLinks(graph)
+    assert edges(topology, 0, 1, 2) == [(0, "far"), ("far", 1)]
+    assert edges(topology, 1, 0, 2) == [(1, 0)]  # directed: no way back over "far"
+    graph.edges[0, 1]["link"] = Link(2.0, 0.0)
+    assert edges(topologies.GraphLinks(graph), 0, 1, 2) == [(0, 1)]
+
+
+@settings(deadline=None)
+@given(st.integers(2, 9), st.integers(0, 10**6), st.data())
+def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.DataObject) -> None:
+    graph = nx.gnp_random_graph(world_size, 0.4, seed=seed, directed=True)
+    for here, there in graph.edges:
+        graph.edges[here, there]["link"] = Link(float(data.draw(st.integers(0, 9))), 1.0)
+    topology = topologies.GraphLinks(graph)
+    best = dict(nx.all_pairs_dijkstra_path_length(graph, weight=lambda _, __, data: data["link"].alpha_s))
+    for src in range(world_size):
+        for dst in set(range(world_size)) - {src}:
+            if dst in best[src]:
+                assert sum(hop.link.alpha_s for hop in topology.route(src, dst, world_size)) == best[src][dst]
+            else:
+                with pytest.raises(ArgumentError, match=f"got none from {src} to {dst}"):
+                    topology.route(src, dst, world_size)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: topologies.RingLinks("fast"), "link must be a Link, got 'fast'"),
+        (lambda: topologies.FullBisection(None), "link must be a Link, got None"),
+        (lambda: topologies.Hosts(0, LINK, LINK), "ranks_per_host must be an integer from 1, got 0"),
+        (lambda: topologies.Hosts(True, LINK, LINK), "ranks_per_host must be an integer from 1, got True"),
+        (lambda: topologies.Hosts(2, LINK, 1.0), "outer must be a Link, got 1.0"),
+        (lambda: topologies.GraphLinks({0: [1]}), "graph must be a networkx Graph or DiGraph"),
+        (lambda: topologies.GraphLinks(nx.MultiGraph([(0, 1)])), "graph must be a networkx Graph or DiGraph"),
+        (lambda: topologies.GraphLinks(nx.Graph([(0, 1)])), r"link of edge \(0, 1\) must be a Link, got None"),
+    ],
+)
+def test_what_is_no_topology_is_refused(make, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_ranks_must_be_nodes() -> None:
+    graph = nx.Graph()
+    graph.add_edge(0, 1, link=LINK)
+    topologies.GraphLinks(graph).check(2)
+    with pytest.raises(ArgumentError, match=r"graph must have a node for each of 8 ranks, got none for 2, 3, 4, 5 and 2 more"):
+        topologies.GraphLinks(graph).check(8)
