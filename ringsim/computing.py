@@ -45,7 +45,7 @@ def compute(seconds: float) -> None:
     state = get_state()
     with span(f"{COMPUTE}{float(seconds)!r} s"):
         if state.clock is not None:
-            state.clock.advance(seconds * state.slowdown)
+            state.clock.advance(seconds * state.slowdown + state.overshoot_s)
         else:
             time.sleep(seconds * state.slowdown)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringsim.charging import CostTable
     from ringsim.comm.backend import Backend
     from ringsim.comm.log import LogOptions
     from ringsim.computing import Clock
@@ -33,6 +34,8 @@ class RankState:
         stopped_log: the log while it is stopped: its settings and what it has; None before it was first configured.
         clock: the rank's virtual clock, None for the real one.
         slowdown: how many times as long ``ringsim.compute`` takes.
+        costs: how long the computations of a stage take on the virtual clock, None for no time.
+        overshoot_s: how much longer ``ringsim.compute`` takes on the virtual clock than it is asked to, as a real sleep does.
     """
 
     ring: Ring | None = None
@@ -44,6 +47,8 @@ class RankState:
     stopped_log: LogOptions | None = None
     clock: Clock | None = None
     slowdown: float = 1.0
+    costs: CostTable | None = None
+    overshoot_s: float = 0.0
 
 
 # The only cell that changes: the state of the process, last; first a None while simulated ranks have states of their own.

@@ -30,7 +30,7 @@ def clock() -> Iterator[_Clock]:
     made = _Clock()
     change_state(clock=made)
     yield made
-    change_state(clock=None, slowdown=1.0)
+    change_state(clock=None, slowdown=1.0, overshoot_s=0.0)
 
 
 def test_virtual_clock_goes_on_and_nobody_sleeps(clock: _Clock) -> None:
@@ -45,6 +45,13 @@ def test_slow_rank_takes_longer(clock: _Clock) -> None:
     change_state(slowdown=2.5)
     compute(2)
     assert clock.now_s() == 5.0
+
+
+def test_virtual_clock_oversleeps_as_a_real_rank_does(clock: _Clock) -> None:
+    change_state(slowdown=2, overshoot_s=0.125)
+    compute(1)
+    compute(0)
+    assert clock.passed == [2.125, 0.125]
 
 
 def test_real_rank_sleeps_at_least_that_long() -> None:

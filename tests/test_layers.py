@@ -64,9 +64,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "reached",
                 "bandwidths",
                 "value",
+                "whole_files",
                 "files",
             )
         ),
+        *(f"ringsim.exchange.{name}" for name in ("foreign", "rows", "boxes", "lanes", "slices", "wire", "perfetto", "perfetto_reading")),
+        *("ringsim.exchange.chrome", "ringsim.exchange"),
         "ringsim.pipeline.generation_use",
         *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
         *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),
@@ -108,7 +111,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
         *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
         *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
-        *(f"ringsim.pipeline.{name}" for name in ("ring_at_hand", "steps", "headers", "routes", "messages", "mailbox", "executor")),
+        *(
+            f"ringsim.pipeline.{name}"
+            for name in ("ring_at_hand", "steps", "headers", "routes", "messages", "mailbox", "executor", "rehearsal")
+        ),
         *(f"ringsim.pipeline.{name}" for name in ("sharing", "tied", "clipping", "replicas", "dropout", "training")),
         *(f"ringsim.pipeline.{name}" for name in ("single_process", "gradients", "model_checks")),
         *(f"ringsim.pipeline.{name}" for name in ("prompts", "token_choice", "generation_link", "generation")),

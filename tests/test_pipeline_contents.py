@@ -19,7 +19,7 @@ import ringsim.pipeline
 CONTENTS: dict[str, str] = ringsim.pipeline._CONTENTS
 SEED_NAMES = {
     *("partition_model", "get_stage_layers", "forward_stage", "backward_stage", "send_activation", "recv_activation"),
-    *("send_gradient", "recv_gradient", "train_step_pipeline", "train_step_pipeline_afab"),
+    *("send_gradient", "recv_gradient", "rehearse", "train_step_pipeline", "train_step_pipeline_afab"),
 }
 WITHOUT_TORCH = {
     name for name, module in CONTENTS.items() if re.search(r"\.(actions|schedule\w*|partition_plan|lowering|validation)$", module)

@@ -45,6 +45,7 @@ Schedules::
     evaluate                  when each action of a schedule happens, without ranks
     Evaluation                what `evaluate` returns: times, bubbles, live activations
     Costs                     what the actions of a schedule cost
+    rehearse                  runs a schedule on ranks that sleep instead of computing
     plot_schedule             a picture of a schedule, or of an evaluation
 
 What a known schedule costs, by formula, is in ``ringsim.pipeline.closed_forms``.
@@ -143,6 +144,7 @@ _CONTENTS: Final = {
     "plot_schedule": "ringsim.plot.schedule",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
+    "rehearse": "ringsim.pipeline.rehearsal",
     "send_activation": "ringsim.pipeline.messages",
     "send_gradient": "ringsim.pipeline.messages",
     "single_process_step": "ringsim.pipeline.single_process",
@@ -188,6 +190,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.partition import partition_model as partition_model
     from ringsim.pipeline.partition_plan import by_count as by_count
     from ringsim.pipeline.partition_plan import by_weight as by_weight
+    from ringsim.pipeline.rehearsal import rehearse as rehearse
     from ringsim.pipeline.replicas import average_gradients as average_gradients
     from ringsim.pipeline.replicas import new_replica_group as new_replica_group
     from ringsim.pipeline.schedule import Schedule as Schedule

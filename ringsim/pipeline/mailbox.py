@@ -17,19 +17,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 
 from torch import Tensor
 
 from ringsim.errors import MessageMismatch
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.headers import Header, Payload
-from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route
+from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route, find_routes
 from ringsim.pipeline.schedule import Schedule
 from ringsim.ring import Ring
 from ringsim.traces.hot_path import meaning
 
-__all__ = ["Mailbox"]
+__all__ = ["Mailbox", "about", "find_boundary"]
 
 
 class Mailbox:
@@ -47,18 +46,12 @@ class Mailbox:
 
     def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
         here, size = ring.ranks.index(ring.rank), len(ring.ranks)
-        ranks = schedule.stage_ranks
         self._rank = ring.rank
         self._alike = alike
         self._agreed = agreed
         self._sent: dict[Action, Posted] = {}
         self._shapes = _Shapes()
-        # A boundary has the number of the stage before it.
-        self._routes = {
-            boundary: Route.over_edge(ring, source, target)
-            for boundary, (source, target) in enumerate(pairwise(ranks))
-            if here in (source, target) and source != target
-        }
+        self._routes = find_routes(ring, schedule.stage_ranks)
         self._incoming = {route: _Incoming(route, self._shapes) for route in self._routes.values()}
         neighbours = {(here - 1) % size, (here + 1) % size}
         ways = [Route.over_edge(ring, min(here, place), max(here, place)) for place in sorted(neighbours)]
@@ -75,8 +68,8 @@ class Mailbox:
             MessageMismatch: a neighbour runs another step, or the tensor is not as announced.
         """
         self._greet()
-        route = self._routes[_boundary(action)]
-        with _about(action):
+        route = self._routes[find_boundary(action)]
+        with about(action):
             if action.kind == "SEND_F":
                 self._announce(action, Payload.of(tensor), route)
             self._sent[action] = route.isend(tensor)
@@ -91,7 +84,7 @@ class Mailbox:
             MessageMismatch: a neighbour runs another step.
         """
         self._greet()
-        self._incoming[self._routes[_boundary(action)]].add(action)
+        self._incoming[self._routes[find_boundary(action)]].add(action)
 
     def take(self, action: Action) -> Tensor | None:
         """Returns what a receive has received; blocks until it is there.
@@ -105,7 +98,7 @@ class Mailbox:
         Raises:
             MessageMismatch: another rank sends something else.
         """
-        received = self._incoming[self._routes[_boundary(action)]].take(action)
+        received = self._incoming[self._routes[find_boundary(action)]].take(action)
         if action.kind == "RECV_B" and received is not None:  # the answer to an activation, whose send is over therefore
             self._sent.pop(Action(action.stage, "SEND_F", action.microbatch)).wait()
         return received
@@ -195,11 +188,11 @@ class _Incoming:
             if payload is None:
                 break
             self._waiting.popleft()
-            with _about(first):
+            with about(first):
                 has_message = first.kind == "RECV_F" or payload.dtype.is_floating_point
                 self._posted[first] = self._route.irecv(payload) if has_message else None
         if self._waiting and self._header is None and self._waiting[0].kind == "RECV_F":
-            with _about(self._waiting[0]):
+            with about(self._waiting[0]):
                 self._header = self._route.irecv_header()
 
     def _read_header(self) -> None:
@@ -216,13 +209,13 @@ class _Incoming:
         self._shapes.learn(action, header.payload, every=header.alike)
 
 
-def _boundary(action: Action) -> int:
+def find_boundary(action: Action) -> int:
     """Returns which boundary a message crosses: the number of the stage before it."""
     return action.stage if action.kind in ("SEND_F", "RECV_B") else action.stage - 1
 
 
 @contextmanager
-def _about(action: Action) -> Iterator[None]:
+def about(action: Action) -> Iterator[None]:
     """Gives the operations inside their stage and microbatch in the trace, as a span does, without being one."""
     outer = meaning.set(action.microbatch << 32 | action.stage)
     try:

@@ -11,7 +11,9 @@ are no neighbours use the default group.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -21,7 +23,7 @@ from ringsim import comm as dist
 from ringsim.pipeline.headers import HEADER_SIZE, Payload
 from ringsim.ring import Ring
 
-__all__ = ["ANSWER_TAG", "HEADER_TAG", "PAYLOAD_TAG", "SHARED_TAG", "Posted", "Route"]
+__all__ = ["ANSWER_TAG", "HEADER_TAG", "PAYLOAD_TAG", "SHARED_TAG", "Posted", "Route", "find_routes"]
 
 # Which of the messages between two ranks it is; those of one tag arrive in the order in which they were sent.
 PAYLOAD_TAG: Final = 0
@@ -116,3 +118,26 @@ class Route:
         works = dist.batch_isend_irecv(both)
         # Gloo gives one handle for each operation, NCCL one for the batch.
         return Posted(works[0], sent), Posted(works[1] if len(works) > 1 else None, received)
+
+
+def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
+    """Returns the way over each boundary between two stages that this rank has a part in.
+
+    Args:
+        ring: this rank's ring.
+        stage_ranks: for each stage, the place in the ring of the rank that has it.
+
+    Returns:
+        The ways by boundary; a boundary has the number of the stage before it.
+
+    Example:
+        >>> ring = Ring(rank=1, world_size=3, pred=0, succ=2, ranks=(0, 1, 2))
+        >>> {boundary: route.peer for boundary, route in find_routes(ring, (0, 1, 2, 2, 1)).items()}
+        {0: 0, 1: 2, 3: 2}
+    """
+    here = ring.ranks.index(ring.rank)
+    return {
+        boundary: Route.over_edge(ring, source, target)
+        for boundary, (source, target) in enumerate(pairwise(stage_ranks))
+        if here in (source, target) and source != target
+    }

@@ -1,0 +1,97 @@
+"""A step of a pipeline without a model: computing takes the time that it is said to take, and messages have the size that they are given.
+
+What moves, and when, is just what a step with that schedule does::
+
+    rank 0   compute  isend ->            compute  isend ->
+    rank 1   irecv, wait      compute     irecv, wait ...
+
+On real ranks that shows what the messages cost beside the schedule, for ranks that sleep do not compete for cores. On a virtual clock it is
+the same function, and the two can be compared.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from ringsim.computing import compute
+from ringsim.errors import ArgumentError
+from ringsim.pipeline.actions import Action
+from ringsim.pipeline.costs import Costs
+from ringsim.pipeline.dataflow import get_recv
+from ringsim.pipeline.headers import Payload
+from ringsim.pipeline.lowering import lower
+from ringsim.pipeline.mailbox import about, find_boundary
+from ringsim.pipeline.routes import Posted, find_routes
+from ringsim.pipeline.schedule import Schedule
+from ringsim.ring import current_ring
+from ringsim.traces.recorder import span
+from ringsim.traces.stages import KINDS, STEP
+
+__all__ = ["rehearse"]
+
+_SPANS: Final = {kind: name for name, kind in KINDS.items()}
+
+
+def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1) -> None:
+    """Does the steps of a pipeline without a model: sleeps instead of computing, and sends zeros.
+
+    Every rank of the ring calls it with the same arguments, and it blocks until this rank's part is done. It needs a ring of as many ranks
+    as the schedule has. The trace shows what it shows of a training step.
+
+    Args:
+        schedule: what to rehearse; one that is lowered already is taken as it is.
+        costs: of the computations, in seconds; ``latency`` stays 0, for messages take what they take.
+        size_bytes: of each activation and each gradient; nothing is sent where it is 0.
+        steps: how many steps, one after the other.
+        ahead: how many computations before its use a receive is posted, as in ``lower``.
+
+    Raises:
+        ArgumentError: a value breaks its rule, or the schedule is for another number of ranks.
+        ScheduleError: the schedule sends something that nobody receives, or the other way round.
+
+    Example:
+        >>> import ringsim
+        >>> from ringsim.pipeline import Costs, gpipe
+        >>> costs = Costs(forward=0.001, backward=0.002)
+        >>> trace = ringsim.trace(rehearse, world_size=2, args=(gpipe(2, 4), costs), kwargs={"size_bytes": 1024})
+        >>> len(trace.messages), trace.bubble().of_total > 1 / 5
+        (8, True)
+    """
+    _check(costs, size_bytes=size_bytes, steps=steps)
+    ring = current_ring()
+    if schedule.num_ranks != len(ring.ranks):
+        raise ArgumentError(
+            f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for {schedule.num_ranks}. Make it anew."
+        )
+    lowered = lower(schedule, ahead=ahead)
+    place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
+    payload = Payload((size_bytes,), torch.uint8)
+    zeros = torch.zeros(size_bytes, dtype=torch.uint8)
+    for _ in range(steps):
+        with span(f"{STEP}{schedule.name}"):
+            posted: dict[Action, Posted] = {}
+            for action in lowered.actions[place]:
+                if action.is_compute:
+                    recv = get_recv(action, lowered.stage_ranks)
+                    if recv is not None:
+                        posted.pop(recv).wait()
+                    with span(_SPANS[action.kind], stage=action.stage, microbatch=action.microbatch):
+                        compute(float(costs.get_duration(action)))
+                else:
+                    route = routes[find_boundary(action)]
+                    with about(action):
+                        posted[action] = route.isend(zeros) if action.kind.startswith("SEND") else route.irecv(payload)
+            for each in posted.values():
+                each.wait()
+
+
+def _check(costs: Costs, **counts: object) -> None:
+    if costs.latency != 0:
+        raise ArgumentError(f"latency must be 0, got {costs.latency}: messages take what they take. Leave it out.")
+    for (name, value), least in zip(counts.items(), (0, 1), strict=True):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ArgumentError(
+                f"{name} must be an integer from {least}, got {value!r}. Say how large an activation is, and how many steps."
+            )
