@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
 import struct
 import zipfile
 from pathlib import Path
@@ -28,13 +27,14 @@ from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, N
 from ringsim.traces.parts import read_run
 from ringsim.traces.tables import read_tables, readable, write_tables
 from ringsim.traces.value import Trace
+from ringsim.traces.whole_files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike
 
     import pyarrow as pa
 
-__all__ = ["load", "save"]
+__all__ = ["check_run", "load", "save"]
 
 FORMAT: Final = 1
 NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
@@ -83,30 +83,13 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     """
     try:
         members = {META: _pack_meta(trace), EVENTS: _pack_events(trace.events)}
-        _check(trace.events, trace.metadata)
+        check_run(trace.events, trace.metadata)
         _check_density(len(trace.events), len(members[EVENTS]))
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
     if sum(map(len, members.values())) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
         raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more ({path}). Save a part: events.select().")
-    try:
-        target = os.path.realpath(path)  # a symbolic link stays, what it points to is replaced
-        if os.path.exists(target) and not os.path.isfile(target):
-            raise OSError("this is no file")
-        temporary = os.path.join(os.path.dirname(target), f".ringsim-{secrets.token_hex(6)}.tmp")
-        try:
-            with open(temporary, "xb") as file:
-                _write_zip(file, members)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or error
-        raise TraceFileError(f"The path of a trace must be writable, got {path}: {reason}. Make the directory, or choose one.") from error
+    write_whole(path, lambda file: _write_zip(file, members))
 
 
 def load(path: str | PathLike[str]) -> Trace:
@@ -147,7 +130,7 @@ def _recover(parts: Path, error: TraceFileError) -> Trace:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
             raise ValueError("no rank left anything")
-        _check(events, metadata)
+        check_run(events, metadata)
     except (*_DAMAGE, TraceFileError) as other:
         raise TraceFileError(f"{error} Its parts in {parts} could not be read either: {other}") from other
     metadata["notes"].append(f"put together from what the ranks left in {parts.name}: the run ended before it wrote its file")
@@ -172,7 +155,7 @@ def _load(path: str) -> Trace:
         _check_format(meta, path)
         events = _unpack_events(parquet, meta)
         metadata: Any = readable(meta.get("metadata"))
-        _check(events, metadata)
+        check_run(events, metadata)
     except TraceFileError:
         raise
     except _DAMAGE as error:
@@ -317,7 +300,7 @@ def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
     return np.concatenate(rows) if len(rows) != 1 else rows[0]
 
 
-def _check(events: Events, metadata: Any) -> None:
+def check_run(events: Events, metadata: Any) -> None:
     """Raises ValueError unless the events and the metadata can be those of a run: what reads a trace relies on it."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")

@@ -15,6 +15,8 @@ __all__ = ["REACHED", "bundle", "reach", "shows_images"]
 REACHED: Final = {
     "explain": "ringsim.diagnose.explain:explain",
     "save": "ringsim.traces.files:save",
+    "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",
+    "to_chrome": "ringsim.exchange.chrome:to_chrome",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
     "bubble": "ringsim.traces.bubbles:bubble",

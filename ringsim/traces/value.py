@@ -114,6 +114,14 @@ class Trace:
         """
         reach("save")(self, path)
 
+    def to_perfetto(self, path: str | PathLike[str]) -> None:
+        """Writes the trace as ui.perfetto.dev opens it, usually ``*.pftrace``; ``ringsim.exchange.perfetto`` says what it shows."""
+        reach("to_perfetto")(self, path)
+
+    def to_chrome(self, path: str | PathLike[str]) -> None:
+        """Writes the trace in Chrome's Trace Event Format, usually ``*.json``; ``ringsim.exchange.chrome`` says what it shows."""
+        reach("to_chrome")(self, path)
+
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
         axes: Axes = reach("plot_ring")(self, ax=ax)

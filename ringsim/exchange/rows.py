@@ -1,0 +1,125 @@
+"""Events gathered one by one from somebody else's file, until they are a trace."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Payload, Tables, make_events
+from ringsim.traces.files import check_run
+from ringsim.traces.tables import readable
+from ringsim.traces.value import Trace
+
+__all__ = ["Rows", "columns_of", "whole_rows"]
+
+_NAMED: Final = ("group", "payload", "label", "file")
+
+
+class Rows:
+    """The events of a trace that is being put together, in any order.
+
+    Example:
+        >>> rows = Rows()
+        >>> rows.add(1, "recv", 500, peer=0, payload=Payload("float32", (2,), 8), done_ns=900)
+        >>> rows.add(0, "send", 400, peer=1, payload=Payload("float32", (2,), 8), done_ns=700)
+        >>> trace = rows.trace({"world_size": 2})
+        >>> trace.events.rank.tolist(), trace.events.post_ns.tolist(), len(trace.messages)
+        ([0, 1], [0, 100], 1)
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, int]] = []
+        self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
+
+    def __len__(self) -> int:
+        """Returns the number of events so far."""
+        return len(self._rows)
+
+    def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
+        """Adds one event.
+
+        Args:
+            rank: whose it is.
+            op: as torch spells it.
+            post_ns: when it was posted, or began; the clock may start anywhere.
+            columns: the other columns by name; ``group`` is a Group, ``payload`` a Payload, ``label`` and ``file`` are words.
+        """
+        row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
+        for name, value in columns.items():
+            if name in _NAMED:
+                numbers = self._numbers[name]
+                row[name] = numbers.setdefault(value, len(numbers))
+            else:
+                row[name] = value
+        self._rows.append(row)
+
+    def trace(self, metadata: dict[str, Any]) -> Trace:
+        """Returns the trace: each rank's events in the order of posting, the earliest at 0.
+
+        Raises:
+            ValueError: the events cannot be those of a run.
+        """
+        rows = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
+        first = min((row["post_ns"] for row in rows), default=0)
+        columns: dict[str, list[int]] = {
+            name: [row.get(name, 0 if name == "thread" else 2 if name == "status" else NONE) for row in rows]
+            for name in COLUMN_DTYPES
+            if name != "seq"
+        }
+        for name in ("post_ns", "wait_ns", "done_ns"):
+            columns[name] = [value if value == NONE and name != "post_ns" else value - first for value in columns[name]]
+        groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
+        tables = Tables(
+            groups=tuple(Group(readable(name), ranks) for name, ranks in groups),
+            payloads=tuple(Payload(readable(dtype), shape, size, readable(reduction)) for dtype, shape, size, reduction in payloads),
+            labels=tuple(map(readable, labels)),
+            files=tuple(map(readable, files)),
+        )
+        events = make_events(columns_of(columns), tables)
+        check_run(events, metadata)
+        return Trace(events, metadata)
+
+
+def columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
+    """Returns columns as numpy arrays of the dtypes that ``Events`` has.
+
+    Raises:
+        ValueError: a number does not fit.
+
+    Example:
+        >>> columns_of({"rank": [0, 1]})["rank"].dtype
+        dtype('int32')
+    """
+    arrays = {}
+    for name, values in columns.items():
+        limits = np.iinfo(COLUMN_DTYPES[name])
+        if any(type(value) is not int for value in values):
+            raise ValueError(f"the column {name} holds something else than whole numbers")
+        if values and not (limits.min <= min(values) and max(values) <= limits.max):
+            raise ValueError(f"the column {name} holds a number outside {limits.min} to {limits.max}")
+        arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
+    return arrays
+
+
+def whole_rows(rows: list[Any], tables: Tables) -> Events:
+    """Returns events from rows of all columns, in any order.
+
+    Args:
+        rows: each in the order of the columns.
+        tables: what their numbers mean.
+
+    Raises:
+        ValueError: a row is none, or a number does not fit.
+
+    Example:
+        >>> mark = [1, -1, -1, -1, -1, -1, -1, -1, -1, -1]
+        >>> rows = [[rank, 0, 0, *mark, post_ns, -1, -1, 2] for rank, post_ns in ((1, 70), (0, 60))]
+        >>> whole_rows(rows, Tables()).post_ns.tolist()
+        [60, 70]
+    """
+    if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
+        raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")
+    ordered = sorted(rows, key=lambda row: (row[0], row[2]))  # by rank, then by the order of posting
+    columns = {name: [row[place] for row in ordered] for place, name in enumerate(COLUMN_DTYPES)}
+    return make_events(columns_of(columns), tables)

@@ -1,0 +1,207 @@
+"""A trace as what viewers of timelines draw: slices on lanes, instants, and flows between slices.
+
+Each rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which overlap, on as many as they need.
+An operation lasts from post to done, and holds a slice "blocked" from wait to done. A flow leads from a send to its recv.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ringsim.errors import TraceFileError
+from ringsim.exchange.lanes import place_apart, place_nested
+from ringsim.exchange.rows import whole_rows
+from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, MARK, NONE, OPS, RECV, SEND, SPAN, STATUS_NAMES, Events, Tables
+from ringsim.traces.files import check_run
+from ringsim.traces.tables import read_tables, readable, write_tables
+from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from ringsim.traces.matching import Messages
+
+__all__ = [
+    "BLOCKED",
+    "COLUMNS",
+    "RUN",
+    "Lane",
+    "Row",
+    "Slice",
+    "describe_row",
+    "list_rows",
+    "make_lanes",
+    "make_name",
+    "pack_run",
+    "unpack_run",
+]
+
+RUN: Final = "ringsim"  # the name under which a file holds what is known of the run
+COLUMNS: Final = "columns"  # the name under which an event holds all its numbers
+BLOCKED: Final = "blocked"
+
+
+class Row(NamedTuple):
+    """One event, by the names of the columns."""
+
+    rank: int
+    thread: int
+    seq: int
+    op: int
+    group: int
+    peer: int
+    tag: int
+    payload: int
+    stage: int
+    microbatch: int
+    label: int
+    file: int
+    line: int
+    post_ns: int
+    wait_ns: int
+    done_ns: int
+    status: int
+
+
+assert Row._fields == tuple(COLUMN_DTYPES)  # our own invariant: one list of columns
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One event on a lane.
+
+    Attributes:
+        index: its place among the events of the trace.
+        start_ns: when it begins.
+        end_ns: when it ends; infinite for what is in flight, equal to the start for a mark.
+        flow_out: number of the message that it sends, from 1; 0 for none.
+        flow_in: number of the message that it receives.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: float
+    flow_out: int = 0
+    flow_in: int = 0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The slices of one lane, in the order in which they begin.
+
+    Attributes:
+        rank: whose they are.
+        number: of the lane within the rank, from 1.
+        name: what a viewer shows.
+        slices: what stands on it.
+    """
+
+    rank: int
+    number: int
+    name: str
+    slices: list[Slice]
+
+
+def make_lanes(trace: Trace) -> Iterator[Lane]:
+    """Yields the lanes of a trace, rank by rank.
+
+    Args:
+        trace: any trace.
+
+    Yields:
+        Lanes on which no slice cuts another.
+    """
+    events = trace.events
+    out, into = _flows(len(events), trace.messages)
+    starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
+    ends = np.where(events.kind == MARK, events.post_ns, np.maximum(events.done_ns, events.post_ns)).astype(object)
+    ends[(events.kind != MARK) & (events.done_ns == NONE)] = math.inf
+    ranks, first = np.unique(events.rank, return_index=True)
+    for rank, mine in zip(ranks.tolist(), np.split(np.arange(len(events)), first[1:]), strict=False):  # one empty part without events
+        number = 1
+        for thread in np.unique(events.thread[mine]).tolist():
+            here = mine[events.thread[mine] == thread]
+            for kind, where, place in (("spans", here[program[here]], place_nested), ("operations", here[~program[here]], place_apart)):
+                slices = [Slice(index, starts[index], ends[index], out[index], into[index]) for index in where.tolist()]
+                slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
+                lanes: dict[int, list[Slice]] = {}
+                for lane, one in zip(place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True):
+                    lanes.setdefault(lane, []).append(one)
+                for lane, placed in sorted(lanes.items()):
+                    name = kind + (f" of thread {thread}" if thread else "") + (f" ({lane + 1})" if lane else "")
+                    yield Lane(rank, number, name, placed)
+                    number += 1
+
+
+def _flows(count: int, messages: Messages) -> tuple[list[int], list[int]]:
+    """Returns for each event the number of the message that it sends, and of the one that it receives."""
+    out, into = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    numbers = np.arange(1, len(messages) + 1)
+    out[messages.send], into[messages.recv] = numbers, numbers
+    return out.tolist(), into.tolist()
+
+
+def list_rows(events: Events) -> list[Row]:
+    """Returns the events one by one, as plain numbers."""
+    columns = [getattr(events, name).tolist() for name in COLUMN_DTYPES]
+    return [Row(*values) for values in zip(*columns, strict=True)]
+
+
+def make_name(row: Row, tables: Tables) -> str:
+    """Returns what a viewer calls an event: "isend to 1", or the name of a span.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> events = make_events({"rank": [0], "op": [OP_CODES["isend"]], "peer": [1]})
+        >>> make_name(list_rows(events)[0], events.tables)
+        'isend to 1'
+    """
+    name, kind = OPS[row.op]
+    if kind in (SPAN, MARK):
+        return tables.labels[row.label] if row.label != NONE else name
+    if kind not in (SEND, RECV):
+        return name
+    return f"{name} {'to' if kind == SEND else 'from'} {'any rank' if row.peer == ANY_SOURCE else row.peer}"
+
+
+def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
+    """Returns what is known of an event, for a reader; what does not apply is left out."""
+    told: dict[str, str | int] = {name: getattr(row, name) for name in ("tag", "stage", "microbatch") if getattr(row, name) != NONE}
+    if row.group != NONE:
+        told["group"] = tables.groups[row.group].name
+    if row.payload != NONE:
+        payload = tables.payloads[row.payload]
+        told |= {"size_bytes": payload.size_bytes, "dtype": payload.dtype, "shape": str(list(payload.shape))}
+    if row.file != NONE:
+        told["source"] = f"{tables.files[row.file]}:{row.line}"
+    return told | {"status": STATUS_NAMES[row.status]}
+
+
+def pack_run(trace: Trace) -> str:
+    """Returns as JSON what is known of a run beside its events.
+
+    Raises:
+        TraceFileError: the metadata is more than JSON can say.
+    """
+    try:
+        return json.dumps({"format": 1, "tables": write_tables(trace.events.tables), "metadata": trace.metadata}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceFileError(f"A trace must be plain data to be exported, got one where {error}. Change its metadata.") from error
+
+
+def unpack_run(run: Any, rows: list[Any]) -> Trace:
+    """Returns the trace that was written as rows and as what ``pack_run`` says.
+
+    Raises:
+        ValueError: they cannot be those of a run.
+    """
+    if not isinstance(run, dict) or run.get("format") != 1:
+        raise ValueError("what it says of the run is not of format 1")
+    events = whole_rows(rows, read_tables(run.get("tables")))
+    metadata: Any = readable(run.get("metadata"))
+    check_run(events, metadata)
+    return Trace(events, metadata)
