@@ -15,6 +15,7 @@ Contents::
     Degrade                           likewise: a link that is slower
     Fail                              likewise: a rank that fails
     bandwidth                         measure what the links of a ring give
+    FlopCosts                         what computing costs on a virtual clock: arithmetic by shape, at a speed
     Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 _CONTENTS: Final = {
     "Degrade": "ringsim.injections",
     "Fail": "ringsim.injections",
+    "FlopCosts": "ringsim.charging",
     "Link": "ringsim.link",
     "Ring": "ringsim.ring",
     "Slow": "ringsim.injections",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim import topologies as topologies
+    from ringsim.charging import FlopCosts as FlopCosts
     from ringsim.computing import compute as compute
     from ringsim.injections import Degrade as Degrade
     from ringsim.injections import Fail as Fail

@@ -36,7 +36,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.pipeline", "ringsim.pipeline.actions", "ringsim.pipeline.schedule"),
         *(f"ringsim.pipeline.schedules.{name}" for name in ("arguments", "rows", "linear", "looped", "vee", "zero_bubble")),
         *("ringsim.pipeline.schedules", "ringsim.pipeline.schedule_text"),
-        "ringsim.pipeline.partition_plan",
+        *("ringsim.pipeline.partition_plan", "ringsim.pipeline.flops"),
         *(f"ringsim.pipeline.{name}" for name in ("dataflow", "lowering", "lockstep", "programs", "costs", "well_formed")),
         *("ringsim.pipeline.evaluator", "ringsim.pipeline.validation"),
         *("ringsim.pipeline.closed_forms", "ringsim.pipeline.uneven_stages"),
@@ -49,7 +49,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.traces.{name}"
             for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")
         ),
-        "ringsim.computing",
+        *("ringsim.computing", "ringsim.charging"),
         *(f"ringsim.traces.{name}" for name in ("stages", "bubbles", "live_activations")),
         *(
             f"ringsim.traces.{name}"
@@ -110,7 +110,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("ringsim.pipeline.adapters", "ringsim.pipeline.adapters.protocol", "ringsim.pipeline.transformer"),
         *(f"ringsim.pipeline.adapters.{name}" for name in ("sequential", "small", "causal_lm", "lookup")),
-        *(f"ringsim.pipeline.{name}" for name in ("stage", "layer_times", "partition")),
+        *(f"ringsim.pipeline.{name}" for name in ("stage", "stage_flops", "layer_times", "partition")),
         *(
             f"ringsim.pipeline.{name}"
             for name in ("ring_at_hand", "steps", "headers", "routes", "messages", "mailbox", "executor", "rehearsal")

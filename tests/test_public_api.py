@@ -20,6 +20,7 @@ import ringsim
 PUBLIC_NAMES = {
     "Degrade",
     "Fail",
+    "FlopCosts",
     "Link",
     "Ring",
     "Slow",

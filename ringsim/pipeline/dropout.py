@@ -75,6 +75,10 @@ class SeededAdapter(Adapter):
         with self._seeded(self._places[layer], hidden):
             return self._adapter.run_layer(model, layer, hidden, context)
 
+    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+        """Returns how wide the attention is."""
+        return self._adapter.attention_width(model, layer)
+
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Returns the logits."""
         with self._seeded(len(self._places) + 1, hidden):

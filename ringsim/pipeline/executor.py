@@ -21,7 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ringsim.charging import charge
 from ringsim.pipeline.actions import Action
+from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage
@@ -37,10 +39,12 @@ class StageRun:
     Attributes:
         run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage the loss, as it is to be differentiated.
         parameters: what the ``W`` actions add gradients to.
+        flops: ``flops(x)``, how much arithmetic a microbatch with this input is; asked on a virtual clock that charges for it.
     """
 
     run: Callable[[Tensor, int], Tensor]
     parameters: Sequence[nn.Parameter]
+    flops: Callable[[Tensor], Flops]
 
 
 class Executor:
@@ -59,7 +63,7 @@ class Executor:
         >>> from ringsim.pipeline.lowering import lower
         >>> schedule = Schedule("two on one", 1, (0, 0), (tuple(map(Action._make, [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)])),))
         >>> weight = torch.tensor(2.0, requires_grad=True)
-        >>> stage = StageRun(lambda x, microbatch: weight * x, [weight])
+        >>> stage = StageRun(lambda x, microbatch: weight * x, [weight], flops=lambda x: Flops(1, 1, 1))
         >>> executor = Executor(lower(schedule), {0: stage, 1: stage}, [torch.tensor(3.0)], None, torch.device("cpu"))
         >>> executor.run(rank=0)
         >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative by the weight
@@ -110,6 +114,7 @@ class Executor:
                 y = stage_run.run(x, microbatch)
             else:
                 y = forward_stage(lambda x: stage_run.run(x, microbatch), x)
+            charge("F", stage, microbatch, lambda: stage_run.flops(x))
         if stage == self._schedule.num_stages - 1:
             self.losses[microbatch] = y.detach()
         else:
@@ -123,6 +128,7 @@ class Executor:
         x, y = self._kept.pop((stage, microbatch))
         with span("backward", stage=stage, microbatch=microbatch):
             self._pass_back(stage, microbatch, x, backward_stage(x, y, grad))
+            charge("B", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _input_half(self, action: Action) -> None:
         stage, _, microbatch = action
@@ -130,12 +136,14 @@ class Executor:
         x, y = self._kept[stage, microbatch]
         with span("input_grad", stage=stage, microbatch=microbatch):
             self._pass_back(stage, microbatch, x, backward_input(x, y, grad))
+            charge("I", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _weight_half(self, action: Action) -> None:
         stage, _, microbatch = action
-        _, y = self._kept.pop((stage, microbatch))
+        x, y = self._kept.pop((stage, microbatch))
         with span("weight_grad", stage=stage, microbatch=microbatch):
             backward_weight(y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters)
+            charge("W", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _send(self, action: Action) -> None:
         tensor = self._ready.pop(action)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringsim.charging import charge
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.generation_link import GenerationLink
@@ -35,6 +36,7 @@ from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.prompts import PromptBatch
 from ringsim.pipeline.ring_at_hand import find_ring
 from ringsim.pipeline.stage import Stage
+from ringsim.pipeline.stage_flops import count_stage_flops
 from ringsim.pipeline.token_choice import TokenChoice
 from ringsim.traces.recorder import span
 
@@ -167,6 +169,8 @@ class _StageWork:
             if self._stage.is_last:
                 y = self._choices[job.batch](y[:, -1])
                 self._tokens[job.batch].append(y)
+            so_far = batch.token_ids.shape[1] + job.token
+            charge("F", self._stage_index, job.batch, lambda: count_stage_flops(self._stage, x, so_far))
         return y
 
     def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:

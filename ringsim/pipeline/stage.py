@@ -71,6 +71,11 @@ class Stage(nn.Module):
                 hidden = self.adapter.run_layer(model, layer, hidden, context)
         return self.adapter.head(model, hidden) if self.is_last else hidden
 
+    def attention_widths(self) -> list[int]:
+        """Returns how wide the attention of each layer is, 0 for a layer without; see `Adapter.attention_width`."""
+        (model,) = self._model
+        return [self.adapter.attention_width(model, layer) for layer in self.layers]
+
 
 def build_stages(model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None) -> list[Stage]:
     """Returns all stages of a model.

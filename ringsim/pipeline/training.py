@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,6 +39,7 @@ from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import make_schedule
 from ringsim.pipeline.sharing import pass_back
 from ringsim.pipeline.stage import Stage, build_stages
+from ringsim.pipeline.stage_flops import count_stage_flops
 from ringsim.pipeline.tied import TiedGradients
 from ringsim.pipeline.validation import validate
 
@@ -102,7 +104,7 @@ def train_step_pipeline(
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
-        The loss: the mean of the microbatches' losses, the same number on every rank.
+        The loss: the mean of the microbatches' losses, the same number on every rank; NaN for a model of device "meta", which has none.
 
     Raises:
         ArgumentError: the lists differ in length, or are empty; or the partition does not fit.
@@ -237,7 +239,7 @@ class _Microbatches:
             # Divided here, before the backward pass, and not in what is reported alone: so the gradients are those of the mean.
             return self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
 
-        return StageRun(run, list(stage.parameters()))
+        return StageRun(run, list(stage.parameters()), lambda x: count_stage_flops(stage, x, recomputed=self.checkpoint))
 
 
 def _run_step(
@@ -262,8 +264,15 @@ def _run_step(
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
     with TiedGradients(ring, stages, lowered.stage_ranks) if torch.is_grad_enabled() else nullcontext():
         executor.run(here)
-    loss = torch.stack(list(executor.losses.values())).double().sum().cpu() if executor.losses else torch.zeros((), dtype=torch.float64)
-    return float(pass_back(ring, loss, owner=lowered.stage_ranks[-1]))
+    return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))
+
+
+def _sum_up(losses: Collection[Tensor]) -> Tensor:
+    """Returns the sum of losses, on the CPU; 0 where there are none, NaN where they are of device "meta" and have no value."""
+    if not losses:
+        return torch.zeros((), dtype=torch.float64)
+    total = torch.stack(list(losses)).double().sum()
+    return torch.full((), math.nan, dtype=torch.float64) if total.is_meta else total.cpu()
 
 
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:

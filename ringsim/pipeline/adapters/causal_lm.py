@@ -48,13 +48,17 @@ class LlamaAdapter(Adapter):
             **_context(hidden, announced),
             "attention_mask": _causal_masks(model, hidden, announced),
             "position_ids": positions,
-            "position_embeddings": model.model.rotary_emb(hidden, positions),
+            "position_embeddings": _rotary_tables(model, hidden, positions),
         }
 
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
         """Returns the hidden states after one layer, with the mask of its kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
         return layer(hidden, **{**context, "attention_mask": mask})  # type: ignore[no-any-return]
+
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(layer.self_attn.o_proj.in_features)
 
     def head(self, model: Any, hidden: Tensor) -> Tensor:
         """Returns the logits."""
@@ -93,6 +97,10 @@ class GPT2Adapter(Adapter):
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
         """Returns the hidden states after one block."""
         return layer(hidden, **context)[0]  # type: ignore[no-any-return]
+
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(layer.attn.embed_dim)
 
     def head(self, model: Any, hidden: Tensor) -> Tensor:
         """Returns the logits."""
@@ -143,6 +151,10 @@ class OPTAdapter(Adapter):
             return hidden
         return layer(hidden, **context)[0]  # type: ignore[no-any-return]
 
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(layer.self_attn.embed_dim)
+
     def head(self, model: Any, hidden: Tensor) -> Tensor:
         """Returns the logits."""
         for module in self.last_modules(model):
@@ -162,6 +174,16 @@ class _Seen:
 
     def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
         return self._num_seen + cache_position.shape[0], 0
+
+
+def _rotary_tables(model: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the cosines and sines of the tokens' places, each of shape (batch or 1, tokens, rotated part of a head)."""
+    rotary = model.model.rotary_emb
+    if hidden.is_meta:  # transformers asks for autocast there, which torch has not for tensors without data
+        table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
+        return table, table
+    tables: tuple[Tensor, Tensor] = rotary(hidden, positions)
+    return tables
 
 
 def _context(hidden: Tensor, announced: Announced) -> dict[str, Any]:

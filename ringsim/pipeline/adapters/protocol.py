@@ -132,6 +132,15 @@ class Adapter(ABC):
         """
         return layer(hidden, **context)  # type: ignore[no-any-return]
 
+    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+        """Returns how wide the attention of a layer is, heads of queries times the size of a head; 0 for a layer without.
+
+        Args:
+            model: the whole model.
+            layer: one of `layers`.
+        """
+        return 0
+
     @abstractmethod
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Returns the logits; the last stage calls it.

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from ringsim.pipeline.adapters.protocol import Adapter, Announced
-from ringsim.pipeline.transformer import KeyValueCache, SmallTransformer, causal_mask
+from ringsim.pipeline.transformer import Block, KeyValueCache, SmallTransformer, causal_mask
 
 __all__ = ["SmallTransformerAdapter"]
 
@@ -45,6 +45,10 @@ class SmallTransformerAdapter(Adapter):
         mask = announced.attention_mask
         announced.num_seen(hidden.shape[1])
         return {"mask": None if mask is None else causal_mask(mask, hidden.shape[1]), "cache": announced.cache}
+
+    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+        """Returns how wide the attention is."""
+        return cast(Block, layer).attention.out.in_features
 
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Returns the logits."""
