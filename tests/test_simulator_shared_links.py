@@ -165,6 +165,15 @@ def test_ranks_that_do_not_meet_cost_nothing_more_the_more_there_are() -> None:
     assert calls(512) <= 4 * calls(128)
 
 
+def test_what_a_message_costs_that_nobody_disturbs() -> None:
+    carrier = SharedLinks(Agenda(), RingLinks(LINK), 6, {(0, 1): 5.0})
+    assert carrier.link_of(0, 2) == Link(200.0, 1.0)
+    assert carrier.link_of(0, 1) == Link(500.0, 5.0)
+    private = PrivateLinks(LINK, {(0, 1): 5.0})
+    assert private.link_of(0, 1) == Link(500.0, 5.0)
+    assert private.carry(0, 1, 8, 0.0) == 540.0
+
+
 # -- who is chosen
 
 

@@ -59,6 +59,18 @@ class Carrier(Protocol):
         """
         ...
 
+    def link_of(self, src: int, dst: int) -> Link:
+        """Returns what a message that nobody disturbs costs; carries none.
+
+        Args:
+            src: the rank it comes from.
+            dst: the rank it goes to, another one.
+
+        Raises:
+            ArgumentError: there is no link.
+        """
+        ...
+
 
 class PrivateLinks:
     """A link for each ordered pair of ranks, which nobody else uses: each arrival is known at once.
@@ -106,7 +118,12 @@ class PrivateLinks:
         line[0] = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * beta_s
         return free_s + alpha_s
 
-    def _open(self, src: int, dst: int) -> list[float]:
+    def link_of(self, src: int, dst: int) -> Link:
+        """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
+
+        Raises:
+            ArgumentError: the table of links has none for this pair.
+        """
         link = self._link
         if isinstance(link, Mapping):
             found = link.get((src, dst))
@@ -115,7 +132,10 @@ class PrivateLinks:
                     f"link must have an entry for each pair that talks, got none for ({src}, {dst}). Add ({src}, {dst}): Link(...)."
                 )
             link = found
-        link = degraded(link, self._slower.get((src, dst), 1.0))
+        return degraded(link, self._slower.get((src, dst), 1.0))
+
+    def _open(self, src: int, dst: int) -> list[float]:
+        link = self.link_of(src, dst)
         line = self._lines[src, dst] = [0.0, link.alpha_s, link.beta_s_per_byte]
         return line
 

@@ -10,12 +10,12 @@ or ends, those that it met get new paces. Messages from one rank to another go o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from ringsim.link import Link
-from ringsim.simulator.carriers import Agenda, Arrived
+from ringsim.simulator.carriers import Agenda, Arrived, degraded
 from ringsim.simulator.fair_share import fair_paces
 from ringsim.topologies import Hop, Topology
 
@@ -89,20 +89,30 @@ class SharedLinks:
             self._agenda.at(ready_s, partial(self._begin, flow))
         return None
 
+    def link_of(self, src: int, dst: int) -> Link:
+        """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
+
+        Raises:
+            ArgumentError: the topology has no way.
+        """
+        return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
+
+    def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
+        """Returns what hops cost together, the degradation of the pair included."""
+        link = Link(sum(hop.link.alpha_s for hop in hops), max(hop.link.beta_s_per_byte for hop in hops))
+        return degraded(link, self._slower.get((src, dst), 1.0))
+
     def _open(self, src: int, dst: int) -> _Route:
         hops = list(self._topology.route(src, dst, self._world_size))
-        alpha_s = sum(hop.link.alpha_s for hop in hops)
-        factor = self._slower.get((src, dst), 1.0)
-        if factor != 1.0:  # a hop of its own, so slow that the whole takes so much longer
-            beta_s = factor * max(hop.link.beta_s_per_byte for hop in hops)
-            hops.append(Hop((("degraded", src), dst), Link(0.0, beta_s)))
-            alpha_s *= factor
+        whole = self._whole(src, dst, hops)
+        if (src, dst) in self._slower:  # a hop of its own, so slow that the whole takes so much longer
+            hops.append(Hop((("degraded", src), dst), whole))
         # A link that is never full holds nobody up, and would only join flows that do not meet.
         limiting = {hop.edge: hop.link.beta_s_per_byte for hop in hops if hop.link.beta_s_per_byte}
         for edge in limiting:
             self._users.setdefault(edge, {})
         self._paces.update(limiting)
-        route = self._routes[src, dst] = _Route(alpha_s, tuple(limiting))
+        route = self._routes[src, dst] = _Route(whole.alpha_s, tuple(limiting))
         return route
 
     def _begin(self, flow: _Flow) -> None:
