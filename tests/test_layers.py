@@ -69,7 +69,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
             )
         ),
         *(f"ringsim.exchange.{name}" for name in ("foreign", "rows", "boxes", "lanes", "slices", "wire", "perfetto", "perfetto_reading")),
-        *("ringsim.exchange.chrome", "ringsim.exchange"),
+        *("ringsim.exchange.chrome", "ringsim.exchange.profiler", "ringsim.exchange"),
+        *("ringsim.calibration", "ringsim.comparison"),
         "ringsim.pipeline.generation_use",
         *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
         *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),

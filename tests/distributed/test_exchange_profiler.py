@@ -1,0 +1,127 @@
+"""Files that torch.profiler wrote on real ranks, against what ringsim recorded of the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+from trace_mutations import flip, read_in_full
+
+import ringsim
+from ringsim.errors import TraceFileError
+from ringsim.exchange import read_profiler
+from ringsim.traces.value import Trace
+
+
+def worker(directory: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    some, all_of_it = torch.ones(6), torch.empty(6 * size)
+    parts = list(all_of_it.chunk(size))
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        with record_function("compute"):
+            some = some + 1
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, some, (rank + 1) % size, tag=3), dist.P2POp(dist.irecv, parts[0], (rank - 1) % size, tag=3)]
+        ):
+            work.wait()
+        if rank == 0:
+            dist.send(some.double(), 1, tag=5)
+        elif rank == 1:
+            dist.recv(some.double(), 0, tag=5)
+        dist.all_reduce(some)
+        dist.broadcast(some, 1)
+        dist.reduce(some, 1)
+        dist.all_gather(parts, some)
+        dist.gather(some, parts if rank == 1 else None, dst=1)
+        dist.scatter(some, parts if rank == 1 else None, src=1)
+        dist.reduce_scatter(some, parts)
+        dist.all_to_all_single(torch.empty_like(all_of_it), all_of_it)
+        dist.barrier()
+        dist.monitored_barrier()
+        dist.all_reduce(some.to(torch.int64))
+    profiler.export_chrome_trace(f"{directory}/rank-{rank}.json.gz" if rank else f"{directory}/rank-0.json")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
+    directory = tmp_path_factory.mktemp("profiled")
+    return directory, ringsim.trace(worker, world_size=3, args=(str(directory),))
+
+
+def test_the_profiler_saw_what_was_recorded(run: tuple[Path, Trace]) -> None:
+    directory, recorded = run
+    imported = read_profiler(directory)
+    spelled = {"send": "isend", "recv": "irecv", "batch_isend": "isend", "batch_irecv": "irecv"}  # what c10d calls them all
+    assert told(imported, {}) == told(recorded, spelled)
+    assert imported.unmatched == []
+    pairs = [(trace.messages.src.tolist(), trace.messages.dst.tolist()) for trace in (imported, recorded)]
+    assert sorted(zip(*pairs[0], strict=True)) == sorted(zip(*pairs[1], strict=True))
+    assert (imported.metadata["source"], imported.world_size) == ("measured", 3)
+    spans = imported.to_pandas().query("kind == 'span'")
+    assert spans["label"].tolist() == ["compute"] * 3
+    read_in_full(imported, draw=True)
+
+
+def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
+    """Rank by rank, in the order of posting, what both say of each operation; the size of a scatter only its root's profiler knows."""
+    frame = trace.to_pandas().query("kind not in ('span', 'mark')")
+    frame = frame.assign(op=frame["op"].replace(spelled), size_bytes=frame["size_bytes"].fillna(0))
+    frame.loc[(frame["op"] == "scatter") & (frame["rank"] != 1), "size_bytes"] = 0
+    frame = frame.assign(tag=frame["tag"].where(frame["kind"] != "collective").fillna(-1), peer=frame["peer"].fillna(-1))
+    return frame[["rank", "op", "peer", "tag", "size_bytes", "group", "status"]].to_numpy().tolist()
+
+
+def test_every_operation_lasts_as_long_as_the_record_says_at_least(run: tuple[Path, Trace]) -> None:
+    directory, recorded = run
+    imported = read_profiler(directory)
+    mine = [trace.to_pandas().query("op == 'monitored_barrier'") for trace in (imported, recorded)]
+    assert all((frame["done_ns"] > frame["post_ns"]).all() for frame in mine)
+    order = [
+        trace.to_pandas().query("kind == 'collective' and rank == 0").sort_values("post_ns")["op"].tolist()
+        for trace in (imported, recorded)
+    ]
+    assert order[0] == order[1]
+
+
+def test_some_ranks_are_enough_and_one_twice_is_too_many(run: tuple[Path, Trace]) -> None:
+    directory, _ = run
+    trace = read_profiler([directory / "rank-2.json.gz"])
+    assert trace.world_size == 3
+    assert "no file of rank 0, 1" in trace.metadata["notes"]
+    with pytest.raises(TraceFileError, match="of rank 0, as another file is"):
+        read_profiler([directory / "rank-0.json", directory / "rank-0.json"])
+
+
+def test_what_is_missing_is_named(run: tuple[Path, Trace], tmp_path: Path) -> None:
+    document = json.loads((run[0] / "rank-0.json").read_text())
+    for change, said in (
+        ({"distributedInfo": {}}, "names no rank"),
+        ({"distributedInfo": document["distributedInfo"] | {"backend": "nccl"}}, "only those on Gloo"),
+        ({"traceEvents": [event | {"args": {}} for event in document["traceEvents"]]}, "record_shapes=True"),
+    ):
+        (tmp_path / "changed.json").write_text(json.dumps(document | change))
+        with pytest.raises(TraceFileError, match=said):
+            read_profiler(tmp_path)
+    (tmp_path / "changed.json").unlink()
+    with pytest.raises(TraceFileError, match="must be one or more, got none"):
+        read_profiler(tmp_path)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_damage_gives_one_error(run: tuple[Path, Trace], tmp_path: Path, data: st.DataObject) -> None:
+    whole = (run[0] / "rank-0.json").read_bytes()
+    (tmp_path / "damaged.json").write_bytes(flip(whole, lambda low, high: data.draw(st.integers(low, high))))
+    try:
+        trace = read_profiler(tmp_path / "damaged.json")
+    except TraceFileError as error:
+        assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
+    else:
+        read_in_full(trace, draw=False)
