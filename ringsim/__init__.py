@@ -16,6 +16,7 @@ Contents::
     Fail                              likewise: a rank that fails
     bandwidth                         measure what the links of a ring give
     FlopCosts                         what computing costs on a virtual clock: arithmetic by shape, at a speed
+    simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
@@ -72,6 +73,7 @@ _CONTENTS: Final = {
     "load": "ringsim.traces.files",
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.recorder",
+    "simulate_schedule": "ringsim.simulator.schedule_api",
     "span": "ringsim.traces.recorder",
     "suppress_output": "ringsim.printing",
     "topologies": "ringsim.topologies",
@@ -101,6 +103,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
     from ringsim.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
     from ringsim.ring import initialize_distributed as initialize_distributed
+    from ringsim.simulator.schedule_api import simulate_schedule as simulate_schedule
     from ringsim.traces.files import load as load
     from ringsim.traces.recorder import mark as mark
     from ringsim.traces.recorder import span as span

@@ -39,6 +39,7 @@ PUBLIC_NAMES = {
     "load",
     "load_ipython_extension",
     "mark",
+    "simulate_schedule",
     "span",
     "suppress_output",
     "topologies",

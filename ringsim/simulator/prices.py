@@ -1,0 +1,150 @@
+"""What the computations and messages of a schedule cost, as arrays by stage: for one set of costs, or for K of them at once.
+
+A message keeps its link busy while its bytes go by, and arrives one latency later::
+
+    Costs.latency        arrives after latency, the link is never busy
+    link=, size_bytes=   busy for size * beta, arrives alpha later; seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.errors import ArgumentError
+from ringsim.link import Link
+from ringsim.pipeline.actions import Action
+from ringsim.pipeline.costs import Costs
+from ringsim.simulator.operations import KIND_LETTERS
+from ringsim.traces.events import Ints
+
+__all__ = ["Links", "Prices", "Sizes", "make_prices", "spread_sizes", "stack_prices"]
+
+Links = Link | Mapping[tuple[int, int], Link]
+Sizes = int | Sequence[int]
+_DIRECTIONS: Final = (-1, 1)  # from which side a message comes: an activation from the stage before, a gradient from the one after
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """Times by stage S; a last axis of K where there are several sets of costs. Fractions where a cost is one, else float64.
+
+    Attributes:
+        duration: of a computation, shape (4, S): by its place in ``KIND_LETTERS`` and its stage.
+        occupancy: how long the message that a stage receives keeps its link, shape (2, S): activations, gradients.
+        latency: how long it then still travels, likewise. -inf where a stage receives none from another rank.
+    """
+
+    duration: Ints
+    occupancy: Ints
+    latency: Ints
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the times are Fractions."""
+        return self.duration.dtype == object
+
+    @property
+    def has_occupancy(self) -> bool:
+        """Whether any message keeps its link busy."""
+        return bool((self.occupancy > 0).any())
+
+
+def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, size_bytes: Sizes) -> Prices:
+    """Lays one set of costs out by stage.
+
+    Args:
+        stage_ranks: for each stage, the rank that has it.
+        costs: of the computations; and the latency, where no link is given.
+        link: what a message costs, in seconds: one for all, or by (from rank, to rank); None: ``costs.latency``.
+        size_bytes: of an activation and of its gradient: one for all, or for each boundary between two stages.
+
+    Returns:
+        The prices, without a K.
+
+    Raises:
+        ArgumentError: a time or size breaks its rule, or a link is missing.
+
+    Example:
+        >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), 8)
+        >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
+        ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])
+    """
+    stages = range(len(stage_ranks))
+    duration = [
+        [_check_time(costs.get_duration(Action(stage, kind, 0)), f"{kind} of stage {stage}") for stage in stages] for kind in KIND_LETTERS
+    ]
+    _check_time(costs.latency, "latency")
+    if link is not None and costs.latency != 0:
+        raise ArgumentError(f"latency must be 0 where link is given, got {costs.latency}. Say it once: as the link's alpha_s.")
+    sizes = spread_sizes(size_bytes, len(stage_ranks), has_link=link is not None)
+    occupancy: list[list[Any]] = []
+    latency: list[list[Any]] = []
+    for step in _DIRECTIONS:
+        busy: list[Any] = [0] * len(stage_ranks)
+        travel: list[Any] = [-np.inf] * len(stage_ranks)
+        for stage in stages:
+            source = stage + step
+            if not 0 <= source < len(stage_ranks) or stage_ranks[source] == stage_ranks[stage]:
+                continue
+            travel[stage] = costs.latency
+            if link is not None:
+                used = _find_link(link, stage_ranks[source], stage_ranks[stage])
+                busy[stage], travel[stage] = sizes[min(stage, source)] * used.beta_s_per_byte, used.alpha_s
+        occupancy.append(busy)
+        latency.append(travel)
+    exact = any(isinstance(time, Fraction) for row in (*duration, *latency) for time in row)
+    dtype = object if exact else np.float64
+    return Prices(*(np.array(table, dtype=dtype) for table in (duration, occupancy, latency)))
+
+
+def stack_prices(each: Sequence[Prices]) -> Prices:
+    """Puts K prices side by side, along a new last axis."""
+    return Prices(
+        *(np.stack([getattr(one, name) for one in each], axis=-1).astype(np.float64) for name in ("duration", "occupancy", "latency"))
+    )
+
+
+def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[int]:
+    """Returns the size in bytes for each boundary between two stages.
+
+    Args:
+        size_bytes: one for all, or one each.
+        num_stages: how many stages there are.
+        has_link: whether somebody says what a byte costs.
+
+    Raises:
+        ArgumentError: a size breaks its rule, or there are too many or too few.
+    """
+    sizes = [size_bytes] * max(num_stages - 1, 0) if isinstance(size_bytes, int | np.integer) else list(size_bytes)
+    if len(sizes) != num_stages - 1:
+        raise ArgumentError(f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got {len(sizes)}. Count them.")
+    if not all(_is_size(size) for size in sizes):
+        raise ArgumentError(f"size_bytes must be 0 or more, got {size_bytes!r}. Say how many bytes a stage hands on.")
+    if any(sizes) and not has_link:
+        raise ArgumentError(f"size_bytes must be left out where no link is given, got {size_bytes!r}. Add link=Link(...), or take it out.")
+    return [int(size) for size in sizes]
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0)
+
+
+def _check_time(time: Any, what: str) -> Any:
+    if isinstance(time, bool) or not isinstance(time, int | float | Fraction | np.number) or not 0 <= time < np.inf:
+        raise ArgumentError(f"a time must be a number from 0, got {time!r} ({what}). Say how long it takes.")
+    return time
+
+
+def _find_link(link: Links, source: int, rank: int) -> Link:
+    if isinstance(link, Link):
+        return link
+    if (source, rank) not in link:
+        raise ArgumentError(
+            f"link must have one for every pair of ranks that talk, got none for {source} -> {rank}. Add link[{source}, {rank}]."
+        )
+    return link[source, rank]
