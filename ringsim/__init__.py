@@ -14,9 +14,11 @@ Contents::
     Slow                              to be injected into a run: a rank that computes more slowly
     Degrade                           likewise: a link that is slower
     Fail                              likewise: a rank that fails
+    Jitter                            likewise: computations that take now longer, now shorter
     bandwidth                         measure what the links of a ring give
     FlopCosts                         what computing costs on a virtual clock: arithmetic by shape, at a speed
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
+    calibrate                         what messages and computing cost on this machine, from a trace
     Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
@@ -55,11 +57,13 @@ _CONTENTS: Final = {
     "Degrade": "ringsim.injections",
     "Fail": "ringsim.injections",
     "FlopCosts": "ringsim.charging",
+    "Jitter": "ringsim.injections",
     "Link": "ringsim.link",
     "Ring": "ringsim.ring",
     "Slow": "ringsim.injections",
     "Trace": "ringsim.traces.value",
     "bandwidth": "ringsim.links.api",
+    "calibrate": "ringsim.calibration",
     "check": "ringsim.check",
     "compute": "ringsim.computing",
     "current_ring": "ringsim.ring",
@@ -86,10 +90,12 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim import topologies as topologies
+    from ringsim.calibration import calibrate as calibrate
     from ringsim.charging import FlopCosts as FlopCosts
     from ringsim.computing import compute as compute
     from ringsim.injections import Degrade as Degrade
     from ringsim.injections import Fail as Fail
+    from ringsim.injections import Jitter as Jitter
     from ringsim.injections import Slow as Slow
     from ringsim.launch.api import trace as trace
     from ringsim.link import Link as Link

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ringsim.computing import stretch
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.flops import Flops
 from ringsim.state import get_state
@@ -98,4 +99,4 @@ def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -
     state = get_state()
     if state.costs is not None and state.clock is not None:
         work = Work(kind, stage, microbatch, count().of(kind))
-        state.clock.advance(state.costs.time_s(work) * state.slowdown)
+        state.clock.advance(stretch(state.costs.time_s(work)))

@@ -10,7 +10,7 @@ from ringsim.errors import ArgumentError
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
 
-__all__ = ["COMPUTE", "Clock", "compute", "read_label"]
+__all__ = ["COMPUTE", "Clock", "compute", "read_label", "stretch"]
 
 COMPUTE: Final = "compute "  # what the name of its span begins with; the seconds asked for follow
 
@@ -28,8 +28,8 @@ class Clock(Protocol):
 def compute(seconds: float) -> None:
     """Takes time, as computing would: a real rank sleeps, a simulated one lets its clock go on.
 
-    Ranks that sleep do not compete for cores, so that a few cores can stand for many ranks. ``Slow`` in ``inject`` makes it longer. The
-    trace shows a span "compute 0.005 s", named after the seconds that were asked for.
+    Ranks that sleep do not compete for cores, so that a few cores can stand for many ranks. ``Slow`` and ``Jitter`` in ``inject`` make it
+    longer or shorter. The trace shows a span "compute 0.005 s", named after the seconds that were asked for.
 
     Args:
         seconds: how long, 0 or more. A real sleep lasts a little longer: ``ringsim.calibrate`` finds how much.
@@ -45,9 +45,23 @@ def compute(seconds: float) -> None:
     state = get_state()
     with span(f"{COMPUTE}{float(seconds)!r} s"):
         if state.clock is not None:
-            state.clock.advance(seconds * state.slowdown + state.overshoot_s)
+            state.clock.advance(stretch(seconds) + state.overshoot_s)
         else:
-            time.sleep(seconds * state.slowdown)
+            time.sleep(stretch(seconds))
+
+
+def stretch(seconds: float) -> float:
+    """Returns how long a computation takes on the calling rank with what is injected there; draws where something jitters.
+
+    Args:
+        seconds: how long it would take.
+
+    Example:
+        >>> stretch(2.0)
+        2.0
+    """
+    state = get_state()
+    return seconds * state.slowdown * (1.0 if state.jitter is None else state.jitter())
 
 
 def read_label(label: str) -> float | None:

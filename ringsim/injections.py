@@ -1,4 +1,4 @@
-"""What can be made to go wrong in a run, alike on real ranks and on a virtual clock: a slow rank, a slow link, a rank that fails.
+"""What can be made to go wrong in a run, alike on real ranks and on a virtual clock.
 
 ::
 
@@ -10,12 +10,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from random import Random
 
 from ringsim.errors import ArgumentError, RankFailed
 
-__all__ = ["Degrade", "Fail", "Injection", "Slow", "check_injections", "degraded_by", "fails_at", "make_failure", "slowed_by"]
+__all__ = [
+    "Degrade",
+    "Fail",
+    "Injection",
+    "Jitter",
+    "Slow",
+    "check_injections",
+    "degraded_by",
+    "fails_at",
+    "jitter_of",
+    "make_failure",
+    "slowed_by",
+]
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,36 @@ class Fail:
         _check_number("at_op", self.at_op, self)
 
 
-Injection = Slow | Degrade | Fail
+@dataclass(frozen=True)
+class Jitter:
+    """Makes computing take now longer, now shorter: each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long.
+
+    Each rank draws its own numbers, evenly, and in the order of its computations: so the same on both clocks, and in each run. Several
+    multiply.
+
+    Args:
+        fraction: above 0, at most 1.
+        seed: what the numbers come from.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Jitter(fraction=0.1, seed=7)
+        Jitter(fraction=0.1, seed=7)
+    """
+
+    fraction: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        fraction: object = self.fraction
+        if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+            raise ArgumentError(f"fraction must be above 0 and at most 1, got {fraction!r} (Jitter). 0.1 is a tenth, up and down.")
+        _check_number("seed", self.seed, self)
+
+
+Injection = Slow | Degrade | Fail | Jitter
 
 
 def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
@@ -129,11 +171,11 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
     try:
         checked = tuple(inject)
     except TypeError:  # one alone is no list
-        raise ArgumentError(f"inject must be a list of Slow, Degrade and Fail, got {inject!r}. Write inject=[...].") from None
+        raise ArgumentError(f"inject must be a list of Slow, Degrade, Fail and Jitter, got {inject!r}. Write inject=[...].") from None
     for each in checked:
         if not isinstance(each, Injection):
-            raise ArgumentError(f"inject must hold Slow, Degrade and Fail, got {each!r}. Write for example ringsim.Slow(rank=1, factor=2).")
-        for rank in (each.src, each.dst) if isinstance(each, Degrade) else (each.rank,):
+            raise ArgumentError(f"inject must hold Slow, Degrade, Fail and Jitter, got {each!r}. Write ringsim.Slow(rank=1, factor=2).")
+        for rank in _ranks_of(each):
             if rank >= world_size:
                 raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
     return checked
@@ -147,6 +189,18 @@ def slowed_by(inject: Iterable[Injection], rank: int) -> float:
         3.0
     """
     return float(math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank))
+
+
+def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | None:
+    """Returns what draws how many times as long a rank's next computation takes; None where nothing jitters.
+
+    Example:
+        >>> draw, again = (jitter_of([Jitter(0.25, seed=1)], rank=3) for _ in range(2))
+        >>> [draw(), draw()] == [again(), again()]
+        True
+    """
+    streams = [(each.fraction, Random(f"{each.seed} {rank}")) for each in inject if isinstance(each, Jitter)]
+    return (lambda: math.prod(1 + fraction * stream.uniform(-1, 1) for fraction, stream in streams)) if streams else None
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
@@ -181,6 +235,17 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
         f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
         rank=rank,
     )
+
+
+def _ranks_of(injection: Injection) -> tuple[int, ...]:
+    """Returns the ranks that an injection names."""
+    match injection:
+        case Degrade(src, dst):
+            return src, dst
+        case Slow(rank) | Fail(rank):
+            return (rank,)
+        case _:
+            return ()
 
 
 def _check_number(name: str, value: object, where: Injection) -> None:

@@ -34,6 +34,7 @@ class RankState:
         stopped_log: the log while it is stopped: its settings and what it has; None before it was first configured.
         clock: the rank's virtual clock, None for the real one.
         slowdown: how many times as long ``ringsim.compute`` takes.
+        jitter: draws how many times as long the next computation takes; None: as long as it is.
         costs: how long the computations of a stage take on the virtual clock, None for no time.
         overshoot_s: how much longer ``ringsim.compute`` takes on the virtual clock than it is asked to, as a real sleep does.
     """
@@ -47,6 +48,7 @@ class RankState:
     stopped_log: LogOptions | None = None
     clock: Clock | None = None
     slowdown: float = 1.0
+    jitter: Callable[[], float] | None = None
     costs: CostTable | None = None
     overshoot_s: float = 0.0
 

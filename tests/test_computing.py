@@ -30,7 +30,7 @@ def clock() -> Iterator[_Clock]:
     made = _Clock()
     change_state(clock=made)
     yield made
-    change_state(clock=None, slowdown=1.0, overshoot_s=0.0)
+    change_state(clock=None, slowdown=1.0, overshoot_s=0.0, jitter=None)
 
 
 def test_virtual_clock_goes_on_and_nobody_sleeps(clock: _Clock) -> None:
@@ -45,6 +45,14 @@ def test_slow_rank_takes_longer(clock: _Clock) -> None:
     change_state(slowdown=2.5)
     compute(2)
     assert clock.now_s() == 5.0
+
+
+def test_jitter_stretches_each_computation_anew(clock: _Clock) -> None:
+    draws = iter([0.5, 1.5])
+    change_state(slowdown=2, jitter=lambda: next(draws))
+    compute(1)
+    compute(1)
+    assert clock.passed == [1.0, 3.0]
 
 
 def test_virtual_clock_oversleeps_as_a_real_rank_does(clock: _Clock) -> None:

@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
-from ringsim.injections import Degrade, Fail, Injection, Slow, check_injections, degraded_by, fails_at, make_failure, slowed_by
+from ringsim.injections import (
+    Degrade,
+    Fail,
+    Injection,
+    Jitter,
+    Slow,
+    check_injections,
+    degraded_by,
+    fails_at,
+    jitter_of,
+    make_failure,
+    slowed_by,
+)
 
 WORLD_SIZE = 4
 RANKS = st.integers(0, WORLD_SIZE - 1)
@@ -56,6 +68,10 @@ def test_several_multiply_and_the_earliest_failure_counts(inject: list[Injection
         (lambda: Degrade(0, 0, 2), "src and dst must be two ranks, got Degrade"),
         (lambda: Degrade(0, 1.0, 2), r"dst must be an integer from 0, got 1.0 \(Degrade\)"),  # type: ignore[arg-type]
         (lambda: Degrade(0, 1, 0), r"factor must be a number from 1, got 0 \(Degrade\)"),
+        (lambda: Jitter(0), r"fraction must be above 0 and at most 1, got 0 \(Jitter\)"),
+        (lambda: Jitter(1.5), "fraction must be above 0 and at most 1, got 1.5"),
+        (lambda: Jitter(math.nan), "fraction must be above 0 and at most 1, got nan"),
+        (lambda: Jitter(0.1, seed=-1), r"seed must be an integer from 0, got -1 \(Jitter\)"),
         (lambda: Fail(0, -1), r"at_op must be an integer from 0, got -1 \(Fail\)"),
     ],
 )
@@ -67,9 +83,9 @@ def test_value_that_breaks_its_rule(make: object, what: str) -> None:
 @pytest.mark.parametrize(
     ("inject", "what"),
     [
-        (Slow(0, 2), "inject must be a list of Slow, Degrade and Fail, got Slow"),
-        (None, "inject must be a list of Slow, Degrade and Fail, got None"),
-        (["slow"], "inject must hold Slow, Degrade and Fail, got 'slow'"),
+        (Slow(0, 2), "inject must be a list of Slow, Degrade, Fail and Jitter, got Slow"),
+        (None, "inject must be a list of Slow, Degrade, Fail and Jitter, got None"),
+        (["slow"], "inject must hold Slow, Degrade, Fail and Jitter, got 'slow'"),
         ([Slow(4, 2)], "the ranks of an injection must be from 0 to 3, got Slow"),
         ([Degrade(0, 4, 2)], "the ranks of an injection must be from 0 to 3, got Degrade"),
         ([Fail(9, 0)], "the ranks of an injection must be from 0 to 3, got Fail"),
@@ -84,3 +100,29 @@ def test_failure_names_rank_and_operation() -> None:
     error = make_failure(1, 3, world_size=4)
     assert error.rank == 1
     assert "rank 1 of 4 was made to fail in place of its operation 3" in str(error)
+
+
+def test_jitter_differs_by_rank_and_draw_and_not_by_run() -> None:
+    inject = check_injections([Jitter(0.25, seed=3), Slow(0, 2)], WORLD_SIZE)
+
+    def drawn() -> list[list[float]]:
+        streams = [jitter_of(inject, rank) for rank in range(WORLD_SIZE)]
+        return [[stream() for _ in range(2000)] for stream in streams if stream is not None]
+
+    rows = drawn()
+    assert rows == drawn()
+    assert len({factor for row in rows for factor in row}) == WORLD_SIZE * 2000
+    assert all(0.75 <= factor <= 1.25 for row in rows for factor in row)
+    # Even on 0.5: the mean of 8000 has a standard error of 0.25 / sqrt(3 * 8000) = 0.0016; the seed is fixed, so this cannot come and go.
+    assert sum(map(sum, rows)) / 8000 == pytest.approx(1, abs=0.005)
+    assert min(map(min, rows)) < 0.76
+    assert max(map(max, rows)) > 1.24
+
+
+def test_nothing_jitters_unless_asked_and_several_multiply() -> None:
+    assert jitter_of([Slow(0, 2), Fail(0, 1), Degrade(0, 1, 2)], 0) is None
+    one, other, both = (jitter_of(inject, 1) for inject in ([Jitter(0.5)], [Jitter(0.1, 4)], [Jitter(0.5), Jitter(0.1, 4)]))
+    assert one is not None
+    assert other is not None
+    assert both is not None
+    assert both() == one() * other()

@@ -75,7 +75,7 @@ def trace(
         timeout_s: limit of one blocked operation, in seconds.
         limit_s: limit of the whole run, in seconds; None for no limit.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what shall go wrong: ``ringsim.Slow``, ``Degrade`` and ``Fail``. It means the same as in ``ringsim.simulate``.
+        inject: what shall go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``. It means the same as in ``ringsim.simulate``.
         ring: whether to build the process group and the ring before the worker runs; without it the worker does that itself.
         check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups and tensors that cannot be right, and
             messages and collectives whose sides disagree on size, dtype, shape, reduction or root. "full" adds buffers that are used while

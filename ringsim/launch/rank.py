@@ -40,7 +40,7 @@ import torch
 from ringsim import rendezvous, ring
 from ringsim.comm import torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.injections import slowed_by
+from ringsim.injections import jitter_of, slowed_by
 from ringsim.launch.config import RankConfig
 from ringsim.launch.failure import report_exception
 from ringsim.launch.job import Job
@@ -77,7 +77,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
             install_with(job.inject, recorder, job.check)
-            change_state(slowdown=slowed_by(job.inject, config.rank))
+            change_state(slowdown=slowed_by(job.inject, config.rank), jitter=jitter_of(job.inject, config.rank))
         function = _load(job)
         say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"

@@ -9,6 +9,7 @@ import pytest
 
 import ringsim
 from ringsim.errors import ArgumentError, RankFailed
+from ringsim.injections import jitter_of, slowed_by
 from ringsim.traces.events import COLLECTIVE, SPAN
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
@@ -136,3 +137,18 @@ def test_injection_that_cannot_be(changes: dict[str, Any], what: str) -> None:
 def test_ranks_that_run_already_cannot_be_spoilt(tmp_path: Any) -> None:
     with pytest.raises(ArgumentError, match="inject must be left out when a path is given"):
         ringsim.trace(tmp_path / "x.ringtrace", inject=[ringsim.Slow(0, 2)])  # type: ignore[call-overload]
+
+
+def test_each_rank_draws_its_jitter_in_the_order_of_its_computations() -> None:
+    inject = [ringsim.Jitter(0.5, seed=11), ringsim.Slow(1, 2)]
+
+    def worker() -> list[float]:
+        from ringsim.computing import stretch
+
+        return [stretch(1.0) for _ in range(3)]
+
+    results = ringsim.trace(worker, world_size=2, inject=inject).results
+    for rank in range(2):
+        draw = jitter_of(inject, rank)
+        assert draw is not None
+        assert results[rank] == [slowed_by(inject, rank) * draw() for _ in range(3)]
