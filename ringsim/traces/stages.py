@@ -25,7 +25,7 @@ from ringsim.traces.events import NONE, SPAN, Events, Ints
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-__all__ = ["KINDS", "Phases", "StageActions", "count_steps", "find_step", "in_step"]
+__all__ = ["KINDS", "STEP", "Phases", "StageActions", "count_steps", "find_step", "in_step"]
 
 STEP: Final = "step "  # what the name of a step's span begins with
 KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
