@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import ringsim
 from ringsim.charging import FlopCosts, Work, charge
 from ringsim.errors import ArgumentError
-from ringsim.pipeline import build_stages, generate, make_schedule, train_step_pipeline
+from ringsim.pipeline import build_stages, flop_costs, generate, make_schedule, train_step_pipeline
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.stage import Stage
 from ringsim.pipeline.stage_flops import count_stage_flops
@@ -83,6 +84,34 @@ def test_a_seventy_billion_layer_by_hand() -> None:
     assert layer.forward == 2 * length * parameters + 4 * length * length * wide
     assert layer.of("B") == 2 * layer.forward
     assert 80 * parameters == pytest.approx(68.5e9, rel=0.01)  # of 70 billion; the rest is in the embedding and the head
+
+
+def test_a_seventy_billion_pipeline_is_simulated_from_its_shapes() -> None:
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):  # the published configuration again; no weight is ever made
+        config = transformers.LlamaConfig(
+            hidden_size=8192,
+            intermediate_size=28672,
+            num_hidden_layers=80,
+            num_attention_heads=64,
+            num_key_value_heads=8,
+            vocab_size=32000,
+            max_position_embeddings=4096,
+        )
+        model = transformers.LlamaForCausalLM(config)
+    stages = build_stages(model, [range(10 * stage, 10 * stage + 10) for stage in range(8)])
+    costs = flop_costs(stages, FlopCosts(4e14), sequences=1, tokens=4096)
+    forward_s, backward_s = costs.forward, costs.backward
+    layer = 2 * 4096 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672) + 4 * 4096**2 * 8192
+    head = 2 * 4096 * 8192 * 32000
+    expected = [10 * layer / 4e14] * 7 + [(10 * layer + head) / 4e14]
+    assert forward_s == pytest.approx(expected, rel=1e-12)
+    assert backward_s == pytest.approx([2 * each for each in expected], rel=1e-12)
+    link = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1 / 50e9)
+    run = ringsim.simulate_schedule("1f1b", costs, num_ranks=8, num_microbatches=32, link=link, size_bytes=2 * 4096 * 8192)
+    slowest = 3 * max(expected)
+    assert run.makespan > 32 * slowest + 7 * 3 * expected[0]  # the last stage works without a pause at best, after and before the others
+    assert run.makespan < (32 + 7) * (slowest + 4 * link.time_s(2 * 4096 * 8192))
 
 
 # -- charged

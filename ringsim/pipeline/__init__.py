@@ -45,6 +45,7 @@ Schedules::
     evaluate                  when each action of a schedule happens, without ranks
     Evaluation                what `evaluate` returns: times, bubbles, live activations
     Costs                     what the actions of a schedule cost
+    flop_costs                what those of a model cost, from the shapes of its layers
     rehearse                  runs a schedule on ranks that sleep instead of computing
     plot_schedule             a picture of a schedule, or of an evaluation
 
@@ -126,6 +127,7 @@ _CONTENTS: Final = {
     "dualpipe_v": "ringsim.pipeline.schedules.vee",
     "eval_step_pipeline": "ringsim.pipeline.training",
     "evaluate": "ringsim.pipeline.evaluator",
+    "flop_costs": "ringsim.pipeline.stage_flops",
     "forward_stage": "ringsim.pipeline.steps",
     "from_csv": "ringsim.pipeline.schedule_text",
     "from_text": "ringsim.pipeline.schedule_text",
@@ -211,6 +213,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.stage import Stage as Stage
     from ringsim.pipeline.stage import build_stages as build_stages
     from ringsim.pipeline.stage import tied_parameters as tied_parameters
+    from ringsim.pipeline.stage_flops import flop_costs as flop_costs
     from ringsim.pipeline.steps import backward_input as backward_input
     from ringsim.pipeline.steps import backward_stage as backward_stage
     from ringsim.pipeline.steps import backward_weight as backward_weight
