@@ -20,7 +20,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "explain", "bandwidth", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "explain", "bandwidth", "simulate", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])

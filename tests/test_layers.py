@@ -137,7 +137,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows")),
         *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
-        *("ringsim.plot.inner_iterations", "ringsim.plot.schedule"),
+        *("ringsim.plot.inner_iterations", "ringsim.plot.schedule", "ringsim.plot.overlay"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
         *("ringsim.plot.bandwidth_chart", "ringsim.plot.waitfor"),
     ),
@@ -146,7 +146,22 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.check.{name}" for name in ("exchanges", "fits", "timed", "chunks", "causes", "tokens", "settings")),
         *(f"ringsim.check.{name}" for name in ("small_task", "cuts", "handing_over", "boundaries", "orders")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
-        *(f"ringsim.cli.{name}" for name in ("verb", "demo", "doctor", "generate", "show", "script", "explain", "measure")),
+        *(
+            f"ringsim.cli.{name}"
+            for name in (
+                "verb",
+                "demo",
+                "doctor",
+                "generate",
+                "show",
+                "script",
+                "explain",
+                "measure",
+                "toml_table",
+                "description",
+                "virtual",
+            )
+        ),
         *("ringsim.cli", "ringsim.__main__"),
     ),
 )

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 import ringsim
-from ringsim.cli import demo, doctor, explain, generate, measure, script, show
+from ringsim.cli import demo, doctor, explain, generate, measure, script, show, virtual
 from ringsim.errors import ArgumentError, Interrupted, RingError
 
-VERBS = (demo, generate, script, show, explain, measure, doctor)
+VERBS = (demo, generate, script, show, explain, measure, virtual, doctor)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,224 @@
+"""What ``ringsim simulate`` is told: a model, a ring, a schedule and links, as a small TOML file.
+
+::
+
+    [model]                          [schedule]                [[edge]]             # a link that differs
+    forward_ms = 10                  name = "1f1b"             from = 3
+    backward_ms = 20                 microbatches = 16         to = 4
+    activation_mib = 4                                         latency_us = 50
+                                     [link]                    bandwidth_gb_per_s = 1
+    [ring]                           latency_us = 10
+    ranks = 8                        bandwidth_gb_per_s = 10   [[slow]]             # a rank that computes more slowly
+                                                               rank = 2
+                                                               factor = 1.5
+
+In place of times, ``[model]`` may have the shapes of a transformer, and the arithmetic that a rank does in a second.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ringsim.cli.toml_table import BANDWIDTH, SIZE, TIME, TomlTable
+from ringsim.errors import ArgumentError, RingError, ScheduleError
+from ringsim.injections import Degrade, Injection, Slow, check_injections, degraded_by, slowed_by
+from ringsim.link import Link
+from ringsim.pipeline.costs import Costs
+from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
+from ringsim.pipeline.partition_plan import by_count
+from ringsim.pipeline.programs import SEMANTICS, Semantics
+from ringsim.pipeline.schedules import SCHEDULE_NAMES, find_num_chunks, make_schedule
+
+__all__ = ["Description", "read_description"]
+
+_ONE_EACH: Final = ("gpipe", "afab", "1f1b")  # stage s is on rank s, so nobody needs the actions to know who has it
+_MOST_FORWARDS: Final = 20_000_000
+
+Links = Link | dict[tuple[int, int], Link]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A step to be simulated.
+
+    Attributes:
+        schedule: its name.
+        num_ranks: how many ranks.
+        num_microbatches: how many microbatches.
+        num_chunks: stages on each rank; None where the schedule leaves no choice.
+        costs: of the computations, in seconds; what slow ranks take is in them.
+        link: what messages cost: one for all, or by (from rank, to rank).
+        size_bytes: of an activation, and of its gradient.
+        semantics: when a message starts.
+        ahead: how many computations before its use a receive is posted.
+    """
+
+    schedule: str
+    num_ranks: int
+    num_microbatches: int
+    num_chunks: int | None
+    costs: Costs
+    link: Links
+    size_bytes: int
+    semantics: Semantics
+    ahead: int
+
+    @property
+    def stages_differ(self) -> bool:
+        """Whether not all stages take the same time."""
+        costs = self.costs
+        return any(isinstance(times, Sequence) for times in (costs.forward, costs.input, costs.weight, costs.backward))
+
+
+def read_description(file: Path) -> Description:
+    """Reads a description, and checks all that it says.
+
+    Args:
+        file: a TOML file.
+
+    Returns:
+        What to simulate.
+
+    Raises:
+        RingError: the file cannot be read.
+        ArgumentError: it is no TOML, has a key that is unknown or lacks one, or a value breaks its rule.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RingError(f"the description must be a readable text file, got {error}. Look at its name.") from None
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ArgumentError(f"the description must be TOML, got {error} ({file}). Look at that line.") from None
+    return _describe(TomlTable("the description", str(file), tables))
+
+
+def _describe(whole: TomlTable) -> Description:
+    model, ring, schedule, every_link = (whole.table(key) for key in ("model", "ring", "schedule", "link"))
+    edges, slow, degrade = (whole.tables(key) for key in ("edge", "slow", "degrade"))
+    whole.finish()
+    num_ranks = ring.integer("ranks", least=1)
+    name = schedule.choice("name", SCHEDULE_NAMES)
+    num_microbatches = schedule.integer("microbatches", least=1)
+    num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
+    try:
+        size = num_ranks * find_num_chunks(name, num_chunks) * num_microbatches
+    except ScheduleError as error:
+        raise ArgumentError(f"chunks must be what the schedule allows, got {num_chunks} ({ring.file}): {error}") from None
+    if size > _MOST_FORWARDS:
+        raise ArgumentError(f"a step must have {_MOST_FORWARDS:,} forward passes or fewer, got {size:,} ({ring.file}). Take fewer ranks.")
+    semantics: Any = schedule.choice("semantics", SEMANTICS, "rendezvous")
+    ahead = schedule.integer("ahead", 1)
+    owners = range(num_ranks) if name in _ONE_EACH else make_schedule(name, num_ranks, num_microbatches, num_chunks).stage_ranks
+
+    costs, size_bytes = (_read_shapes if "layers" in model else _read_times)(model, len(owners))
+    link = _read_link(every_link)
+    links = {_read_edge(each, num_ranks): _read_link(each) for each in edges}
+    inject: list[Injection] = [Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow]
+    inject += [Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade]
+    for each in (model, ring, schedule, every_link, *edges, *slow, *degrade):
+        each.finish()
+    check_injections(inject, num_ranks)
+    factors = [slowed_by(inject, rank) for rank in owners]
+    return Description(
+        schedule=name,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        num_chunks=num_chunks,
+        costs=_slow_down(costs, factors) if max(factors) > 1 else costs,
+        link=_lay_links(num_ranks, link, links, inject) if links or degrade else link,
+        size_bytes=size_bytes,
+        semantics=semantics,
+        ahead=ahead,
+    )
+
+
+def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
+    """Reads what each stage takes, and what it sends."""
+    forward = model.quantities("forward", TIME)
+    if model.has("input", TIME) or model.has("weight", TIME):
+        costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
+    else:
+        backward = model.quantities("backward", TIME)
+        half = tuple(time / 2 for time in backward) if isinstance(backward, tuple) else backward / 2
+        costs = Costs(forward, half, half, backward)
+    for what in ("forward", "input", "weight", "backward"):
+        times = getattr(costs, what)
+        if isinstance(times, tuple) and len(times) != num_stages:
+            raise ArgumentError(
+                f"{what} must be one number, or a list of one for each of {num_stages} stages, got {len(times)} (in {model.name} of "
+                f"{model.file}). Add what is missing, or take out what is too much."
+            )
+    return costs, round(model.quantity("activation", SIZE, 0))
+
+
+def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
+    """Counts what each stage of a transformer does, and how fast the rank is that does it."""
+    num_layers, hidden = model.integer("layers", least=1), model.integer("hidden_size", least=1)
+    heads = model.integer("heads", least=1)
+    sequence, sequences = model.integer("sequence_length", least=1), model.integer("microbatch_size", 1, least=1)
+    head_size = hidden // heads
+    narrow = model.integer("kv_heads", heads, least=1) * head_size
+    inner = model.integer("intermediate_size", 4 * hidden, least=1)
+    widening = 2 if model.truth("gated_mlp", False) else 1
+    vocabulary = model.integer("vocab_size", 0)
+    flops_per_s = model.number("flops_per_s", least=1)
+    tokens = sequence * sequences
+    if hidden % heads:
+        raise ArgumentError(
+            f"hidden_size must be a multiple of heads, got {hidden} and {heads} ({model.name} of {model.file}). Change one of them."
+        )
+    linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]  # queries, keys, values, and what comes of them
+    linear += [(hidden, inner)] * widening + [(inner, hidden)]
+    layer = attention_flops(sequences, sequence, sequence, hidden)
+    for each in linear:
+        layer = layer.plus(linear_flops(tokens, *each))
+    stages = [Flops(*(count * len(own) for count in layer)) for own in by_count(num_layers, num_stages)]
+    stages[-1] = stages[-1].plus(linear_flops(tokens, hidden, vocabulary))
+    columns = zip(*((count / flops_per_s for count in each) for each in stages), strict=True)
+    forward, input_grad, weight_grad = (times[0] if len(set(times)) == 1 else times for times in columns)
+    return Costs(forward, input_grad, weight_grad), tokens * hidden * model.integer("bytes_per_number", 2, least=1)
+
+
+def _read_link(table: TomlTable) -> Link:
+    bandwidth = table.quantity("bandwidth", BANDWIDTH)
+    if bandwidth == 0:
+        raise ArgumentError(f"bandwidth must be above 0, got 0 ({table.name} of {table.file}). Nothing would ever arrive.")
+    return Link(table.quantity("latency", TIME), 1 / bandwidth)
+
+
+def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
+    """Reads which link is meant; stages lie on neighbours in the ring, so no message takes another."""
+    src, dst = table.integer("from"), table.integer("to")
+    if max(src, dst) >= num_ranks or (dst - src) % num_ranks not in (1, num_ranks - 1):
+        raise ArgumentError(
+            f"from and to must be neighbours in a ring of {num_ranks}, got {src} and {dst} ({table.name} of {table.file}). "
+            "Stages send to no others."
+        )
+    return src, dst
+
+
+def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
+    """Returns costs by stage, each as many times as long as its factor says."""
+
+    def by_stage(times: Any) -> tuple[float, ...]:
+        listed = times if isinstance(times, tuple) else (times,) * len(factors)
+        return tuple(time * factor for time, factor in zip(listed, factors, strict=True))
+
+    backward = None if costs.backward is None else by_stage(costs.backward)
+    return Costs(by_stage(costs.forward), by_stage(costs.input), by_stage(costs.weight), backward)
+
+
+def _lay_links(num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]) -> dict[tuple[int, int], Link]:
+    """Returns the links of a ring, both ways round."""
+    laid = {}
+    for src in range(num_ranks):
+        for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
+            own, factor = links.get((src, dst), link), degraded_by(inject, src, dst)
+            laid[src, dst] = Link(own.alpha_s * factor, own.beta_s_per_byte * factor)
+    return laid

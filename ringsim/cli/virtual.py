@@ -1,0 +1,108 @@
+"""``ringsim simulate``: what a training step takes on a ring that need not exist."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ringsim.cli.description import Description, read_description
+from ringsim.cli.verb import Verbs, add_verb, write_picture
+from ringsim.errors import ScheduleError
+from ringsim.pipeline.actions import Action
+from ringsim.pipeline.closed_forms import Step, makespan, peak_live
+from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
+from ringsim.simulator.schedule_api import simulate_schedule
+from ringsim.traces.summary import count
+from ringsim.traces.units import bytes_text, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ringsim.simulator.schedule_run import ScheduleRun
+
+
+def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    help_text = "simulate a training step on a virtual clock, from a small description of model, ring, links and schedule"
+    parser = add_verb(verbs, "simulate", help_text, "ringsim simulate docs/examples/pipeline.toml --save run.ringtrace --plot run.png", run)
+    parser.add_argument("file", type=Path, metavar="FILE.toml", help="the description; docs/simulation.md says what may stand in it")
+    parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace of the step")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the timeline of the step")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the verb says; returns the exit code."""
+    described = read_description(options.file)
+    step = simulate_schedule(
+        described.schedule,
+        described.costs,
+        num_ranks=described.num_ranks,
+        num_microbatches=described.num_microbatches,
+        num_chunks=described.num_chunks,
+        link=described.link,
+        size_bytes=described.size_bytes,
+        semantics=described.semantics,
+        ahead=described.ahead,
+    )
+    print(_report(described, step))
+    if options.save is not None:
+        step.trace().save(options.save)
+        print(f"wrote {options.save}")
+    if options.plot is not None:
+        print(f"wrote {write_picture(cast('Figure', step.trace().plot_timeline().figure), options.plot)}")
+    return 0
+
+
+def _report(described: Description, step: ScheduleRun) -> str:
+    """The step in a few lines, with the formulas beside what was simulated."""
+    idle, busy = float(step.idle.sum()), float(step.busy.sum())
+    path = step.critical_path
+    microbatches = f"{step.num_microbatches:,} microbatch{'' if step.num_microbatches == 1 else 'es'}"
+    lines = [
+        f"{described.schedule} on {count(step.num_ranks, 'rank')}, {microbatches} (simulated, {described.semantics}, "
+        f"{bytes_text(described.size_bytes)} a message)",
+        f"  step           {_say(float(step.makespan))}",
+        f"  closed form    {_formula(described, step)}",
+        f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} of the work",
+        f"  activations    {_live(described)}",
+        f"  critical path  {_say(float(path.computing))} computing, {_say(float(path.travelling))} on links; hops: "
+        + ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items()),
+    ]
+    levers = [f"{each.what} {each.gain / float(step.makespan):.1%}" for each in step.sensitivity(0.1, most=6).levers if each.gain > 0][:3]
+    return "\n".join([*lines, f"  10 % faster    saves of the step: {', '.join(levers)}"] if levers else lines)
+
+
+def _formula(described: Description, step: ScheduleRun) -> str:
+    """What the closed form says: of this very step where one is known, else of one that is like it but for its messages."""
+    if step.closed_form is not None:
+        return _say(float(step.closed_form))
+    try:
+        shape = Step(described.schedule, described.num_ranks, described.num_microbatches, described.num_chunks)
+        if not described.stages_differ:
+            return f"none with these messages; {_say(float(makespan(shape, described.costs)))} if they took no time"
+    except ScheduleError as error:
+        return f"none: {error}"
+    forward, backward = (
+        [float(described.costs.get_duration(Action(stage, kind, 0))) for stage in range(shape.num_stages)] for kind in "FB"
+    )
+    if described.schedule in ("gpipe", "afab"):
+        took = gpipe_makespan(described.num_microbatches, forward, backward)
+        return f"none with these messages; {_say(float(took))} if they took no time"
+    if described.schedule == "1f1b":
+        return f"none for stages that differ; {_say(float(one_f_one_b_bound(described.num_microbatches, forward, backward)))} at least"
+    return "none for stages that differ"
+
+
+def _live(described: Description) -> str:
+    try:
+        peaks = peak_live(Step(described.schedule, described.num_ranks, described.num_microbatches, described.num_chunks))
+    except ScheduleError as error:
+        return f"no formula: {error}"
+    most = max(peaks)
+    return f"{most:,} live at a time on rank {peaks.index(most)}, {min(peaks):,} on rank {peaks.index(min(peaks))}"
+
+
+def _say(time_s: float) -> str:
+    factor, unit = time_unit(time_s * 1e9)
+    return f"{time_s * 1e9 / factor:,.6g} {unit}"

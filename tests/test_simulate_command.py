@@ -1,0 +1,206 @@
+"""``ringsim simulate``: what a description says is what is simulated, and what is wrong in one is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ringsim
+from ringsim.cli import main
+from ringsim.cli.description import read_description
+from ringsim.errors import RingError
+from ringsim.link import Link
+from ringsim.pipeline.costs import Costs
+from ringsim.simulator.schedule_api import simulate_schedule
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+SMALL: dict[str, Any] = {
+    "model": {"forward_ms": 10, "backward_ms": 20, "activation_kib": 1},
+    "ring": {"ranks": 4},
+    "schedule": {"name": "1f1b", "microbatches": 8},
+    "link": {"latency_us": 0, "bandwidth_gb_per_s": 1},
+}
+
+
+def write(directory: Path, tables: dict[str, Any]) -> Path:
+    """Writes a description; what JSON writes for a value, TOML reads."""
+    lines = []
+    for name, content in tables.items():
+        if isinstance(content, dict):
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in content.items())]
+        else:
+            for one in content:
+                lines += [f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in one.items())]
+    file = directory / "step.toml"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def changed(table: str, **entries: Any) -> dict[str, Any]:
+    """``SMALL`` with entries of one table changed, and those that are None taken out."""
+    merged = {**SMALL.get(table, {}), **entries}
+    return {**SMALL, table: {key: value for key, value in merged.items() if value is not None}}
+
+
+def simulated(file: Path) -> Any:
+    told = read_description(file)
+    return simulate_schedule(
+        told.schedule, told.costs, num_ranks=told.num_ranks, num_microbatches=told.num_microbatches, num_chunks=told.num_chunks,
+        link=told.link, size_bytes=told.size_bytes, semantics=told.semantics, ahead=told.ahead,
+    )  # fmt: skip
+
+
+# -- what it says
+
+
+def test_the_example_says_what_its_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "run.ringtrace", tmp_path / "pictures" / "run.png"
+    assert main(["simulate", str(EXAMPLES / "pipeline.toml"), "--save", str(file), "--plot", str(picture)]) == 0
+    forward = [0.010, 0.010, 0.010, 0.012, 0.010, 0.010, 0.010, 0.010]
+    links = {(src, dst): Link(10e-6, 1e-10) for src in range(8) for dst in ((src + 1) % 8, (src - 1) % 8)}
+    links[4, 5] = Link(50e-6, 1e-9)
+    costs = Costs(forward, forward, forward, [2 * each for each in forward])
+    expected = simulate_schedule("1f1b", costs, num_ranks=8, num_microbatches=16, link=links, size_bytes=2**22)
+    text = capsys.readouterr().out
+    took = re.search(r"^  step +([\d.]+) ms$", text, re.MULTILINE)
+    assert took is not None
+    assert float(took[1]) == pytest.approx(1e3 * float(expected.makespan), rel=1e-5)
+    assert f"{expected.bubble:.1%} of the step, {expected.bubble / (1 - expected.bubble):.1%} of the work" in text
+    assert (
+        "closed form    none for stages that differ; 696 ms at least" in text
+    )  # 3 * 30 ms before rank 3, and 16 microbatches of 36 there + 30
+    saved = ringsim.load(file)
+    assert saved.makespan_s == pytest.approx(float(expected.makespan))
+    assert saved.metadata["source"] == "simulated"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_closed_form_stands_beside_the_simulated_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(write(tmp_path, changed("model", activation_kib=0)))]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  step +330 ms$", text, re.MULTILINE)  # (m + p - 1)(f + b) = 11 * 30 ms
+    assert re.search(r"^  closed form +330 ms$", text, re.MULTILINE)
+    assert "27.3% of the step, 37.5% of the work" in text  # 3/11 and 3/8
+    assert "4 live at a time on rank 0, 1 on rank 3" in text
+
+
+def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(write(tmp_path, changed("link", latency_us=100)))]) == 0
+    assert "none with these messages; 330 ms if they took no time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["pipeline.toml", "llama_70b.toml"])
+def test_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(EXAMPLES / name)]) == 0
+    assert "10 % faster" in capsys.readouterr().out
+
+
+def test_shapes_are_charged_for_their_arithmetic() -> None:
+    told = read_description(EXAMPLES / "llama_70b.toml")
+    tokens, hidden = 4096, 8192
+    weights = 80 * (2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * 28672) + hidden * 32000
+    forward = 2 * tokens * weights + 80 * 4 * tokens * tokens * hidden
+    columns = [times for times in (told.costs.forward, told.costs.input, told.costs.weight) if not isinstance(times, int | float)]
+    assert [len(times) for times in columns] == [80] * 3
+    assert sum(map(sum, columns)) == pytest.approx(3 * forward / 4e14)
+    assert sum(columns[2]) == pytest.approx(2 * tokens * weights / 4e14), "attention has no weights of its own"
+    assert told.size_bytes == tokens * hidden * 2
+
+
+def test_a_slow_rank_is_slow_with_all_its_stages(tmp_path: Path) -> None:
+    tables = {**changed("schedule", name="interleaved_1f1b", chunks=2), "slow": [{"rank": 1, "factor": 3}]}
+    told = read_description(write(tmp_path, tables))
+    assert told.costs.forward == pytest.approx((0.01, 0.03, 0.01, 0.01, 0.01, 0.03, 0.01, 0.01))
+    assert told.costs.backward == pytest.approx((0.02, 0.06, 0.02, 0.02, 0.02, 0.06, 0.02, 0.02))
+
+
+def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
+    base = changed("link", latency_us=100)
+    degraded = simulated(write(tmp_path, {**base, "degrade": [{"from": 1, "to": 2, "factor": 50}]})).makespan
+    slower = {"from": 1, "to": 2, "latency_ms": 5, "bandwidth_mb_per_s": 20}
+    assert degraded == pytest.approx(simulated(write(tmp_path, {**base, "edge": [slower]})).makespan)
+    assert degraded > simulated(write(tmp_path, base)).makespan
+
+
+# -- what is wrong with it
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        (changed("link", latensy_us=1), "[link] must have keys that are known, got latensy_us"),
+        (changed("link", latensy_us=1), "Did you mean latency_us?"),
+        (changed("link", latency_us=None, latency=10), "must say the unit of latency, got latency"),
+        (changed("link", latency_ms=1), "must have latency once, got latency_ms and latency_us"),
+        (changed("link", bandwidth_gb_per_s=None), "must have bandwidth, got none"),
+        (changed("link", bandwidth_gb_per_s=0), "bandwidth must be above 0, got 0"),
+        (changed("link", latency_us="10"), "latency_us must be a number from 0, got '10' ([link] of "),
+        (changed("ring", ranks=4.0), "ranks must be a whole number from 1, got 4.0 ([ring] of "),
+        (changed("ring", ranks=True), "got True"),
+        (changed("ring", ranks=0), "ranks must be a whole number from 1, got 0"),
+        (changed("ring", ranks=None), "[ring] must have ranks, got none"),
+        (changed("ring", ranks=None, rank=4), "It has rank; is that meant?"),
+        (changed("schedule", name="1fb1"), "Did you mean '1f1b'?"),
+        (changed("schedule", chunks=3), "num_chunks"),
+        (changed("schedule", semantics="eager"), "semantics must be one of rendezvous, buffered"),
+        (changed("schedule", microbatches=10**9), "must have 20,000,000 forward passes or fewer, got 4,000,000,000"),
+        (changed("model", forward_ms=[10, 10]), "forward must be one number, or a list of one for each of 4 stages, got 2"),
+        (changed("model", forward_ms=[]), "got []"),
+        (changed("model", input_ms=10), "must have weight, got none"),
+        (changed("model", input_ms=10, weight_ms=10), "got backward_ms"),
+        (changed("model", layers=8, hidden_size=30, heads=4, sequence_length=8, flops_per_s=1), "hidden_size must be a multiple of heads"),
+        ({**SMALL, "slow": [{"rank": 4, "factor": 2}]}, "must be from 0 to 3, got Slow(rank=4, factor=2.0)"),
+        ({**SMALL, "slow": [{"rank": 1, "factor": 0.5}]}, "factor must be a number from 1, got 0.5 ([[slow]] of "),
+        ({**SMALL, "slow": {"rank": 1, "factor": 2}}, "slow must be a list of tables, [[slow]]"),
+        ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 2}]}, "must be neighbours in a ring of 4, got 0 and 2"),
+        ({**SMALL, "links": {"latency_us": 1}}, "the description must have keys that are known, got links"),
+        ({key: value for key, value in SMALL.items() if key != "link"}, "the description must have link, got none"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_one_line(tables: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(write(tmp_path, tables))]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("ringsim: ")
+    assert said.count("\n") == 1
+
+
+def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken, binary = tmp_path / "broken.toml", tmp_path / "binary.toml"
+    broken.write_text("[ring]\nranks = \n")
+    binary.write_bytes(b"\xff\xfe")
+    for file, code, words in (
+        (broken, 2, "at line 2"),
+        (binary, 1, "readable text"),
+        (tmp_path / "missing.toml", 1, "No such file"),
+        (tmp_path, 1, "directory"),
+    ):
+        assert main(["simulate", str(file)]) == code
+        assert words in capsys.readouterr().err
+
+
+VALUES = st.one_of(
+    st.integers(-3, 40), st.sampled_from([10**400, 2**63, 1e300, 1e-300, True, "1f1b", "zb_v", "", []]),
+    st.floats(0, 1e6), st.lists(st.integers(0, 9), max_size=5),
+)  # fmt: skip
+
+
+@given(
+    table=st.sampled_from(sorted(SMALL)),
+    key=st.sampled_from(
+        [key for content in SMALL.values() for key in content] + ["layers", "chunks", "ahead", "semantics", "heads", "nonsense"]
+    ),
+    value=VALUES,
+)
+def test_whatever_stands_there_is_simulated_or_told(table: str, key: str, value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = write(tmp_path_factory.mktemp("description"), changed(table, **{key: value}))
+    try:
+        assert float(simulated(file).makespan) >= 0
+    except RingError:
+        pass
