@@ -19,6 +19,7 @@ Contents::
     FlopCosts                         what computing costs on a virtual clock: arithmetic by shape, at a speed
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
+    compare                           a run on real ranks beside the same run on a virtual clock: how far off the prediction was
     Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
@@ -65,6 +66,7 @@ _CONTENTS: Final = {
     "bandwidth": "ringsim.links.api",
     "calibrate": "ringsim.calibration",
     "check": "ringsim.check",
+    "compare": "ringsim.comparison",
     "compute": "ringsim.computing",
     "current_ring": "ringsim.ring",
     "destroy_distributed": "ringsim.ring",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import topologies as topologies
     from ringsim.calibration import calibrate as calibrate
     from ringsim.charging import FlopCosts as FlopCosts
+    from ringsim.comparison import compare as compare
     from ringsim.computing import compute as compute
     from ringsim.injections import Degrade as Degrade
     from ringsim.injections import Fail as Fail

@@ -29,6 +29,7 @@ PUBLIC_NAMES = {
     "bandwidth",
     "calibrate",
     "check",
+    "compare",
     "compute",
     "current_ring",
     "destroy_distributed",

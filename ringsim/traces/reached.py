@@ -24,6 +24,8 @@ REACHED: Final = {
     "plot_bandwidth": "ringsim.plot.bandwidth_chart:plot_bandwidth",
     "png": "ringsim.plot.display:png",
     "bandwidth_png": "ringsim.plot.bandwidth_chart:png",
+    "plot_overlay": "ringsim.plot.overlay:plot_overlay",
+    "overlay_png": "ringsim.plot.overlay:png",
     "plot_waitfor": "ringsim.plot.waitfor:plot_waitfor",
     "waitfor_png": "ringsim.plot.waitfor:png",
 }
