@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from fractions import Fraction
 from typing import Any, Final
 
 from ringsim.errors import ArgumentError
 
 __all__ = ["BANDWIDTH", "SIZE", "TIME", "TomlTable"]
 
-Units = Mapping[str, float]
-TIME: Final[Units] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-SIZE: Final[Units] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-BANDWIDTH: Final[Units] = {"gb_per_s": 1e9, "mb_per_s": 1e6}
+Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s, and not a rounding less
+TIME: Final[Units] = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
+SIZE: Final[Units] = {"bytes": Fraction(1), "kib": Fraction(2**10), "mib": Fraction(2**20), "gib": Fraction(2**30)}
+BANDWIDTH: Final[Units] = {"gb_per_s": Fraction(10**9), "mb_per_s": Fraction(10**6)}
 _LARGEST: Final = 10**30  # of any number: far beyond what means something, far below what no float can hold
 
 
@@ -146,7 +147,7 @@ class TomlTable:
             raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
         return default
 
-    def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, float] | None:
+    def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, Fraction] | None:
         """Returns key, value and factor of the unit; None where it is missing, and may be."""
         keys = _keys(what, units)
         self._known += keys
@@ -161,16 +162,16 @@ class TomlTable:
             raise ArgumentError(f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}.")
         return None
 
-    def _measure(self, key: str, value: Any, unit: float) -> float:
+    def _measure(self, key: str, value: Any, unit: Fraction) -> float:
         if not _is_number(value) or not 0 <= value <= _LARGEST:
             raise self._complain(key, "a number from 0", value)
-        return float(value * unit)
+        return float(Fraction(value) * unit)
 
     def _complain(self, key: str, rule: str, value: object, hint: str = "") -> ArgumentError:
         return ArgumentError(f"{key} must be {rule}, got {value!r} ({self.name} of {self.file}).{hint or ' Change the line.'}")
 
 
-def _keys(what: str, units: Units) -> dict[str, float]:
+def _keys(what: str, units: Units) -> dict[str, Fraction]:
     return {f"{what}_{unit}": factor for unit, factor in units.items()}
 
 
