@@ -35,17 +35,17 @@ class Errors:
     """What signed relative errors come to.
 
     Attributes:
-        mape: the mean of their absolute values.
+        mean: of their absolute values: the mean absolute percentage error.
         worst: the largest absolute value.
         bias: their mean: below 0 where the prediction is mostly too short.
         count: how many there are.
 
     Example:
         >>> Errors.of([0.25, -0.75])
-        Errors(mape=0.5, worst=0.75, bias=-0.25, count=2)
+        Errors(mean=0.5, worst=0.75, bias=-0.25, count=2)
     """
 
-    mape: float
+    mean: float
     worst: float
     bias: float
     count: int
@@ -268,7 +268,7 @@ def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None
         own, mine = np.flatnonzero(actions.rank == rank), (events.rank == rank) & (seconds > 0)
         until = np.concatenate([[0.0], np.cumsum(seconds[mine])])
         begun = events.post_ns[mine]
-        asked[own] = until[np.searchsorted(begun, actions.end[own], "right")] - until[np.searchsorted(begun, actions.start[own])]
+        asked[own] = until[np.searchsorted(begun, actions.end[own])] - until[np.searchsorted(begun, actions.start[own])]
 
     def time_step(took_s: Ints) -> float:
         return float(evaluate(schedule, median_costs(actions.stage, actions.kind, took_s)).makespan)
@@ -280,4 +280,4 @@ def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None
 
 
 def _words(errors: Errors) -> str:
-    return f"error {errors.mape:.1%} on average, {errors.worst:.1%} at most, bias {errors.bias:+.1%}, n {errors.count}"
+    return f"error {errors.mean:.1%} on average, {errors.worst:.1%} at most, bias {errors.bias:+.1%}, n {errors.count}"

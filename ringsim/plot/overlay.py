@@ -218,7 +218,7 @@ def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
         said = [f"{NAMES.get(schedule, schedule)}, {said[0]}"]
     if steps > 1:
         errors = comparison.steps
-        said.append(f"step {step + 1} of {steps}: all of them off by {errors.mape:.1%} on average, {errors.worst:.1%} at most")
+        said.append(f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, {errors.worst:.1%} at most")
     if comparison.no_communication_s is not None:
         said.append(f"without communication it would be {comparison.no_communication_s / real_s - 1:+.1%}")
     return title, "; ".join(said).replace("%", " %")
