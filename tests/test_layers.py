@@ -77,7 +77,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.simulator",
         *(f"ringsim.simulator.{name}" for name in ("carriers", "fair_share", "shared_links", "network")),
         *(f"ringsim.simulator.{name}" for name in ("operations", "schedule_operations", "linear_operations", "prices", "wavefront")),
-        *(f"ringsim.simulator.{name}" for name in ("worklist", "level_order", "critical_path", "sensitivity", "what_if")),
+        *(f"ringsim.simulator.{name}" for name in ("compiled", "worklist", "level_order", "critical_path", "sensitivity", "what_if")),
         *(f"ringsim.simulator.{name}" for name in ("schedule_trace", "schedule_run", "schedule_api")),
     ),
     (
@@ -131,6 +131,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
         *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
         *("ringsim.links.here", "ringsim.links.api"),
+        *(f"ringsim.simulator.{name}" for name in ("generators", "modes", "hub", "tape", "groups", "handles", "moving", "post_office")),
+        *(f"ringsim.simulator.{name}" for name in ("rank_recorder", "ranks", "messages", "meetings", "collectives", "backend", "outputs")),
+        *("ringsim.simulator.run", "ringsim.simulator.api"),
     ),
     (
         "ringsim.plot",
@@ -168,9 +171,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
 FRONT_DOORS = 5  # the row of the modules that users enter by: these may take names from the contents
 THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
-    {"numpy", "pandas", "pyarrow", "mpi4py"},
+    {"numpy", "pandas", "pyarrow", "mpi4py", "numba"},
     {"numpy", "torch", "mpi4py"},
-    {"numpy", "torch", "cloudpickle", "IPython", "transformers"},
+    {"numpy", "torch", "cloudpickle", "greenlet", "IPython", "transformers"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch
     {"numpy", "torch", "cloudpickle", "matplotlib", "IPython", "ipywidgets"},
 )

@@ -19,6 +19,7 @@ from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.programs import SEMANTICS, Semantics, Time
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import make_schedule
+from ringsim.simulator.compiled import sweep_compiled, work_through_compiled
 from ringsim.simulator.level_order import find_levels
 from ringsim.simulator.linear_operations import Linear
 from ringsim.simulator.operations import Operations
@@ -40,6 +41,7 @@ _FEW_RANKS: Final = 12  # up to here plain Python is quicker than arrays of so f
 def simulate_schedule(
     schedule: str | Schedule, costs: Costs | None = None, *, num_ranks: int | None = None, num_microbatches: int | None = None,
     num_chunks: int | None = None, link: Links | None = None, size_bytes: Sizes = 0, semantics: Semantics = "rendezvous", ahead: int = 1,
+    compiled: bool = False,
 ) -> ScheduleRun: ...  # fmt: skip
 
 
@@ -47,7 +49,7 @@ def simulate_schedule(
 def simulate_schedule(
     schedule: str | Schedule, costs: Sequence[Costs], *, num_ranks: int | None = None, num_microbatches: int | None = None,
     num_chunks: int | None = None, link: Links | Sequence[Links] | None = None, size_bytes: Sizes = 0,
-    semantics: Semantics = "rendezvous", ahead: int = 1,
+    semantics: Semantics = "rendezvous", ahead: int = 1, compiled: bool = False,
 ) -> WhatIfs: ...  # fmt: skip
 
 
@@ -62,6 +64,7 @@ def simulate_schedule(
     size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous",
     ahead: int = 1,
+    compiled: bool = False,
 ) -> ScheduleRun | WhatIfs:
     """Simulates one training step of a pipeline on a virtual clock; no rank is started.
 
@@ -82,6 +85,8 @@ def simulate_schedule(
         semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo); ``buffered``: when its send is (eager).
         ahead: how many computations before its use a receive is posted; 0: when the rank has nothing else to do. A lowered schedule says
             that itself.
+        compiled: whether to run machine code, which numba makes on the first use in a process, in about a second: for large steps that are
+            simulated many times. ``pip install 'ringsim[fast]'`` brings it; Fractions do without.
 
     Returns:
         The times, the critical path and what follows from them; for K costs the K makespans. Exact where a cost is a Fraction.
@@ -89,7 +94,7 @@ def simulate_schedule(
     Raises:
         ScheduleError: there is no schedule of that name, or the schedule breaks a rule.
         Deadlock: its ranks would wait for each other; ``diagnosis`` is the circle.
-        ArgumentError: a count, cost, link, size or semantics breaks its rule.
+        ArgumentError: a count, cost, link, size or semantics breaks its rule, or numba is asked for and not there.
 
     Example:
         >>> from ringsim.link import Link
@@ -121,13 +126,13 @@ def simulate_schedule(
         levels = source if isinstance(source, Linear) else find_levels(source)
         if levels is None:
             raise _deadlock(schedule, semantics, ahead)
-        makespan = time_variants(levels, variants, rendezvous=rendezvous, ahead=ahead)
+        makespan = time_variants(levels, variants, rendezvous=rendezvous, ahead=ahead, compiled=compiled)
         return WhatIfs(source.name, makespan, np.stack([_busy(source, prices).astype(np.float64) for prices in variants]))
     if isinstance(link, Sequence):
         raise ArgumentError(f"link must be one where costs are one, got {len(link)} links. Give as many costs, in a list.")
     costs = costs or Costs()
     prices = make_prices(stage_ranks, costs, link, size_bytes)
-    makespan_s = _find_makespan(source, prices, rendezvous=rendezvous, ahead=ahead)
+    makespan_s = _find_makespan(source, prices, rendezvous=rendezvous, ahead=ahead, compiled=compiled)
     if makespan_s is None:
         raise _deadlock(schedule, semantics, ahead)
     sizes = spread_sizes(size_bytes, len(stage_ranks), has_link=True) if link is not None else None
@@ -145,7 +150,7 @@ def simulate_schedule(
         makespan=makespan_s,
         busy=_busy(source, prices),
         closed_form=closed_form,
-        setting=Setting(source, prices, rendezvous, ahead, sizes, metadata),
+        setting=Setting(source, prices, rendezvous, ahead, compiled and not prices.is_exact, sizes, metadata),
     )
 
 
@@ -171,8 +176,13 @@ def _find_source(
     return read_schedule(make_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead)
 
 
-def _find_makespan(source: Linear | Operations, prices: Prices, *, rendezvous: bool, ahead: int) -> Time | None:
+def _find_makespan(source: Linear | Operations, prices: Prices, *, rendezvous: bool, ahead: int, compiled: bool) -> Time | None:
     """Returns how long the step takes, the quickest way; None where it never ends."""
+    if compiled and not prices.is_exact:
+        if isinstance(source, Linear):
+            return _last(sweep_compiled(source, prices, rendezvous=rendezvous, ahead=ahead))
+        times = work_through_compiled(source, prices, rendezvous=rendezvous)
+        return None if times is None else _last(times[0])
     if prices.is_exact or source.num_ranks <= _FEW_RANKS:
         operations = source.to_operations(ahead) if isinstance(source, Linear) else source
         times = work_through(operations, prices, rendezvous=rendezvous)

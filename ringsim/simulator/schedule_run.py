@@ -11,6 +11,7 @@ import numpy as np
 
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.programs import Time
+from ringsim.simulator.compiled import work_through_compiled
 from ringsim.simulator.critical_path import CriticalPath, find_critical_path
 from ringsim.simulator.level_order import Levels, find_levels
 from ringsim.simulator.linear_operations import Linear
@@ -38,6 +39,7 @@ class Setting:
         prices: what its computations and messages cost.
         rendezvous: whether a message starts only when its receive is posted, too.
         ahead: how many computations before its use a receive is posted.
+        compiled: whether by machine code.
         sizes: bytes of a message, for each boundary between stages; None where they were not said.
         metadata: of the traces.
     """
@@ -46,6 +48,7 @@ class Setting:
     prices: Prices
     rendezvous: bool
     ahead: int
+    compiled: bool
     sizes: list[int] | None
     metadata: dict[str, Any]
 
@@ -116,6 +119,10 @@ class ScheduleRun:
             exact = work_through(self.operations, setting.prices, rendezvous=setting.rendezvous)
             assert exact is not None  # it came to its end before
             return exact
+        if setting.compiled:
+            found = work_through_compiled(self.operations, setting.prices, rendezvous=setting.rendezvous)
+            assert found is not None  # likewise
+            return found
         if isinstance(setting.source, Linear):
             kept = sweep(setting.source, setting.prices, rendezvous=setting.rendezvous, ahead=setting.ahead, keep=True)
             assert kept.ends is not None  # asked for
@@ -186,7 +193,7 @@ class ScheduleRun:
         levers: list[Lever] = []
         if variants:
             source = setting.source if isinstance(setting.source, Linear) else self._levels
-            makespans = time_variants(source, variants, rendezvous=setting.rendezvous, ahead=setting.ahead)
+            makespans = time_variants(source, variants, rendezvous=setting.rendezvous, ahead=setting.ahead, compiled=setting.compiled)
             gains = np.maximum(float(self.makespan) - makespans, 0.0).tolist()
             levers = [Lever(what, time, gain, by * time) for (what, time), gain in zip(spent.items(), gains, strict=True)]
         return Sensitivity(by, float(self.makespan), tuple(sorted(levers, key=lambda lever: -lever.gain)))

@@ -110,16 +110,16 @@ class _State:
         for own, after, ready, room, latency, duration, occupancy, link, posts, started in self.views[turn][1]:
             start = ready
             if self.rendezvous:
-                start = np.maximum(ready, posts[-1], room)
+                start = np.maximum(ready, posts[-1], out=room)
             if self.has_occupancy:
-                start = np.maximum(start, link, room)
+                start = np.maximum(start, link, out=room)
             if self.keep:
                 np.copyto(started, start)
             if self.has_occupancy:
-                start = np.add(start, occupancy, link)
-            np.add(start, latency, room)
-            np.maximum(room, own, room)
-            np.add(room, duration, after)
+                start = np.add(start, occupancy, out=link)
+            np.add(start, latency, out=room)
+            np.maximum(room, own, out=room)
+            np.add(room, duration, out=after)
             for older, newer in zip(posts[:0:-1], posts[-2::-1], strict=True):
                 np.copyto(older, newer)
 

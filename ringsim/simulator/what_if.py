@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from ringsim.simulator.compiled import sweep_compiled, work_through_compiled
 from ringsim.simulator.level_order import Levels
 from ringsim.simulator.linear_operations import Linear
 from ringsim.simulator.prices import Prices, stack_prices
@@ -61,7 +62,7 @@ class WhatIfs:
         return f"{len(self)} what-ifs of {self.name}: {self.makespan.min():.6g} to {self.makespan.max():.6g}"
 
 
-def time_variants(source: Linear | Levels, variants: list[Prices], *, rendezvous: bool, ahead: int) -> Ints:
+def time_variants(source: Linear | Levels, variants: list[Prices], *, rendezvous: bool, ahead: int, compiled: bool) -> Ints:
     """Times a schedule with several prices, many at once.
 
     Args:
@@ -69,10 +70,13 @@ def time_variants(source: Linear | Levels, variants: list[Prices], *, rendezvous
         variants: K prices, none of them with a K.
         rendezvous: whether a message starts only when its receive is posted, too.
         ahead: as in `lower`; only a `Linear` has to be told.
+        compiled: whether one after the other by machine code.
 
     Returns:
         The makespans, float64, shape (K,).
     """
+    if compiled:
+        return np.array([_last_compiled(source, prices, rendezvous=rendezvous, ahead=ahead).max(initial=0.0) for prices in variants])
     kept = source.num_ranks if isinstance(source, Linear) else len(source.order)
     at_once = max(1, _MOST_TIMES // max(kept, 1))
     makespans = []
@@ -84,3 +88,12 @@ def time_variants(source: Linear | Levels, variants: list[Prices], *, rendezvous
             last, _ = source.time(prices, rendezvous=rendezvous)
         makespans.append(last.max(axis=0, initial=0.0))
     return np.concatenate(makespans)
+
+
+def _last_compiled(source: Linear | Levels, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
+    """Returns when computations end, the last ones at least."""
+    if isinstance(source, Linear):
+        return sweep_compiled(source, prices, rendezvous=rendezvous, ahead=ahead)
+    times = work_through_compiled(source.operations, prices, rendezvous=rendezvous)
+    assert times is not None  # it has levels, so it comes to an end
+    return times[0]
