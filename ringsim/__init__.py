@@ -17,9 +17,11 @@ Contents::
     Jitter                            likewise: computations that take now longer, now shorter
     bandwidth                         measure what the links of a ring give
     FlopCosts                         what computing costs on a virtual clock: arithmetic by shape, at a speed
+    simulate                          run the same worker on thousands of simulated ranks, on a virtual clock
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
     compare                           a run on real ranks beside the same run on a virtual clock: how far off the prediction was
+    scale                             from a trace of a few ranks to hundreds of stages
     Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
@@ -79,6 +81,8 @@ _CONTENTS: Final = {
     "load": "ringsim.traces.files",
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.recorder",
+    "simulate": "ringsim.simulator.api",
+    "scale": "ringsim.simulator.scaling",
     "simulate_schedule": "ringsim.simulator.schedule_api",
     "span": "ringsim.traces.recorder",
     "suppress_output": "ringsim.printing",
@@ -112,6 +116,8 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
     from ringsim.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
     from ringsim.ring import initialize_distributed as initialize_distributed
+    from ringsim.simulator.api import simulate as simulate
+    from ringsim.simulator.scaling import scale as scale
     from ringsim.simulator.schedule_api import simulate_schedule as simulate_schedule
     from ringsim.traces.files import load as load
     from ringsim.traces.recorder import mark as mark

@@ -78,7 +78,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.simulator.{name}" for name in ("carriers", "fair_share", "shared_links", "network")),
         *(f"ringsim.simulator.{name}" for name in ("operations", "schedule_operations", "linear_operations", "prices", "wavefront")),
         *(f"ringsim.simulator.{name}" for name in ("compiled", "worklist", "level_order", "critical_path", "sensitivity", "what_if")),
-        *(f"ringsim.simulator.{name}" for name in ("schedule_trace", "schedule_run", "schedule_api")),
+        *(f"ringsim.simulator.{name}" for name in ("schedule_trace", "schedule_run", "schedule_api", "scaling")),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -147,7 +147,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
         *(f"ringsim.check.{name}" for name in ("exchanges", "fits", "timed", "chunks", "causes", "tokens", "settings")),
-        *(f"ringsim.check.{name}" for name in ("small_task", "cuts", "handing_over", "boundaries", "orders")),
+        *(f"ringsim.check.{name}" for name in ("small_task", "cuts", "handing_over", "boundaries", "orders", "fewest")),
         *("ringsim.check", "ringsim.cell", "ringsim.magics", "ringsim.demo", "ringsim.generation_demo"),
         *(
             f"ringsim.cli.{name}"

@@ -42,6 +42,8 @@ PUBLIC_NAMES = {
     "load",
     "load_ipython_extension",
     "mark",
+    "simulate",
+    "scale",
     "simulate_schedule",
     "span",
     "suppress_output",
