@@ -10,12 +10,14 @@ from __future__ import annotations
 import builtins
 import io
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state, get_state
 
-__all__ = ["restore_output", "suppress_output"]
+__all__ = ["Quiet", "make_print", "restore_output", "suppress_output"]
 
 
 def suppress_output(rank: int) -> None:
@@ -43,14 +45,34 @@ def suppress_output(rank: int) -> None:
     if type(rank) is not int or rank < 0:
         raise ArgumentError(f"rank must be a whole number of 0 or more, got {rank!r}. Pass this process's own rank.")
     restore_output()
+    if get_state().clock is not None:
+        change_state(undo_print=Quiet(rank))
+        return
     original = builtins.print
+
+    def undo() -> None:
+        if builtins.print is print_of_rank:
+            builtins.print = original
+
+    # Another library may still hold this function after it was undone.
+    print_of_rank = make_print(original, lambda: rank != 0 and get_state().undo_print is undo)
+    builtins.print = print_of_rank
+    change_state(undo_print=undo)
+
+
+def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Callable[..., None]:
+    """Makes a ``print`` that takes ``force`` and hands to ``RankState.hidden_output`` what is not to be shown.
+
+    Args:
+        original: prints.
+        hides: whether prints of the calling rank are hidden now.
+    """
 
     def print_of_rank(
         *values: object, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False, force: bool = False
     ) -> None:
         governed = file is None or file is sys.stdout or file is sys.stderr
-        in_force = get_state().undo_print is undo  # another library may still hold this function after it was undone
-        if rank == 0 or force or not governed or not in_force:
+        if force or not governed or not hides():
             original(*values, sep=sep, end=end, file=file, flush=flush)
             return
         text = io.StringIO()
@@ -59,12 +81,23 @@ def suppress_output(rank: int) -> None:
         if keep is not None:
             keep(text.getvalue())
 
-    def undo() -> None:
-        if builtins.print is print_of_rank:
-            builtins.print = original
+    return print_of_rank
 
-    builtins.print = print_of_rank
-    change_state(undo_print=undo)
+
+@dataclass(frozen=True)
+class Quiet:
+    """Says that the prints of a simulated rank are governed; in the place of what gives a real rank its ``print`` back.
+
+    Simulated ranks share one ``print``, which asks the state of the rank that calls it.
+
+    Attributes:
+        rank: as ``suppress_output`` was told.
+    """
+
+    rank: int
+
+    def __call__(self) -> None:
+        """Nothing is to be given back."""
 
 
 def restore_output() -> None:

@@ -6,7 +6,8 @@ Nothing else in ringsim is a module global that changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,21 @@ def get_cell() -> list[Any]:
     ``torch.compile`` can follow that, as it could not follow a context variable.
     """
     return _process
+
+
+@contextmanager
+def simulated_states() -> Iterator[None]:
+    """Lets ranks of this process have states of their own inside the block, see ``enter_rank``."""
+    _process.insert(0, None)
+    try:
+        yield
+    finally:
+        del _process[0]
+
+
+def enter_rank(state: RankState) -> None:
+    """Gives the calling context, a simulated rank's, a state of its own."""
+    _simulated.set(state)
 
 
 def change_state(**changes: Any) -> RankState:

@@ -68,8 +68,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "files",
             )
         ),
-        *(f"ringsim.exchange.{name}" for name in ("foreign", "rows", "boxes", "lanes", "slices", "wire", "perfetto", "perfetto_reading")),
-        *("ringsim.exchange.chrome", "ringsim.exchange.profiler", "ringsim.exchange"),
         *("ringsim.calibration", "ringsim.comparison"),
         "ringsim.pipeline.generation_use",
         *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),

@@ -39,6 +39,7 @@ __all__ = ["FUNCTIONS", "MANAGING", "make_function"]
 
 _CELL: Final = get_cell()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}
+_DIRECT: Final = ("send", "recv", "isend", "irecv")  # see Backend.direct
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
     *("init_process_group", "destroy_process_group", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks"),
@@ -95,6 +96,14 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
         f"def {name}{plain}:",
         "    state = cell[0] or get_state()",
         *(short_way if native else ()),
+        *(
+            (
+                f"    if state.log is None and state.backend is not None and {name!r} in state.backend.direct:",
+                f"        return state.backend.{name}({values.removesuffix(', ')})",
+            )
+            if name in _DIRECT
+            else ()
+        ),
         f"    return elsewhere(state, ({values}), dict({keywords}){''.join(f', {extra}' for extra in extras)})",
     ]
     source = "\n".join(text) + "\n"

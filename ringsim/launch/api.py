@@ -115,7 +115,7 @@ def trace(
         from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
 
         return Recording(Path(worker_or_path), check=check)
-    _check_worker(worker_or_path)
+    check_worker(worker_or_path)
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (_is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
@@ -156,7 +156,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_worker(worker: object) -> None:
+def check_worker(worker: object) -> None:
+    """Checks that a worker is a function that can be called.
+
+    Raises:
+        ArgumentError: it is not.
+    """
     if not callable(worker):
         raise ArgumentError(
             f"worker must be a function, got {worker!r}. "

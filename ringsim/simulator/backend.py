@@ -1,0 +1,29 @@
+"""The backend ``simulator``: all ranks in one process, on a virtual clock."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ringsim.comm import built_messages, built_objects
+from ringsim.simulator.collectives import Collectives
+from ringsim.simulator.messages import Messages
+
+__all__ = ["SimulatedRank"]
+
+
+class SimulatedRank(Messages, Collectives):
+    """What ``ringsim.comm`` calls on a simulated rank; each rank has one of its own.
+
+    Only ``ringsim.simulate`` makes it. Tensors lie on the CPU, or on the meta device, where only sizes travel.
+    """
+
+    direct: ClassVar[frozenset[str]] = frozenset({"send", "recv", "isend", "irecv"})
+
+    all_gather_object = built_objects.all_gather_object
+    broadcast_object_list = built_objects.broadcast_object_list
+    gather_object = built_objects.gather_object
+    scatter_object_list = built_objects.scatter_object_list
+    send_object_list = built_objects.send_object_list
+    recv_object_list = built_objects.recv_object_list
+    new_subgroups = built_messages.new_subgroups
+    new_subgroups_by_enumeration = built_messages.new_subgroups_by_enumeration

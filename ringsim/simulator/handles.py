@@ -1,0 +1,263 @@
+"""The handle of a simulated operation: when it is done, and the wait for that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ringsim.errors import RunTimeout
+from ringsim.simulator.groups import SimulatedGroup
+from ringsim.simulator.tape import Kind
+
+if TYPE_CHECKING:
+    from ringsim.simulator.ranks import RankCore
+
+__all__ = ["NEVER", "Message", "Operation", "Part", "Recv", "Send", "SimulatedFuture"]
+
+NEVER: Final = math.inf
+
+
+class Operation:
+    """An operation of a rank that is under way; what ``isend`` and its kin return.
+
+    Args:
+        rank: whose it is.
+        slot: of its record, -1 where it has none.
+        group: where.
+        kind: of what it carries.
+
+    Attributes:
+        done_s: when it is done, ``NEVER`` while nobody knows.
+        waiting: whether the rank waits for it, and is to be woken.
+    """
+
+    done_s: float = NEVER
+    waiting = False
+
+    def __init__(self, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind) -> None:
+        self.rank = rank
+        self.slot = slot
+        self.group = group
+        self.kind = kind
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Blocks until the operation is done; the second time it returns at once.
+
+        Args:
+            timeout: limit in virtual time, seconds or a ``timedelta``; None for none.
+
+        Returns:
+            True.
+
+        Raises:
+            RunTimeout: the limit has passed; the operation goes on.
+        """
+        rank, slot = self.rank, self.slot
+        hub = rank.hub
+        if slot >= 0:
+            rank.tape.times[slot + 1] = hub.now
+        if self.done_s > hub.now:
+            try:
+                if timeout is None:
+                    self._block()
+                else:
+                    self._block_until(timeout)
+            except RunTimeout:
+                raise
+            except BaseException:
+                if slot >= 0:
+                    rank.tape.times[slot + 2] = hub.now
+                    rank.tape.failed.add(slot)
+                    self.slot = -1
+                raise
+        if slot >= 0:
+            rank.tape.times[slot + 2] = hub.now
+            self.slot = -1
+        return True
+
+    def _block(self) -> None:
+        hub = self.rank.hub
+        while self.done_s > hub.now:
+            if self.done_s == NEVER:
+                self.waiting = True
+                hub.pause()
+            else:
+                hub.sleep_until(self.done_s)
+        self.waiting = False
+
+    def _block_until(self, timeout: Any) -> None:
+        hub = self.rank.hub
+        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        end_s = hub.now + limit_s
+        while self.done_s > hub.now:
+            if self.done_s <= end_s:
+                hub.sleep_until(self.done_s)
+            elif hub.now >= end_s:
+                self.waiting = False
+                raise RunTimeout(
+                    f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
+                    f"{self.describe()}). Raise the limit, or look who should answer."
+                )
+            else:
+                self.waiting = True
+                hub.wake(self.rank.runner, end_s)
+                hub.pause()
+        self.waiting = False
+
+    def describe(self) -> str:
+        """Returns the operation in words."""
+        raise NotImplementedError
+
+    def complete(self, time_s: float) -> None:
+        """Says when the operation is done, and wakes its rank if it waits for that."""
+        self.done_s = time_s
+        if self.waiting:
+            self.waiting = False
+            self.rank.hub.wake(self.rank.runner, time_s)
+
+    def is_completed(self) -> bool:
+        """Returns whether the operation is done; where it is not, the other ranks get on a little."""
+        hub = self.rank.hub
+        if self.done_s > hub.now:
+            hub.poll()
+        done: bool = self.done_s <= hub.now
+        return done
+
+
+class Message(Operation):
+    """A send or a recv.
+
+    Args:
+        rank: whose it is.
+        slot: of its record, -1 where it has none.
+        group: where.
+        kind: of what it carries.
+        tensor: what is sent, or where it comes in.
+        peer: global rank of the other side; of a recv from anybody, -2 until it is there.
+        tag: of the message.
+
+    Attributes:
+        number: says which of two was posted first, of those that had to wait for their other side.
+    """
+
+    sends = False
+    number = 0
+
+    def __init__(self, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        self.rank = rank
+        self.slot = slot
+        self.group = group
+        self.kind = kind
+        self.tensor = tensor
+        self.peer = peer
+        self.tag = tag
+
+    def source_rank(self) -> int:
+        """Returns the rank within the group that a message came from; waits for it."""
+        self.wait()
+        place: int = self.group.places[self.peer]
+        return place
+
+    _source_rank = source_rank
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensor, once it is there."""
+        self.wait()
+        return [self.tensor]
+
+    def describe(self) -> str:
+        """Returns the operation in words."""
+        return f"{'send to' if self.sends else 'recv from'} {self.peer}, tag {self.tag}"
+
+
+class Send(Message):
+    """A send."""
+
+    sends = True
+    left = False  # without its recv
+    arrives_s: float = NEVER  # then
+    met: Recv | None = None  # its recv, once that was posted
+
+
+class Recv(Message):
+    """A recv."""
+
+
+class Part(Operation):
+    """A rank's part in a collective.
+
+    Args:
+        rank: whose it is.
+        slot: of its record, -1 where it has none.
+        group: where.
+        kind: of what it carries.
+        name: of the collective.
+        place: of the rank in the group.
+        inputs: tensors that it gives.
+        outputs: tensors that it gets.
+        results: the tensors that hold the result.
+
+    Attributes:
+        root: group rank of the root, -1 for none.
+    """
+
+    def __init__(
+        self,
+        rank: RankCore,
+        slot: int,
+        group: SimulatedGroup,
+        kind: Kind,
+        name: str,
+        place: int,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+    ) -> None:
+        super().__init__(rank, slot, group, kind)
+        self.root = -1
+        self.peer = self.tag = -1
+        self.name = name
+        self.place = place
+        self.inputs = inputs
+        self.outputs = outputs
+        self.results = results
+
+    def describe(self) -> str:
+        """Returns the operation in words."""
+        return f'{self.name} of group "{self.group.group_name}"'
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors that hold the result, once it is there."""
+        self.wait()
+        return list(self.results)
+
+    def get_future(self) -> SimulatedFuture:
+        """Returns a future of the result."""
+        return SimulatedFuture(self)
+
+
+class SimulatedFuture:
+    """Stands for the result of an operation, as ``torch.futures.Future`` does: that one would block all ranks.
+
+    Args:
+        handle: of the operation.
+    """
+
+    def __init__(self, handle: Part) -> None:
+        self._handle = handle
+
+    def wait(self) -> list[torch.Tensor]:
+        """Blocks until the result is there, and returns it."""
+        return self._handle.result()
+
+    def value(self) -> list[torch.Tensor]:
+        """Returns the result, which must be there."""
+        return self._handle.result()
+
+    def done(self) -> bool:
+        """Returns whether the result is there."""
+        return self._handle.is_completed()

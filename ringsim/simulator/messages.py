@@ -1,0 +1,135 @@
+"""Point-to-point messages of a simulated rank."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import Tensor
+
+from ringsim.comm.mpi_group import to_index
+from ringsim.errors import ArgumentError
+from ringsim.simulator.groups import SimulatedGroup
+from ringsim.simulator.handles import Recv, Send
+from ringsim.simulator.moving import check_tensor
+from ringsim.simulator.ranks import RankCore
+from ringsim.traces.events import ANY_SOURCE, OP_CODES
+
+__all__ = ["Messages"]
+
+_SEND, _ISEND, _RECV, _IRECV = (OP_CODES[name] for name in ("send", "isend", "recv", "irecv"))
+_BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irecv"]}
+
+
+class Messages(RankCore):
+    """``send``, ``recv`` and their kin, as ``torch.distributed`` has them; see there for the arguments."""
+
+    def isend(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Send | None:
+        """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
+        return self._send(_ISEND, tensor, dst, group, tag, group_dst)
+
+    def irecv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Recv | None:
+        """Begins to receive, from anybody where no source is given; does not block."""
+        return self._receive(_IRECV, tensor, src, group, tag, group_src)
+
+    def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
+        """Sends; blocks until the tensor may change."""
+        handle = self._send(_SEND, tensor, dst, group, tag, group_dst)
+        if handle is not None:
+            handle.wait()
+
+    def recv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+        """Receives; blocks. Returns the sender's global rank, -1 outside the group."""
+        handle = self._receive(_RECV, tensor, src, group, tag, group_src)
+        if handle is None:
+            return -1
+        handle.wait()
+        return handle.peer
+
+    def batch_isend_irecv(self, p2p_op_list: Any) -> list[Any]:
+        """Begins several messages; does not block.
+
+        Args:
+            p2p_op_list: ``P2POp`` of ``isend`` and ``irecv``, with one group.
+
+        Returns:
+            A handle for each.
+
+        Raises:
+            ArgumentError: the list is empty, or holds something else.
+        """
+        if not isinstance(p2p_op_list, list) or not p2p_op_list:
+            raise ArgumentError(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({self.here()}).")
+        names = [getattr(getattr(each, "op", None), "__name__", "") for each in p2p_op_list]
+        for name, each in zip(names, p2p_op_list, strict=True):
+            if name not in _BATCH:
+                raise ArgumentError(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({self.here()}). Use dist.P2POp.")
+            if each.group is not p2p_op_list[0].group:
+                raise ArgumentError(f"all P2POps of a batch must have one group, got two ({self.here()}). Make a batch for each group.")
+        handles: list[Any] = []
+        for name, each in zip(names, p2p_op_list, strict=True):
+            begin = self._send if name == "isend" else self._receive
+            handles.append(begin(_BATCH[name], each.tensor, each.peer, each.group, each.tag, None))
+        return [handle for handle in handles if handle is not None]
+
+    def _send(self, op: int, tensor: Any, dst: Any, group: Any, tag: Any, group_dst: Any) -> Send | None:
+        if group is None and self._joined:
+            group = self.everybody
+        elif group.__class__ is not SimulatedGroup or self.number not in group.places or self._gone or not self._joined:
+            group = self._enter("send", group)
+            if group is None:
+                return None
+        if tensor.__class__ is not Tensor or not tensor.is_cpu:
+            tensor = check_tensor("tensor", tensor)
+        if dst.__class__ is not int or group_dst is not None or dst not in group.places or dst == self.number:
+            dst = self._peer("dst", group, dst, group_dst)
+        if tag.__class__ is not int or tag < 0:
+            tag = self._check_tag(tag)
+        tape = self.tape
+        kind = tape.kinds.get((tensor.dtype, tensor.shape)) or tape.kind_of(tensor)
+        slot = -1
+        if self.recorder is not None:
+            slot = tape.post(self.hub.now, self.number, op, group.number, dst, tag, kind.number)
+        handle = Send(self, slot, group, kind, tensor, dst, tag)
+        self.hub.polls = 0
+        self.world.office.send(handle)
+        return handle
+
+    def _receive(self, op: int, tensor: Any, src: Any, group: Any, tag: Any, group_src: Any) -> Recv | None:
+        if group is None and self._joined:
+            group = self.everybody
+        elif group.__class__ is not SimulatedGroup or self.number not in group.places or self._gone or not self._joined:
+            group = self._enter("recv", group)
+            if group is None:
+                return None
+        if tensor.__class__ is not Tensor or not tensor.is_cpu:
+            tensor = check_tensor("tensor", tensor)
+        if src.__class__ is not int or group_src is not None or src not in group.places or src == self.number:
+            src = ANY_SOURCE if src is None and group_src is None else self._peer("src", group, src, group_src)
+        if tag.__class__ is not int or tag < 0:
+            tag = self._check_tag(tag)
+        tape = self.tape
+        kind = tape.kinds.get((tensor.dtype, tensor.shape)) or tape.kind_of(tensor)
+        slot = -1
+        if self.recorder is not None:
+            slot = tape.post(self.hub.now, self.number, op, group.number, src, tag, kind.number)
+        handle = Recv(self, slot, group, kind, tensor, src, tag)
+        self.hub.polls = 0
+        self.world.office.recv(handle)
+        return handle
+
+    def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:
+        """Returns the global rank of the other side.
+
+        Raises:
+            ArgumentError: there is no such rank, or it is this one.
+        """
+        peer = group.ranks[group.place_of(what, global_rank, group_rank)]
+        if peer == self.number:
+            raise ArgumentError(f"{what} must be another rank, got this rank itself ({self.here()}). Copy the tensor instead.")
+        return peer
+
+    def _check_tag(self, tag: Any) -> int:
+        number = to_index("tag", tag)
+        if not 0 <= number < 1 << 31:
+            raise ArgumentError(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.")
+        return number

@@ -1,0 +1,246 @@
+"""What simulated ranks share, and what each of them has for itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed import GroupMember
+
+from ringsim.comm.backend import Backend
+from ringsim.comm.mpi_group import to_index
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.simulator.carriers import Carrier
+from ringsim.simulator.groups import SimulatedGroup
+from ringsim.simulator.handles import Message, Part
+from ringsim.simulator.hub import Hub, Runner
+from ringsim.simulator.post_office import PostOffice
+from ringsim.simulator.rank_recorder import RankRecorder
+from ringsim.simulator.tape import Tape
+
+__all__ = ["RankCore", "World"]
+
+
+@dataclass
+class World:
+    """What the ranks of one simulation share.
+
+    Attributes:
+        hub: the clock.
+        tape: where they are recorded.
+        records: whether they are.
+        carrier: says how long messages take.
+        office: brings sends and recvs together.
+        everybody: the group of all ranks.
+        made: the members of the groups that were made, and the groups, in order.
+    """
+
+    hub: Hub
+    tape: Tape
+    records: bool
+    carrier: Carrier
+    office: PostOffice
+    everybody: SimulatedGroup
+    made: list[tuple[tuple[int, ...], SimulatedGroup]] = field(default_factory=list)
+
+
+class RankCore(Backend):
+    """The common part of messages and collectives of a simulated rank: who it is, and its groups.
+
+    Args:
+        world: what it shares with the others.
+        number: its rank.
+        seed: of its random numbers.
+    """
+
+    name = "simulator"
+
+    def __init__(self, world: World, number: int, seed: int) -> None:
+        self.world = world
+        self.number = number
+        self.hub = world.hub
+        self.tape = world.tape
+        self.everybody = world.everybody
+        self.runner = Runner(number, seed)
+        self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
+        self._joined = True
+        self._made = 0
+        self._gone: set[SimulatedGroup] = set()
+
+    # -- the job
+
+    def is_initialized(self) -> bool:
+        """Returns whether the rank has joined the others."""
+        return self._joined
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        """Joins the other ranks again, after ``destroy_process_group``; does not block, and takes no time.
+
+        Args:
+            backend: any: the simulator carries the messages.
+            init_method: not needed here.
+            timeout: not needed here: who can never go on is known.
+            world_size: -1, or as in ``simulate``.
+            rank: -1, or this rank.
+            rest: torch's others, not needed here.
+            named: the same by name.
+
+        Raises:
+            ArgumentError: ``world_size`` or ``rank`` differ.
+            RingError: the rank has joined already.
+        """
+        if self._joined:
+            raise RingError(
+                f"the process group must be initialized once, got a second call ({self.here()}): ringsim.simulate has made it already. "
+                "Leave the call out."
+            )
+        for what, wanted, is_value in (("world_size", world_size, self.everybody.size()), ("rank", rank, self.number)):
+            if wanted not in (-1, is_value):
+                raise ArgumentError(f"{what} must be {is_value} in this simulation, or left out, got {wanted} ({self.here()}).")
+        self._joined = True
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Ends a group, or with None all of them, for this rank; does not block."""
+        found = self._find(group)
+        if found is self.everybody:
+            self._joined = False
+        elif found is not None:
+            self._gone.add(found)
+
+    def here(self) -> str:
+        """Returns which rank this is, for errors."""
+        return f"rank {self.number} of {self.everybody.size()}"
+
+    # -- groups
+
+    def get_rank(self, group: Any = None) -> int:
+        """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
+        found = self._find(group)
+        return -1 if found is None else found.rank()
+
+    def get_world_size(self, group: Any = None) -> int:
+        """Returns how many ranks the group has, -1 outside of it; with None how many there are."""
+        found = self._find(group)
+        return -1 if found is None else found.size()
+
+    def get_process_group_ranks(self, group: Any = None) -> list[int]:
+        """Returns the global ranks of a group, in the group's order.
+
+        Raises:
+            ArgumentError: this rank is outside.
+        """
+        found = self._find(group)
+        if found is None:
+            raise ArgumentError(f"the ranks of a group must be asked for within it, got a question from outside ({self.here()}).")
+        return list(found.ranks)
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        timeout: Any = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: str | None = None,
+        device_id: Any = None,
+        sort_ranks: bool = True,
+    ) -> Any:
+        """Makes a group; does not block, and takes no time. All ranks call it in the same order with the same ranks.
+
+        Args:
+            ranks: global ranks of the members, None for all.
+            timeout: not needed here.
+            backend: not needed here.
+            pg_options: not needed here.
+            use_local_synchronization: not to be used here.
+            group_desc: what to call it, where one looks at it.
+            device_id: not needed here.
+            sort_ranks: whether rank 0 of the group is the least of ``ranks``, or the first.
+
+        Returns:
+            The group; on ranks outside ``GroupMember.NON_GROUP_MEMBER``.
+
+        Raises:
+            ArgumentError: a rank does not exist or is there twice.
+            RendezvousFailed: another rank has made another group in its place.
+        """
+        size = self._find(None).size()
+        if use_local_synchronization:
+            raise ArgumentError(
+                f"use_local_synchronization must be False in a simulation, got True ({self.here()}). Call new_group on all ranks."
+            )
+        members = tuple(range(size)) if ranks is None else tuple(to_index("ranks", rank) for rank in ranks)
+        if len(set(members)) != len(members) or not all(0 <= rank < size for rank in members):
+            raise ArgumentError(
+                f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} ({self.here()}). Leave out the others."
+            )
+        members = tuple(sorted(members)) if sort_ranks else members
+        made = self.world.made
+        if self._made == len(made):
+            desc = group_desc or "undefined"
+            name = desc if desc.startswith("ring:") else f"{len(made) + 1}"  # pair groups bear their edge, as on torch
+            made.append((members, SimulatedGroup(self.hub, name, members, self.tape.number_group(name, members), desc)))
+        theirs, group = made[self._made]
+        self._made += 1
+        if theirs != members:
+            message = (
+                f"all ranks must make the same groups in the same order, got {list(members)} here and {list(theirs)} in another rank "
+                f"({self.here()}). Call new_group for every group on every rank, in one order, also for groups that the rank is not in."
+            )
+            if self.recorder is not None:
+                self.recorder.notice("group_order_mismatch", message)
+            raise RendezvousFailed(message)
+        return group if self.number in members else GroupMember.NON_GROUP_MEMBER
+
+    def _find(self, group: Any) -> Any:
+        """Returns a group given as torch's functions take it; None where this rank is outside.
+
+        Raises:
+            RingError: the rank has left the others, or the group.
+            ArgumentError: it is no group of the simulator.
+        """
+        if not self._joined:
+            raise RingError(f"the process group must exist, got a call after destroy_process_group ({self.here()}). Initialize it again.")
+        if group is None:
+            return self.everybody
+        if group is GroupMember.NON_GROUP_MEMBER:
+            return None
+        if not isinstance(group, SimulatedGroup):
+            raise ArgumentError(
+                f"group must be one of the simulator, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and call "
+                "ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
+            )
+        if group in self._gone:
+            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
+        return group if self.number in group.places else None
+
+    def _enter(self, op: str, group: Any) -> Any:
+        """Returns the group of an operation; outside of it warns, as torch does, and returns None."""
+        found = self._find(group)
+        if found is None:
+            warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
+        return found
+
+    # -- what others say of this rank's operations
+
+    def place_of(self, slot: int) -> str:
+        """Returns " at ring.py:7" for a record, "" where there is none."""
+        return self.tape.place_of(slot) if slot >= 0 else ""
+
+    def note(self, kind: str, message: str, operation: Message | Part) -> None:
+        """Writes down that an operation is wrong, and that it raises."""
+        if self.recorder is not None:
+            self.tape.times[operation.slot + 2] = self.hub.now
+            self.tape.failed.add(operation.slot)
+            self.recorder.notice(kind, message, operation.group.number, operation.peer, operation.tag, operation.kind.number)

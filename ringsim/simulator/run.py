@@ -1,0 +1,250 @@
+"""One simulated run: from a worker to a trace, or to one error that carries what was recorded until then."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from greenlet import GreenletExit
+
+from ringsim.diagnose.explain import explain
+from ringsim.diagnose.verdict import judge
+from ringsim.diagnose.world_of_events import read_ends, world_of_events
+from ringsim.errors import Interrupted, RingError
+from ringsim.injections import Injection, jitter_of, slowed_by
+from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
+from ringsim.launch.notebook import name_cells
+from ringsim.launch.verdicts import error_of_kind
+from ringsim.link import Link
+from ringsim.pair_groups import pair_name
+from ringsim.printing import Quiet, make_print
+from ringsim.ring import Ring
+from ringsim.simulator.backend import SimulatedRank
+from ringsim.simulator.groups import SimulatedGroup
+from ringsim.simulator.hub import Hub
+from ringsim.simulator.network import make_carrier
+from ringsim.simulator.outputs import Outputs
+from ringsim.simulator.post_office import PostOffice
+from ringsim.simulator.ranks import World
+from ringsim.simulator.tape import Tape
+from ringsim.state import RankState, enter_rank, get_state, simulated_states
+from ringsim.topologies import Topology
+from ringsim.traces.value import Trace
+
+__all__ = ["Run", "Settings"]
+
+_SHOWN: Final = 4  # ranks whose lines an error shows
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is simulated; see ``ringsim.simulate``.
+
+    Attributes:
+        world_size: number of ranks.
+        link: what a message costs, None where a topology says so.
+        topology: which links there are, None where each pair has one of its own.
+        limit_bytes: messages up to this size do not wait for their recv; -1: all do.
+        costs: what computing costs, None for nothing.
+        seed: rank r seeds its generators with ``seed + r``.
+        inject: what goes wrong.
+        record: whether operations are recorded.
+        metadata: of the trace.
+    """
+
+    world_size: int
+    link: Link | Mapping[tuple[int, int], Link] | None
+    topology: Topology | None
+    limit_bytes: int
+    costs: Any
+    seed: int
+    inject: tuple[Injection, ...]
+    record: bool
+    metadata: dict[str, Any]
+
+
+class Run:
+    """One run.
+
+    Args:
+        call: what each rank does.
+        settings: and how.
+    """
+
+    def __init__(self, call: Callable[[], Any], settings: Settings) -> None:
+        self._call = call
+        self._settings = settings
+        self._size = size = settings.world_size
+        self._hub = hub = Hub()
+        self._tape = tape = Tape()
+        everyone = tuple(range(size))
+        carrier = make_carrier(hub, size, link=settings.link, topology=settings.topology, inject=settings.inject)
+        everybody = SimulatedGroup(hub, "world", everyone, tape.number_group("world", everyone), "default_pg")
+        office = PostOffice(hub, carrier, settings.limit_bytes)
+        world = World(hub, tape, settings.record, carrier, office, everybody)
+        self._ranks = [SimulatedRank(world, rank, settings.seed + rank) for rank in everyone]
+        self._pairs = self._make_pairs() if size > 1 else []
+        self._outputs = Outputs(hub, size)
+        self._results: list[Any] = [None] * size
+        self._returned: set[int] = set()
+        self._reports: list[Report] = []
+        self._verdict_on: frozenset[int] = frozenset()
+        self._printed: list[str] = []
+
+    def finish(self) -> Trace:
+        """Sees the run through.
+
+        Returns:
+            The trace.
+
+        Raises:
+            RingError: a rank has raised, or ranks can never go on.
+            Interrupted: the user has stopped the run.
+        """
+        try:
+            with simulated_states(), self._printing():
+                self._hub.run([(rank.runner, self._make_life(rank)) for rank in self._ranks])
+                error = self._judge()
+        except KeyboardInterrupt:
+            raise self._explained(Interrupted(f"the simulation was interrupted at {self._hub.now:.6g} s of virtual time.")) from None
+        if error is not None:
+            raise error
+        if self._reports:
+            raise self._explained(make_error(self._reports, self._size, []))
+        return self._make_trace(complete=True)
+
+    def _make_pairs(self) -> list[SimulatedGroup]:
+        pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)]
+        return [SimulatedGroup(self._hub, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
+
+    def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
+        """Returns what the greenlet of a rank does."""
+
+        def live() -> None:
+            enter_rank(self._make_state(rank))
+            try:
+                self._results[rank.number] = self._call()
+                self._hub.leave()
+                self._returned.add(rank.number)
+            except (KeyboardInterrupt, GreenletExit):
+                raise
+            except BaseException as error:
+                self._reports.append(report_exception(rank.number, error))
+
+        return live
+
+    def _make_state(self, rank: SimulatedRank) -> RankState:
+        size, number, settings = self._size, rank.number, self._settings
+        inject = settings.inject
+        pred_group: Any = self._pairs[number - 1] if size > 1 else None  # the types are torch's: other backends have groups of their own
+        succ_group: Any = self._pairs[number] if size > 1 else None
+        recorder: Any = rank.recorder
+        ring = Ring(
+            rank=number,
+            world_size=size,
+            pred=(number - 1) % size,
+            succ=(number + 1) % size,
+            ranks=rank.everybody.ranks,
+            pred_group=pred_group,
+            succ_group=succ_group,
+            local_rank=number,
+            backend=rank,
+        )
+        return RankState(
+            ring=ring,
+            recorder=recorder,
+            hidden_output=self._outputs.hide,
+            undo_print=Quiet(number),
+            backend=rank,
+            clock=self._hub,
+            slowdown=slowed_by(inject, number),
+            jitter=jitter_of(inject, number),
+            costs=settings.costs,
+        )
+
+    @contextlib.contextmanager
+    def _printing(self) -> Iterator[None]:
+        """Lets the ranks print each into an output of its own."""
+
+        def hides() -> bool:
+            quiet = get_state().undo_print
+            return isinstance(quiet, Quiet) and quiet.rank != 0
+
+        before, stdout, stderr = builtins.print, sys.stdout, sys.stderr
+        builtins.print = make_print(before, hides)
+        outputs: Any = self._outputs  # has all that print needs of a file
+        sys.stdout = sys.stderr = outputs
+        try:
+            yield
+        finally:
+            builtins.print, sys.stdout, sys.stderr = before, stdout, stderr
+            self._printed = self._outputs.finish()
+
+    # -- the end
+
+    def _judge(self) -> RingError | None:
+        """Ends the ranks that can never go on, and says why they cannot; None where there are none, or one has failed before."""
+        failed = {report.rank for report in self._reports}
+        stuck = [rank for rank in self._ranks if rank.number not in self._returned and rank.number not in failed]
+        if not stuck:
+            return None
+        if failed:
+            self._end(stuck)
+            return None
+        self._write_waiting()
+        events = self._tape.read()
+        world = world_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
+        diagnosis = judge(world)
+        text = str(diagnosis)
+        self._verdict_on = frozenset(rank.number for rank in stuck)
+        for rank in stuck:
+            self._hub.throw(rank.runner, error_of_kind(diagnosis.kind)(text))
+        self._end(stuck)
+        reports = {report.rank: report for report in self._reports}
+        for finding in diagnosis.findings[:1]:
+            text += "".join(raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports)
+        error = error_of_kind(diagnosis.kind)(text)
+        error.trace = self._make_trace(complete=False)
+        error.diagnosis = replace(diagnosis, trace=error.trace)
+        return error
+
+    def _end(self, ranks: Sequence[SimulatedRank]) -> None:
+        """Takes down the stacks of ranks that will never go on."""
+        for rank in ranks:
+            self._hub.throw(rank.runner, GreenletExit())
+
+    def _write_waiting(self) -> None:
+        """Writes down what ranks wait for, where nothing was recorded before."""
+
+    def _explained(self, error: Any) -> Any:
+        """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
+        error.trace = self._make_trace(complete=False)
+        error.diagnosis = explain(error.trace)
+        return error
+
+    # -- the trace
+
+    @property
+    def _end_ns(self) -> int:
+        return round(self._hub.now * 1e9)
+
+    def _make_trace(self, *, complete: bool) -> Trace:
+        events = self._tape.read()
+        cells = name_cells(events.tables.files)
+        events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
+        groups = [[group.group_name, list(group.ranks)] for group in self._pairs]
+        metadata = {**self._settings.metadata, "ring_groups": groups, "not_recorded": [], "notes": [], "complete": complete}
+        if not self._settings.record:
+            metadata["notes"].append("operations were not recorded: record=False")
+        metadata["ends"], metadata["end_ns"] = self._ends(), self._end_ns
+        return Trace(events, metadata, results=self._results, output=self._printed)
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
+        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._returned]
+        failed = [describe_end(report) for report in self._reports if report.rank not in self._verdict_on]
+        return sorted([*returned, *(end for end in failed if end is not None)], key=lambda end: int(end["rank"]))
