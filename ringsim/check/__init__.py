@@ -13,6 +13,7 @@ A check runs a student's function on fresh ranks, with sizes and data drawn at r
     check.gradients(step)              notebooks/05_gradients: a step over stages, with the gradients of one process
     check.schedule(order)              notebooks/06_schedules: 1F1B, one list of actions a rank
     check.fast_schedule(order)         notebooks/06_schedules: an order that fills the bubble, within a limit of memory
+    check.fewest_microbatches(choose)  notebooks/06_schedules: as few microbatches as a limit on the bubble allows
     check.token_ring(exchange)         notebooks/07_generation_ring: messages of a generation ring, in an order that never jams
     check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way make stages busy
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
@@ -21,7 +22,7 @@ A check runs a student's function on fresh ranks, with sizes and data drawn at r
 
 The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
 ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``exchanges``, ``fits``, ``cuts``, ``handing_over``,
-``boundaries``, ``orders``, ``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
+``boundaries``, ``orders``, ``fewest``, ``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
 
 Example:
     >>> from ringsim import check
@@ -39,6 +40,7 @@ from ringsim.check.causes import diagnose
 from ringsim.check.chunks import ring_all_reduce
 from ringsim.check.cuts import partition
 from ringsim.check.exchanges import no_deadlock
+from ringsim.check.fewest import fewest_microbatches
 from ringsim.check.fits import alphabeta
 from ringsim.check.handing_over import hand_over
 from ringsim.check.orders import fast_schedule, schedule
@@ -55,6 +57,7 @@ __all__ = [
     "alphabeta",
     "diagnose",
     "fast_schedule",
+    "fewest_microbatches",
     "gradients",
     "hand_over",
     "hello",
