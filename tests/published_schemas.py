@@ -26,6 +26,13 @@ PERFETTO = {
     "Interned": "1 iid uint64, 2 name string",
 }
 
+CHAKRA = {
+    "GlobalMetadata": "1 version string",
+    "Node": "1 id uint64, 2 name string, 3 type int32, 4 ctrl_deps uint64*, 5 data_deps uint64*, 6 start_time_micros uint64, "
+    "7 duration_micros uint64, 10 attr AttributeProto*",
+    "AttributeProto": "1 name string, 7 int32_val int32, 9 int64_val int64, 13 uint64_val uint64, 27 bool_val bool, 29 string_val string",
+}
+
 
 def compile_schema(package: str, messages: dict[str, str]) -> dict[str, Any]:
     """Returns the message classes by name; a field is "number name type", with a star where it repeats."""

@@ -17,6 +17,8 @@ REACHED: Final = {
     "save": "ringsim.traces.files:save",
     "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",
     "to_chrome": "ringsim.exchange.chrome:to_chrome",
+    "to_goal": "ringsim.exchange.goal:to_goal",
+    "to_chakra": "ringsim.exchange.chakra:to_chakra",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
     "bubble": "ringsim.traces.bubbles:bubble",

@@ -122,6 +122,14 @@ class Trace:
         """Writes the trace in Chrome's Trace Event Format, usually ``*.json``; ``ringsim.exchange.chrome`` says what it shows."""
         reach("to_chrome")(self, path)
 
+    def to_goal(self, path: str | PathLike[str]) -> None:
+        """Writes the trace as a program for LogGOPSim and ATLAHS, usually ``*.goal``; ``ringsim.exchange.goal`` says what is in it."""
+        reach("to_goal")(self, path)
+
+    def to_chakra(self, directory: str | PathLike[str]) -> None:
+        """Writes the trace as Chakra execution traces, a file a rank; ``ringsim.exchange.chakra`` says what is in them."""
+        reach("to_chakra")(self, directory)
+
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
         axes: Axes = reach("plot_ring")(self, ax=ax)
