@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +26,6 @@ from ringsim.traces.events import Ints
 from ringsim.traces.value import Trace
 
 __all__ = ["ScheduleRun", "Setting"]
-
-MOST_EVENTS: Final = 20_000_000  # in one trace: a gigabyte and a half
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,12 +216,6 @@ class ScheduleRun:
             (9.0, 4, 0.3333333333333333)
         """
         chosen = None if ranks is None else list(ranks)
-        count = len(self.operations) * 3 * (1.0 if chosen is None else len(chosen) / self.num_ranks)
-        if between is None and count > MOST_EVENTS:
-            raise ArgumentError(
-                f"a trace must have {MOST_EVENTS:,} events or fewer, got about {int(count):,}. Ask for a part: trace(ranks=range(8)), "
-                "or trace(between=(0, 10))."
-            )
         setting = self.setting
         metadata = dict(setting.metadata)
         parts = [f"only ranks {', '.join(map(str, chosen))}"] if chosen is not None else []

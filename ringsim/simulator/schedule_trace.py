@@ -21,6 +21,7 @@ __all__ = ["make_trace"]
 
 _WORLD: Final = "world"
 _NS: Final = 1e9
+MOST_EVENTS: Final = 20_000_000  # in one trace: two gigabytes
 
 
 def make_trace(
@@ -52,7 +53,7 @@ def make_trace(
         The trace. Messages are in it where both ranks are.
 
     Raises:
-        ArgumentError: there is no such rank.
+        ArgumentError: there is no such rank, or there are more events than a trace can hold.
     """
     wanted = _pick_ranks(operations.num_ranks, ranks)
     from_s, until_s = between or (-np.inf, np.inf)
@@ -61,19 +62,25 @@ def make_trace(
     padded = np.append(ends, 0.0)
     rank, op = operations.rank, operations.direction
 
+    source = _sources(operations)
+    arrived = starts + (prices.occupancy[op, operations.stage] + prices.latency[op, operations.stage]).astype(np.float64)
+    sent, posted = padded[operations.sent_after], padded[operations.posted_after]
     some = np.flatnonzero(wanted[rank] & (ends >= from_s) & (ends - duration <= until_s))
+    met = np.flatnonzero((source >= 0) & wanted[rank] & wanted[source] & (arrived >= from_s) & (np.minimum(sent, posted) <= until_s))
+    if len(some) + 2 * len(met) > MOST_EVENTS:
+        raise ArgumentError(
+            f"a trace must have {MOST_EVENTS:,} events or fewer, got {len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
+            "or trace(between=(0, 10))."
+        )
     label = operations.kind[some] + 1  # behind the step's
     columns = [_rows(rank[some], "span", 2 * some, post=ends[some] - duration[some], done=ends[some], label=label, of=(operations, some))]
 
     last = padded[operations.first[1:] - 1] * (np.diff(operations.first) > 0)
-    shown = np.flatnonzero(wanted & (np.diff(operations.first) > 0))
+    shown = np.unique(rank[some])
     zero = np.zeros(len(shown))
     columns.append(_rows(shown, "span", 2 * operations.first[shown] - 2, post=zero, done=last[shown], label=0 * shown))
 
-    source = _sources(operations)
-    arrived = starts + (prices.occupancy[op, operations.stage] + prices.latency[op, operations.stage]).astype(np.float64)
-    sent, posted = padded[operations.sent_after], padded[operations.posted_after]
-    some = np.flatnonzero((source >= 0) & wanted[rank] & wanted[source] & (arrived >= from_s) & (np.minimum(sent, posted) <= until_s))
+    some = met
     groups, group = _groups(operations, some, source[some])
     payloads, payload = _payloads(operations, some, sizes)
     same: dict[str, Any] = {"group": group, "payload": payload}
