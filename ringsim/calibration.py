@@ -20,19 +20,21 @@ import numpy as np
 from ringsim.computing import read_label
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, fit_link
+from ringsim.pipeline.actions import Action
 from ringsim.pipeline.costs import Costs
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
 from ringsim.traces.stages import count_steps, find_step
 
 if TYPE_CHECKING:
+    from ringsim.charging import Work
     from ringsim.traces.value import Trace
 
 __all__ = ["Calibration", "calibrate", "median_costs"]
 
 LEAST_MESSAGES: Final = 3  # of a size, that were seen from their beginning to their end
 WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
-# What a moment of a rank begins.
-_POST_SEND, _POST_RECV, _WAIT, _DONE, _BEGIN, _COMPUTE, _END = range(7)
+# What happens at a moment of a rank; of those at one time, which only a virtual clock has, what ends comes first.
+_DONE, _END, _BEGIN, _POST_SEND, _POST_RECV, _COMPUTE, _WAIT = range(7)
 _AROUND: Final = (_DONE, _BEGIN, _END)
 
 
@@ -75,6 +77,21 @@ class Calibration:
             size_bytes: its size.
         """
         return self.sending.time_s(size_bytes) if sends else self.receiving_s
+
+    def time_s(self, work: Work) -> float:
+        """Returns the seconds that a computation of a pipeline's stage took where it was measured, for ``compute`` of ``simulate``.
+
+        Args:
+            work: what is computed, and on which stage.
+
+        Raises:
+            ArgumentError: no trace had a step, or not with such a stage.
+        """
+        if self.costs is None:
+            raise ArgumentError(
+                "a calibration must be from a step of a pipeline to charge for stages, got one without. Record such a step."
+            )
+        return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 
     def __str__(self) -> str:
         """Returns the constants in a few lines."""
@@ -181,14 +198,14 @@ def _fit_sizes(sizes: Ints, times: Ints) -> Link:
 
 
 def _list_moments(trace: Trace) -> list[tuple[Ints, Ints, Ints]]:
-    """For each thread of each rank, what each of its moments begins, how long until the next one in seconds, and of how many bytes."""
+    """For each thread of each rank, what happens at each of its moments, how long until the next one in seconds, and of how many bytes."""
     events = trace.events
     computes = np.array([read_label(label) is not None for label in events.tables.labels] or [False])
     spans, sends, recvs = (events.kind == kind for kind in (SPAN, SEND, RECV))
     asleep = spans & (events.label != NONE) & computes[events.label]
     both = sends | recvs
     known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE))
-    parts = [  # (which events, when, what begins)
+    parts = [  # (which events, when, what happens)
         (sends & known, events.post_ns, _POST_SEND),
         (recvs & known, events.post_ns, _POST_RECV),
         (both & known, events.wait_ns, _WAIT),

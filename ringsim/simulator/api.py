@@ -53,7 +53,8 @@ def simulate(
         link: what a message costs: one for all pairs of ranks, or one for each ordered pair (src, dst) that talks. A busy link delays the
             next message.
         semantics: "rendezvous": a send waits for its recv, as on Gloo.
-        compute: what computing costs, such as ``ringsim.FlopCosts``.
+        compute: what computing costs: ``ringsim.FlopCosts``, or what ``ringsim.calibrate`` found, which also has what posting a message
+            costs.
         topology: which links there are, instead of ``link``, where pairs of ranks share some: see ``ringsim.topologies``.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
         inject: what goes wrong: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.

@@ -92,6 +92,8 @@ class Messages(RankCore):
         handle = Send(self, slot, group, kind, tensor, dst, tag)
         self.hub.polls = 0
         self.world.office.send(handle)
+        if self.calibration is not None:
+            self.hub.advance(self.calibration.post_s(True, kind.size_bytes))
         return handle
 
     def _receive(self, op: int, tensor: Any, src: Any, group: Any, tag: Any, group_src: Any) -> Recv | None:
@@ -115,6 +117,8 @@ class Messages(RankCore):
         handle = Recv(self, slot, group, kind, tensor, src, tag)
         self.hub.polls = 0
         self.world.office.recv(handle)
+        if self.calibration is not None:
+            self.hub.advance(self.calibration.post_s(False, kind.size_bytes))
         return handle
 
     def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.distributed import GroupMember
 
+from ringsim.calibration import Calibration
 from ringsim.comm.backend import Backend
 from ringsim.comm.mpi_group import to_index
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
@@ -34,6 +35,7 @@ class World:
         carrier: says how long messages take.
         office: brings sends and recvs together.
         everybody: the group of all ranks.
+        calibration: says how long a rank is busy when it posts a message; None for no time.
         made: the members of the groups that were made, and the groups, in order.
     """
 
@@ -43,6 +45,7 @@ class World:
     carrier: Carrier
     office: PostOffice
     everybody: SimulatedGroup
+    calibration: Calibration | None = None
     made: list[tuple[tuple[int, ...], SimulatedGroup]] = field(default_factory=list)
 
 
@@ -63,6 +66,7 @@ class RankCore(Backend):
         self.hub = world.hub
         self.tape = world.tape
         self.everybody = world.everybody
+        self.calibration = world.calibration
         self.runner = Runner(number, seed)
         self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
         self._joined = True

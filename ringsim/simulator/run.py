@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from greenlet import GreenletExit
 
+from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.world_of_events import read_ends, world_of_events
@@ -49,7 +50,7 @@ class Settings:
         link: what a message costs, None where a topology says so.
         topology: which links there are, None where each pair has one of its own.
         limit_bytes: messages up to this size do not wait for their recv; -1: all do.
-        costs: what computing costs, None for nothing.
+        costs: what computing costs, None for nothing; a ``Calibration`` also says what posting a message costs.
         seed: rank r seeds its generators with ``seed + r``.
         inject: what goes wrong.
         record: whether operations are recorded.
@@ -85,7 +86,8 @@ class Run:
         carrier = make_carrier(hub, size, link=settings.link, topology=settings.topology, inject=settings.inject)
         everybody = SimulatedGroup(hub, "world", everyone, tape.number_group("world", everyone), "default_pg")
         office = PostOffice(hub, carrier, settings.limit_bytes)
-        world = World(hub, tape, settings.record, carrier, office, everybody)
+        self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
+        world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = Outputs(hub, size)
@@ -164,6 +166,7 @@ class Run:
             slowdown=slowed_by(inject, number),
             jitter=jitter_of(inject, number),
             costs=settings.costs,
+            overshoot_s=self._calibration.overshoot_s if self._calibration is not None else 0.0,
         )
 
     @contextlib.contextmanager
