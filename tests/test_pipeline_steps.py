@@ -84,10 +84,13 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
     st.lists(st.integers(0, 2**40), max_size=8),
     st.sampled_from(DTYPES),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_header_survives_the_wire(kind: str, microbatch: int, shape: list[int], dtype: torch.dtype, alike: bool, digest: int) -> None:
-    header = Header(kind, microbatch, Payload(tuple(shape), dtype), alike, digest)
+def test_header_survives_the_wire(
+    kind: str, microbatch: int, shape: list[int], dtype: torch.dtype, has_data: bool, alike: bool, digest: int
+) -> None:
+    header = Header(kind, microbatch, Payload(tuple(shape), dtype, has_data), alike, digest)
     packed = header.pack()
     assert (packed.dtype, tuple(packed.shape)) == (torch.int64, (HEADER_SIZE,))
     assert Header.unpack(packed) == header

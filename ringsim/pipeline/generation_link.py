@@ -117,8 +117,8 @@ class GenerationLink:
             card = Header.unpack(self._from_pred.irecv_header().wait())
             self._from_pred.isend(Header("greeting", 0, digest=self._fingerprint).pack(), HEADER_TAG).wait()
             self._compare(card, self._from_pred.peer)
-            self._arriving = Payload(card.payload.shape[2:], card.payload.dtype)
-        return Payload((*shape, *self._arriving.shape), self._arriving.dtype)
+            self._arriving = card.payload._replace(shape=card.payload.shape[2:])
+        return self._arriving._replace(shape=(*shape, *self._arriving.shape))
 
     def _compare(self, card: Header, peer: int) -> None:
         if card.digest != self._fingerprint:

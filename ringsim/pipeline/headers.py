@@ -20,7 +20,7 @@ from ringsim.errors import ArgumentError, MessageMismatch
 __all__ = ["HEADER_SIZE", "MAX_DIMS", "Header", "Payload"]
 
 MAX_DIMS: Final = 8
-HEADER_SIZE: Final = 7 + MAX_DIMS  # numbers of 8 bytes
+HEADER_SIZE: Final = 8 + MAX_DIMS  # numbers of 8 bytes
 _MAGIC: Final = 0x52494E47  # "RING"
 KINDS: Final = ("greeting", "activation", "gradient")
 # The place in this list goes over the wire: append only.
@@ -36,18 +36,20 @@ class Payload(NamedTuple):
     Attributes:
         shape: its dimensions.
         dtype: of its elements.
+        has_data: whether it has any; a tensor of device "meta" has not, and only simulated ranks can send one.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    has_data: bool = True
 
     @classmethod
     def of(cls, tensor: Tensor) -> Payload:
         """Returns that of a tensor."""
-        return cls(tuple(tensor.shape), tensor.dtype)
+        return cls(tuple(tensor.shape), tensor.dtype, not tensor.is_meta)
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}"
+        return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}{'' if self.has_data else ' without data'}"
 
 
 class Header(NamedTuple):
@@ -73,16 +75,17 @@ class Header(NamedTuple):
     digest: int = 0
 
     def pack(self) -> Tensor:
-        """Returns the header as a tensor, shape (15,), int64.
+        """Returns the header as a tensor, shape (16,), int64.
 
         Raises:
             ArgumentError: the payload has too many dimensions, or a dtype that no header can say.
         """
-        shape, dtype = self.payload
+        shape, dtype, has_data = self.payload
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
             names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
             raise ArgumentError(f"a message must have at most {MAX_DIMS} dimensions and one of {names}, got {self.payload}. Convert it.")
-        numbers = [_MAGIC, KINDS.index(self.kind), self.microbatch, _DTYPES.index(dtype), int(self.alike), self.digest, len(shape), *shape]
+        numbers = [_MAGIC, KINDS.index(self.kind), self.microbatch, _DTYPES.index(dtype), int(has_data), int(self.alike), self.digest]
+        numbers += [len(shape), *shape]
         return torch.tensor(numbers + [0] * (HEADER_SIZE - len(numbers)), dtype=torch.int64)
 
     @classmethod
@@ -93,10 +96,10 @@ class Header(NamedTuple):
             MessageMismatch: it holds none: the other side sent something else.
         """
         numbers: list[int] = tensor.tolist()
-        magic, kind, microbatch, dtype, alike, digest, ndim, *dims = numbers
+        magic, kind, microbatch, dtype, has_data, alike, digest, ndim, *dims = numbers
         if magic != _MAGIC or not 0 <= kind < len(KINDS) or not 0 <= dtype < len(_DTYPES) or not 0 <= ndim <= MAX_DIMS:
             raise MessageMismatch(
                 f"a message must begin with a header, got the numbers {numbers[:4]}... "
                 "Send it with send_activation or send_gradient, and finish a step on every rank before the next."
             )
-        return cls(KINDS[kind], microbatch, Payload(tuple(dims[:ndim]), _DTYPES[dtype]), bool(alike), digest)
+        return cls(KINDS[kind], microbatch, Payload(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)), bool(alike), digest)

@@ -93,13 +93,14 @@ class Route:
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Posted:
         """Begins to send a tensor; does not block. Nothing is sent of a tensor without elements."""
-        buffer = tensor.detach().to(self.device).contiguous()
+        buffer = tensor.detach() if tensor.is_meta else tensor.detach().to(self.device)
+        buffer = buffer.contiguous()
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Posted(work, buffer)
 
     def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Posted:
         """Begins to receive into a buffer of its own; does not block."""
-        buffer = torch.empty(payload.shape, dtype=payload.dtype, device=self.device)
+        buffer = torch.empty(payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta")
         work = dist.irecv(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Posted(work, buffer)
 
