@@ -127,11 +127,14 @@ ROWS: tuple[tuple[str, ...], ...] = (
         ),
         *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
-        *("ringsim.links", *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker"))),
-        *("ringsim.links.here", "ringsim.links.api"),
         *(f"ringsim.simulator.{name}" for name in ("generators", "modes", "hub", "tape", "groups", "handles", "moving", "post_office")),
         *(f"ringsim.simulator.{name}" for name in ("rank_recorder", "ranks", "messages", "meetings", "collectives", "backend", "outputs")),
         *("ringsim.simulator.run", "ringsim.simulator.api"),
+        *(
+            "ringsim.links",
+            *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker", "simulated")),
+        ),
+        *("ringsim.links.here", "ringsim.links.api"),
     ),
     (
         "ringsim.plot",

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from ringsim.errors import ArgumentError, Interrupted, RingError
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
+from ringsim.link import Link
 from ringsim.links.plan import Block, Plan, make_plan
 from ringsim.links.rows import Samples, make_rows, samples_of
 from ringsim.links.samples import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN
+from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
 
@@ -42,6 +44,8 @@ def bandwidth(
     ceilings: bool = True,
     limit_s: float = 60.0,
     timeout_s: float = 30.0,
+    link: Link | Mapping[tuple[int, int], Link] | None = None,
+    topology: Topology | None = None,
 ) -> Bandwidths:
     """Measures what the links of a ring give: latency and bandwidth against message size, and the line through them.
 
@@ -53,6 +57,9 @@ def bandwidth(
     2.5 % of it on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3
     repetitions or more; sizes that no time is left for are left out, and the table says so. Edges are measured one after the other,
     except for "shift" and "all_reduce".
+
+    With ``link`` or ``topology`` it measures those, on a virtual clock: simulated ranks do the same steps, one of each size, and no process
+    is started. ``ceilings`` and the limits do not count there.
 
     In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
 
@@ -66,6 +73,8 @@ def bandwidth(
         ceilings: whether the same sizes are also sent over a raw TCP connection on loopback (Gloo only), and copied in memory.
         limit_s: about how long it may take, in seconds.
         timeout_s: limit of one blocked operation, in seconds.
+        link: what a message costs on the virtual clock, for all pairs of ranks or for each (src, dst), as for ``ringsim.simulate``.
+        topology: or which links there are, of ``ringsim.topologies``.
 
     Returns:
         The table. On a GPU of its own a single rank measures copies within the GPU's memory.
@@ -86,6 +95,17 @@ def bandwidth(
     """
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+    count = 2 if world_size is None else world_size
+    if link is not None or topology is not None:
+        from ringsim.links.simulated import SIMULATED, simulate_bandwidths  # needs torch, as below
+
+        if comm_device != "cpu":
+            raise ArgumentError(
+                f"comm_device must be left out where link or topology is given, got {comm_device!r}: no device is measured."
+            )
+        make_kind(count, comm_device, timeout_s, ring=True)  # checks them
+        plan = make_plan(range(count), sizes, pattern, SIMULATED, edge=edge, ceilings=False, limit_s=limit_s, timeout_s=timeout_s)
+        return simulate_bandwidths(plan, count, link, topology)
     backend = "nccl" if comm_device == "gpu" else "gloo"
 
     def make(ranks: Sequence[int]) -> Plan:
@@ -99,7 +119,6 @@ def bandwidth(
         ranks = list(ring.ranks)
         notes: list[str] = []
     else:
-        count = 2 if world_size is None else world_size
         kind = make_kind(count, comm_device, timeout_s, ring=True)
         if comm_device == "gpu":
             from ringsim.links.gpu import check_gpus

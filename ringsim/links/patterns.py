@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
+from ringsim import comm as dist
 from ringsim.errors import RingError
 from ringsim.links.plan import STREAM, Block
 from ringsim.ring import Ring

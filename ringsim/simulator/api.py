@@ -12,6 +12,7 @@ from ringsim.injections import Injection, check_injections
 from ringsim.launch.api import check_worker
 from ringsim.launch.job import pack_call
 from ringsim.link import Link
+from ringsim.simulator.carriers import check_links
 from ringsim.simulator.run import Run, Settings
 from ringsim.state import get_state
 from ringsim.topologies import Topology
@@ -95,6 +96,8 @@ def simulate(
         raise ArgumentError(f"seed must be an integer, got {seed!r}.")
     if semantics != "rendezvous":
         raise ArgumentError(f'semantics must be "rendezvous", got {semantics!r}.')
+    if link is not None:
+        check_links(link)
     injections = check_injections(inject, world_size)
     packed = pack_call(worker, args, kwargs or {}, seed).call
     assert packed is not None

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, check_link
 
-__all__ = ["Agenda", "Arrived", "Carrier", "PrivateLinks", "degraded"]
+__all__ = ["Agenda", "Arrived", "Carrier", "PrivateLinks", "check_links", "degraded"]
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
@@ -93,11 +93,7 @@ class PrivateLinks:
     """
 
     def __init__(self, link: Link | Mapping[tuple[int, int], Link], slower: Mapping[tuple[int, int], float] = _NO_DEGREES) -> None:
-        if isinstance(link, Mapping):
-            for pair, value in link.items():
-                check_link(f"link[{pair!r}]", value)
-        else:
-            check_link("link", link)
+        check_links(link)
         self._link = link
         self._slower = slower
         self._lines: dict[tuple[int, int], list[float]] = {}  # (src, dst) -> [free from, alpha, beta]
@@ -138,6 +134,22 @@ class PrivateLinks:
         link = self.link_of(src, dst)
         line = self._lines[src, dst] = [0.0, link.alpha_s, link.beta_s_per_byte]
         return line
+
+
+def check_links(link: object) -> None:
+    """Checks that an argument is a link, or a table of links.
+
+    Args:
+        link: what was passed.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if isinstance(link, Mapping):
+        for pair, value in link.items():
+            check_link(f"link[{pair!r}]", value)
+    else:
+        check_link("link", link)
 
 
 def degraded(link: Link, factor: float) -> Link:
