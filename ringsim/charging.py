@@ -40,7 +40,7 @@ class Work:
 
 
 class CostTable(Protocol):
-    """Knows how long work takes; a class of one's own with this method will do."""
+    """Knows how long work takes; a class of one's own with this method will do. Its ``repr`` goes into the trace."""
 
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a piece of work takes."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -44,7 +45,10 @@ class Hop(NamedTuple):
 
 
 class Topology(Protocol):
-    """Knows the way from each rank to each other one; a class of one's own with these two methods will do."""
+    """Knows the way from each rank to each other one; a class of one's own with these two methods will do.
+
+    Its ``repr`` goes into the trace, and should say its links: the same arguments are to give the same trace.
+    """
 
     def check(self, world_size: int) -> None:
         """Checks that it has a place for the ranks.
@@ -179,7 +183,7 @@ def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
     return [Hop((here, "network"), link), Hop(("network", there), Link(0.0, link.beta_s_per_byte))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GraphLinks:
     """The links of a graph: its nodes 0, 1, ... are ranks, all others switches.
 
@@ -201,8 +205,8 @@ class GraphLinks:
     """
 
     graph: Any
-    _out: dict[Hashable, dict[Hashable, Link]] = field(init=False, repr=False, compare=False)
-    _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, repr=False, compare=False)  # filled as ranks first send
+    _out: dict[Hashable, dict[Hashable, Link]] = field(init=False, compare=False)
+    _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, compare=False)  # filled as ranks first send
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -216,6 +220,11 @@ class GraphLinks:
                 out[there][here] = link
         object.__setattr__(self, "_out", out)
         object.__setattr__(self, "_trees", {})
+
+    def __repr__(self) -> str:
+        """Says how many links there are of each kind; a graph's own would say where it lies in memory."""
+        kinds = Counter(link for links in self._out.values() for link in links.values())
+        return f"GraphLinks({len(self._out)} nodes, {', '.join(f'{count} x {link!r}' for link, count in kinds.items())})"
 
     def check(self, world_size: int) -> None:
         """Checks that each rank is a node; ``world_size`` as in `Topology`.

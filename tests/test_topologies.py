@@ -109,6 +109,15 @@ def test_what_is_no_topology_is_refused(make, message: str) -> None:
         make()
 
 
+def test_topologies_say_their_links_and_no_addresses() -> None:
+    graph = nx.path_graph(3)
+    nx.set_edge_attributes(graph, LINK, "link")
+    graph.edges[0, 1]["link"] = Link(3.0, 0.0)
+    shown = repr(topologies.GraphLinks(graph))
+    assert shown == f"GraphLinks(3 nodes, 2 x {Link(3.0, 0.0)!r}, 2 x {LINK!r})"
+    assert repr(topologies.Hosts(2, LINK, LINK)) == f"Hosts(ranks_per_host=2, inner={LINK!r}, outer={LINK!r})"
+
+
 def test_ranks_must_be_nodes() -> None:
     graph = nx.Graph()
     graph.add_edge(0, 1, link=LINK)
