@@ -144,6 +144,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.plot.inner_iterations", "ringsim.plot.schedule", "ringsim.plot.overlay"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
         *("ringsim.plot.bandwidth_chart", "ringsim.plot.waitfor"),
+        *("ringsim.plot.path_line", "ringsim.plot.busy_map", "ringsim.plot.schedule_run"),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),

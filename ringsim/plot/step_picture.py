@@ -53,6 +53,7 @@ class StepPicture:
         about: what the line under the title says of the step itself.
         draw_messages: draws the sends and recvs on the axes into their lanes, and returns their entries for the legend; None for none.
         notes: what else one must know to read it, a sentence each.
+        draw_over: draws over the rows, and returns its entries for the legend; None for nothing.
     """
 
     actions: StageActions
@@ -61,6 +62,7 @@ class StepPicture:
     about: str
     draw_messages: Callable[[Axes, Rows], list[Artist]] | None
     notes: tuple[str, ...] = ()
+    draw_over: Callable[[Axes, Rows], list[Artist]] | None = None
 
 
 def plot_step(picture: StepPicture) -> Axes:
@@ -104,6 +106,8 @@ def draw_step(picture: StepPicture, ax: Axes, *, room_inches: float = 0.0) -> st
     handles = draw_actions(ax, actions, rows)
     if picture.draw_messages is not None:
         handles += picture.draw_messages(ax, rows)
+    if picture.draw_over is not None:
+        handles += picture.draw_over(ax, rows)
     bubble = measure_bubble(actions)
     for place, share in enumerate(bubble.of_total_by_rank):
         if len(bubble.ranks) <= 32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,11 @@ from ringsim.simulator.wavefront import sweep
 from ringsim.simulator.what_if import time_variants
 from ringsim.simulator.worklist import work_through
 from ringsim.traces.events import Ints
+from ringsim.traces.reached import bundle, reach
 from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["ScheduleRun", "Setting"]
 
@@ -141,9 +145,12 @@ class ScheduleRun:
 
     @property
     def starts(self) -> Ints:
-        """When each computation starts, shape (n,)."""
-        operations = self.operations
-        starts: Ints = self.ends - self.setting.prices.duration[operations.kind, operations.stage]
+        """When each computation starts, shape (n,): when the one before it has ended and its message has arrived."""
+        operations, prices = self.operations, self.setting.prices
+        way = operations.direction, operations.stage
+        arrived = self.message_starts + prices.occupancy[way] + prices.latency[way]  # -inf without a message
+        ends = np.append(self.ends, self.ends[:0].sum())
+        starts: Ints = np.maximum(ends[operations.before], arrived)
         return starts
 
     @property
@@ -227,8 +234,21 @@ class ScheduleRun:
             ranks=chosen, between=between,
         )  # fmt: skip
 
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draws the step with its critical path; on ``ax`` where given, else on a new figure.
+
+        Returns:
+            The axes.
+        """
+        axes: Axes = reach("plot_schedule_run")(self, ax=ax)
+        return axes
+
     def __repr__(self) -> str:
         """Returns it in one line."""
         known = "" if self.closed_form is None else f" (closed form {float(self.closed_form):,.6g})"
         sizes = f"{self.num_ranks:,} ranks, {self.num_microbatches:,} microbatches"
         return f"{self.name}, {sizes}: {float(self.makespan):,.6g}{known}, bubble {100 * self.bubble:.1f} %"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gives Jupyter the picture with the line beside it."""
+        return bundle(self, repr(self), "schedule_run_png", repr(self))

@@ -58,14 +58,14 @@ def make_trace(
     wanted = _pick_ranks(operations.num_ranks, ranks)
     from_s, until_s = between or (-np.inf, np.inf)
     ends, starts = ends.astype(np.float64), starts.astype(np.float64)
-    duration = prices.duration[operations.kind, operations.stage].astype(np.float64)
     padded = np.append(ends, 0.0)
     rank, op = operations.rank, operations.direction
 
     source = _sources(operations)
     arrived = starts + (prices.occupancy[op, operations.stage] + prices.latency[op, operations.stage]).astype(np.float64)
+    begins = np.maximum(padded[operations.before], arrived)
     sent, posted = padded[operations.sent_after], padded[operations.posted_after]
-    some = np.flatnonzero(wanted[rank] & (ends >= from_s) & (ends - duration <= until_s))
+    some = np.flatnonzero(wanted[rank] & (ends >= from_s) & (begins <= until_s))
     met = np.flatnonzero((source >= 0) & wanted[rank] & wanted[source] & (arrived >= from_s) & (np.minimum(sent, posted) <= until_s))
     if len(some) + 2 * len(met) > MOST_EVENTS:
         raise ArgumentError(
@@ -73,7 +73,7 @@ def make_trace(
             "or trace(between=(0, 10))."
         )
     label = operations.kind[some] + 1  # behind the step's
-    columns = [_rows(rank[some], "span", 2 * some, post=ends[some] - duration[some], done=ends[some], label=label, of=(operations, some))]
+    columns = [_rows(rank[some], "span", 2 * some, post=begins[some], done=ends[some], label=label, of=(operations, some))]
 
     last = padded[operations.first[1:] - 1] * (np.diff(operations.first) > 0)
     shown = np.unique(rank[some])

@@ -28,6 +28,8 @@ REACHED: Final = {
     "bandwidth_png": "ringsim.plot.bandwidth_chart:png",
     "plot_overlay": "ringsim.plot.overlay:plot_overlay",
     "overlay_png": "ringsim.plot.overlay:png",
+    "plot_schedule_run": "ringsim.plot.schedule_run:plot_schedule_run",
+    "schedule_run_png": "ringsim.plot.schedule_run:png",
     "plot_waitfor": "ringsim.plot.waitfor:plot_waitfor",
     "waitfor_png": "ringsim.plot.waitfor:png",
 }
