@@ -6,7 +6,7 @@ One rank's time, from its trace, splits without rest::
     ^ isend                ^ compute(0.005) begins      ^ ends               ^ wait          ^ done
 
 Posting and blocking belong to messages, the overshoot is what a sleep lasts beyond what was asked, and "around" is the program itself
-between what the trace shows. Each is a median, so that a rank that lost its core for a moment does not count.
+between what the trace shows. Each is a mean of all but the extremes: the steps of a chain add up, and so do their means.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringsim.link import Link, fit_link
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.costs import Costs
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
-from ringsim.traces.stages import count_steps, find_step
+from ringsim.traces.stages import STEP, count_steps, find_step
 
 if TYPE_CHECKING:
     from ringsim.charging import Work
@@ -34,8 +34,10 @@ __all__ = ["Calibration", "calibrate", "median_costs"]
 LEAST_MESSAGES: Final = 3  # of a size, that were seen from their beginning to their end
 WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
 # What happens at a moment of a rank; of those at one time, which only a virtual clock has, what ends comes first.
-_DONE, _END, _BEGIN, _POST_SEND, _POST_RECV, _COMPUTE, _WAIT = range(7)
+_DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
 _AROUND: Final = (_DONE, _BEGIN, _END)
+TAIL: Final = 0.05  # of the times, at both ends: a rank that lost its core for a moment does not count
+FEW: Final = 5  # from so many times on, at least one at both ends
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Calibration:
 
     Attributes:
         link: what a message takes, from when both sides are posted until the receiver goes on.
-        sending: what posting a send takes of its rank's time; it is part of what ``link`` says, not more.
+        sending: what posting a send takes of its rank's time where its receive is posted: Gloo copies at once, as much as the connection
+            takes. It is part of what ``link`` says, not more.
+        sending_early_s: the same where it is not: the bytes go later, without the rank.
         receiving_s: what posting a receive takes.
         sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 where no trace has any.
         around_s: what the program takes around each computation, seconds.
@@ -56,6 +60,7 @@ class Calibration:
 
     link: Link
     sending: Link
+    sending_early_s: float
     receiving_s: float
     sleep_s: float
     around_s: float
@@ -69,14 +74,17 @@ class Calibration:
         """What each ``ringsim.compute`` takes beyond the seconds that it was asked for, and what is around it."""
         return self.sleep_s + self.around_s
 
-    def post_s(self, sends: bool, size_bytes: int) -> float:
+    def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
         """Returns what posting a message takes of its rank's time, in seconds.
 
         Args:
             sends: whether it is a send.
             size_bytes: its size.
+            met: of a send, whether its receive is posted already.
         """
-        return self.sending.time_s(size_bytes) if sends else self.receiving_s
+        if not sends:
+            return self.receiving_s
+        return self.sending.time_s(size_bytes) if met else self.sending_early_s
 
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a computation of a pipeline's stage took where it was measured, for ``compute`` of ``simulate``.
@@ -97,7 +105,8 @@ class Calibration:
         """Returns the constants in a few lines."""
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages",
-            f"posting   a send {_say(self.sending)}, a receive {self.receiving_s * 1e6:.1f} us",
+            f"posting   a send {_say(self.sending)}, before its receive {self.sending_early_s * 1e6:.1f} us, "
+            f"a receive {self.receiving_s * 1e6:.1f} us",
             f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and {self.around_s * 1e6:.1f} us around it",
         ]
         return "\n".join([*lines, *(f"doubtful: {note}" for note in self.notes)])
@@ -135,10 +144,12 @@ def calibrate(*traces: Trace) -> Calibration:
         if trace.metadata.get("source") == "simulated":
             raise ArgumentError("a trace to calibrate from must be measured, got a simulated one. Record real ranks: ringsim.trace.")
     link, counts = _fit_messages([_sample_messages(trace) for trace in traces])
-    moments = [moment for trace in traces for moment in _list_moments(trace)]
-    kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*moments, strict=True))
+    kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*map(_list_moments, traces), strict=True))
     overshoots = np.concatenate([_sample_overshoots(trace) for trace in traces])
-    around = sum(float(np.median(gaps[kinds == kind])) * int((kinds == kind).sum()) for kind in _AROUND if (kinds == kind).any())
+    around = sum(_typical(gaps[kinds == kind]) * int((kinds == kind).sum()) for kind in _AROUND)
+    met = kinds == _POST_SEND
+    if not met.any():
+        met = kinds == _POST_EARLY
     notes = (
         [] if len(counts) > 1 else ["messages had one size only: all of their time counts as latency, and other sizes are not predicted"]
     )
@@ -146,9 +157,10 @@ def calibrate(*traces: Trace) -> Calibration:
         notes.append(f"the machine was busy with other things: sleeps ended up to {spread * 1e3:.1f} ms apart, less than 1 ms is usual")
     return Calibration(
         link=link,
-        sending=_fit_sizes(sizes[kinds == _POST_SEND], gaps[kinds == _POST_SEND]),
-        receiving_s=float(np.median(gaps[kinds == _POST_RECV])),
-        sleep_s=float(max(np.median(overshoots), 0.0)) if len(overshoots) else 0.0,
+        sending=_fit_sizes(sizes[met], gaps[met]),
+        sending_early_s=_typical(gaps[kinds == _POST_EARLY]),
+        receiving_s=_typical(gaps[kinds == _POST_RECV]),
+        sleep_s=max(_typical(overshoots), 0.0),
         around_s=around / len(overshoots) if len(overshoots) else 0.0,
         costs=_find_costs(traces),
         num_messages=sum(counts.values()),
@@ -172,6 +184,7 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints]:
         moments = np.sort(np.concatenate([events.post_ns[own], events.wait_ns[own], events.done_ns[own]]))
         following = np.searchsorted(moments, events.post_ns[own], "right")
         at_once[own] = moments[np.minimum(following, len(moments) - 1)] == events.wait_ns[own]
+        at_once[own[:-1]] &= events.post_ns[own[1:]] >= events.wait_ns[own[:-1]]
     seen = (wait != NONE) & ((wait <= ready) | at_once[messages.recv]) & (events.status[messages.recv] == OK)
     return events.size_bytes[messages.recv][seen], (done - ready)[seen] * 1e-9
 
@@ -191,28 +204,42 @@ def _fit_messages(samples: Sequence[tuple[Ints, Ints]]) -> tuple[Link, dict[int,
 
 
 def _fit_sizes(sizes: Ints, times: Ints) -> Link:
-    """Fits a line through the medians by size; level where there is one size."""
+    """Fits a line through the typical times by size; level where there is one size."""
     found = np.unique(sizes)
-    medians = [float(np.median(times[sizes == size])) for size in found]
-    return Link(medians[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(medians, 1e-9))
+    typical = [_typical(times[sizes == size]) for size in found]
+    return Link(typical[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(typical, 1e-9))
 
 
-def _list_moments(trace: Trace) -> list[tuple[Ints, Ints, Ints]]:
-    """For each thread of each rank, what happens at each of its moments, how long until the next one in seconds, and of how many bytes."""
+def _typical(times: Ints) -> float:
+    """The mean of all but the longest and the shortest twentieth, at least one of each where there are five; 0 for none."""
+    ordered = np.sort(times)
+    cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
+    return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0
+
+
+def _list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """What happens at each moment of a rank, how long until the next one of its thread in seconds, and of how many bytes."""
     events = trace.events
     computes = np.array([read_label(label) is not None for label in events.tables.labels] or [False])
     spans, sends, recvs = (events.kind == kind for kind in (SPAN, SEND, RECV))
     asleep = spans & (events.label != NONE) & computes[events.label]
+    named = np.array([label.startswith(STEP) for label in events.tables.labels] or [False])
+    steps = spans & (events.label != NONE) & named[events.label]  # what comes after one is not part of it
     both = sends | recvs
+    messages = trace.messages
+    early = np.zeros(len(events), dtype=bool)
+    early[messages.send] = events.post_ns[messages.recv] > events.post_ns[messages.send]
     known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE))
     parts = [  # (which events, when, what happens)
-        (sends & known, events.post_ns, _POST_SEND),
+        (sends & known & ~early, events.post_ns, _POST_SEND),
+        (sends & known & early, events.post_ns, _POST_EARLY),
         (recvs & known, events.post_ns, _POST_RECV),
         (both & known, events.wait_ns, _WAIT),
         (both & known, events.done_ns, _DONE),
         (spans & ~asleep & known, events.post_ns, _BEGIN),
         (asleep & known, events.post_ns, _COMPUTE),
-        (spans & known, events.done_ns, _END),
+        (spans & known & ~steps, events.done_ns, _END),
+        (steps & known, events.done_ns, _OTHER),
     ]
     index = np.concatenate([np.flatnonzero(which) for which, _, _ in parts])
     time = np.concatenate([when[which] for which, when, _ in parts])
@@ -220,7 +247,7 @@ def _list_moments(trace: Trace) -> list[tuple[Ints, Ints, Ints]]:
     order = np.lexsort((kind, time, events.thread[index], events.rank[index]))
     index, time, kind = index[order], time[order], kind[order]
     same = (np.diff(events.rank[index]) == 0) & (np.diff(events.thread[index]) == 0)
-    return [(kind[:-1][same], np.diff(time)[same] * 1e-9, events.size_bytes[index[:-1]][same])]
+    return kind[:-1][same], np.diff(time)[same] * 1e-9, events.size_bytes[index[:-1]][same]
 
 
 def _sample_overshoots(trace: Trace) -> Ints:

@@ -21,6 +21,7 @@ from ringsim.traces.value import Trace
 CALIBRATION = Calibration(
     link=Link(alpha_s=50e-6, beta_s_per_byte=0.5e-9),
     sending=Link(alpha_s=20e-6, beta_s_per_byte=0.1e-9),
+    sending_early_s=15e-6,
     receiving_s=10e-6,
     sleep_s=70e-6,
     around_s=30e-6,
@@ -67,6 +68,7 @@ def test_constants_go_round() -> None:
     assert found.link.beta_s_per_byte == pytest.approx(CALIBRATION.link.beta_s_per_byte, rel=1e-3)
     assert found.sending.alpha_s == pytest.approx(CALIBRATION.sending.alpha_s, rel=1e-3)
     assert found.sending.beta_s_per_byte == pytest.approx(CALIBRATION.sending.beta_s_per_byte, rel=1e-3)
+    assert found.sending_early_s == pytest.approx(CALIBRATION.sending_early_s, rel=1e-3)
     assert found.receiving_s == pytest.approx(CALIBRATION.receiving_s, rel=1e-3)
     assert found.overshoot_s == pytest.approx(CALIBRATION.overshoot_s, rel=1e-3)
     assert found.costs is not None

@@ -1,0 +1,181 @@
+"""How far off the predicted step is: constants from 2 ranks and two sizes, frozen; then more ranks, other sizes, schedules and stage times.
+
+Each configuration is measured for some steps on real ranks that sleep (`ringsim.pipeline.rehearse`), and predicted with `ringsim.simulate`.
+The statistic is the median step; every configuration that was run counts. Replay, with the times of the computations from the run itself,
+says what the model of messages alone leaves. A run on a machine that was busy before it began is inconclusive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from paired import where
+
+import ringsim
+from ringsim.calibration import Calibration, median_costs
+from ringsim.comparison import Errors
+from ringsim.pipeline import Costs, make_schedule, rehearse
+from ringsim.traces.stages import StageActions, count_steps, find_step
+from ringsim.traces.value import Trace
+
+KIB = 1024
+CALIBRATED = (KIB, 2048 * KIB)
+SIZES = (KIB, 256 * KIB, 1024 * KIB, 2048 * KIB)
+TIMES_S = {"5 and 10 ms": (0.005, 0.010), "1 and 2 ms": (0.001, 0.002)}  # forward and backward; the second is heavy on communication
+AHEAD = {0: "blocking", 1: "posted ahead"}  # receives
+SMALL_BYTES, SMALL_GOAL, GOAL, REPLAY_GOAL = 256 * KIB, 0.05, 0.10, 0.02
+LEAST_IDLE = 0.80
+
+
+class Configuration(NamedTuple):
+    """What is run."""
+
+    ranks: int
+    schedule: str
+    times: str
+    ahead: int
+    size_bytes: int
+
+
+class Found(NamedTuple):
+    """Signed errors of the median step, of a prediction and of others."""
+
+    predicted: float
+    of_least: float  # the prediction, against the shortest step
+    replayed: float
+    nominal: float
+    no_communication: float
+
+
+def do_all(configurations: Sequence[Configuration], microbatches: int, steps: int, costs: Costs | None = None) -> None:
+    """What each rank does: rehearses the configurations one after the other, with the times that they name where no others are given."""
+    for ranks, schedule, times, ahead, size_bytes in configurations:
+        asked = costs or Costs(forward=TIMES_S[times][0], backward=TIMES_S[times][1])
+        rehearse(make_schedule(schedule, ranks, microbatches), asked, size_bytes=size_bytes, steps=steps, ahead=ahead)
+
+
+def find_steps(trace: Trace) -> list[StageActions]:
+    """Returns the steps of a trace."""
+    return [find_step(trace, step) for step in range(count_steps(trace.events))]
+
+
+def examine(configuration: Configuration, microbatches: int, steps: int, calibration: Calibration, save: Path | None) -> Found:
+    """Measures one configuration and predicts it."""
+    args = ([configuration], microbatches, steps)
+    real = ringsim.trace(do_all, world_size=configuration.ranks, args=args, limit_s=600)
+    if save is not None:
+        real.save(save / f"{'-'.join(map(str, configuration)).replace(' ', '')}.ringtrace")
+    virtual = ringsim.simulate(do_all, world_size=configuration.ranks, args=args, link=calibration.link, compute=calibration)
+    comparison = ringsim.compare(real, virtual)
+    columns = zip(*((step.stage, step.kind, (step.end - step.start) * 1e-9) for step in find_steps(real)), strict=True)
+    times = median_costs(*(np.concatenate(column) for column in columns))
+    constants = replace(calibration, sleep_s=0.0)
+    again = ringsim.simulate(do_all, world_size=configuration.ranks, args=(*args, times), link=calibration.link, compute=constants)
+    replayed_s = float(np.median([step.makespan for step in find_steps(again)])) * 1e-9
+    median_s, least_s = float(np.median(comparison.real_steps_s)), float(comparison.real_steps_s.min())
+    assert comparison.nominal_s is not None
+    assert comparison.no_communication_s is not None
+    return Found(
+        comparison.median_error,
+        float(np.median(comparison.virtual_steps_s)) / least_s - 1,
+        replayed_s / median_s - 1,
+        comparison.nominal_s / median_s - 1,
+        comparison.no_communication_s / median_s - 1,
+    )
+
+
+def measure_idle(seconds: float = 1.0) -> float:
+    """Returns the part of the processors' time that nobody used for a while."""
+
+    def read() -> tuple[int, int]:
+        ticks = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
+        return ticks[3] + ticks[4], sum(ticks)
+
+    before = read()
+    time.sleep(seconds)
+    idle, total = (after - begin for after, begin in zip(read(), before, strict=True))
+    return idle / max(total, 1)
+
+
+def words(errors: Sequence[float]) -> str:
+    """Says what errors come to."""
+    found = Errors.of(list(errors))
+    return f"{found.mean:7.1%} {found.worst:7.1%} {found.bias:+7.1%}"
+
+
+def report(found: dict[Configuration, Found]) -> None:
+    """Prints the errors by groups of configurations, and whether the goals are met."""
+    groups: dict[str, Callable[[Configuration], Any]] = {
+        "size": lambda each: f"{each.size_bytes // KIB} KiB",
+        "ranks": lambda each: each.ranks,
+        "schedule": lambda each: each.schedule,
+        "receives": lambda each: AHEAD[each.ahead],
+        "stage times": lambda each: each.times,
+    }
+    print(f"\n{'':24} n  prediction: mean, max, bias    replay    shortest  nominal   no communication (means)")
+    groups["all"] = lambda _: ""
+    for name, key in groups.items():
+        for value in dict.fromkeys(map(key, found)):
+            some = [errors for configuration, errors in found.items() if key(configuration) == value]
+            means = [Errors.of([getattr(errors, field) for errors in some]).mean for field in Found._fields]
+            label = f"{name} {value}".strip()
+            rest = "".join(f"{means[at]:10.1%}" for at in (2, 1, 3, 4))
+            print(f"  {label:21} {len(some):3}  {words([errors.predicted for errors in some])}    {rest}")
+    small = [errors.predicted for configuration, errors in found.items() if configuration.size_bytes <= SMALL_BYTES]
+    goals = [
+        (f"up to {SMALL_BYTES // KIB} KiB", small, SMALL_GOAL),
+        ("all", [errors.predicted for errors in found.values()], GOAL),
+        ("replay", [errors.replayed for errors in found.values()], REPLAY_GOAL),
+    ]
+    print()
+    for name, errors, goal in goals:
+        mean = Errors.of(errors).mean
+        print(f"  {name:14} {mean:6.1%}, n {len(errors)}, goal {goal:.0%}: {'met' if mean <= goal else 'missed'}")
+    baseline = Errors.of([errors.no_communication for errors in found.values()]).mean
+    print(f"  skill beside no communication: {1 - Errors.of([errors.predicted for errors in found.values()]).mean / baseline:.2f}")
+
+
+def main() -> None:
+    """Calibrates, freezes the constants, predicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--sizes-kib", type=int, nargs="+", default=[size // KIB for size in SIZES])
+    parser.add_argument("--times", nargs="+", default=list(TIMES_S), choices=list(TIMES_S))
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the configurations")
+    parser.add_argument("--save", type=Path, help="a directory for the traces")
+    parser.add_argument("--verbose", action="store_true", help="a line for each configuration")
+    options = parser.parse_args()
+    print(f"{where()}, affinity {sorted(os.sched_getaffinity(0))}, nice {os.nice(0)}")
+    idle = measure_idle()
+    print(f"idle before: {idle:.0%}{'' if idle >= LEAST_IDLE else ' (below 80 %: INCONCLUSIVE, the machine is busy)'}")
+    if options.save is not None:
+        options.save.mkdir(parents=True, exist_ok=True)
+    schedules = ("gpipe", "1f1b")
+    base = [Configuration(2, schedule, "5 and 10 ms", ahead, size) for size in CALIBRATED for schedule in schedules for ahead in AHEAD]
+    measured = ringsim.trace(do_all, world_size=2, args=(base, options.microbatches, options.steps), limit_s=600)
+    calibration = ringsim.calibrate(measured)
+    print(f"\ncalibrated on 2 ranks, {', '.join(f'{size // KIB} KiB' for size in CALIBRATED)}, {', '.join(schedules)}:\n{calibration}")
+    sizes = [size * KIB for size in options.sizes_kib]
+    wanted = [Configuration(*each) for each in itertools.product(options.ranks, schedules, options.times, AHEAD, sizes)]
+    found = {}
+    for configuration in random.Random(options.seed).sample(wanted, len(wanted)):
+        found[configuration] = examine(configuration, options.microbatches, options.steps, calibration, options.save)
+        if options.verbose:
+            print(f"  {configuration}: " + ", ".join(f"{name} {value:+.1%}" for name, value in found[configuration]._asdict().items()))
+    report({configuration: found[configuration] for configuration in wanted})
+    print(f"\nafterwards: load average {os.getloadavg()[0]:.1f}, idle {measure_idle():.0%}")
+
+
+if __name__ == "__main__":
+    main()
