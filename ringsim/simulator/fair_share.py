@@ -43,24 +43,24 @@ def fair_paces(routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, fl
             if paces[link] > 0:
                 moving.setdefault(link, {})[flow] = None
     left = {link: 1 / paces[link] for link in moving}  # bytes per second that nobody has yet
-    untouched = set(moving)
-    ceiling = math.inf
+    # Each link's pace if it were the next one full. At first without the way through 1 / pace, so that one flow alone gets the very pace.
+    offers = {link: len(flows) * paces[link] for link, flows in moving.items()}
+    pace = math.inf
     while moving:
-        offers: dict[LinkName, float] = {}
-        for link, flows in moving.items():
-            if link in untouched:  # without the way through 1 / pace, so that one flow alone gets the very pace
-                offers[link] = len(flows) * paces[link]
-            else:  # rounding alone can leave nothing, or offer less than the links filled before
-                offers[link] = min(len(flows) / left[link], ceiling) if left[link] > 0 else ceiling
-        ceiling = max(offers.values())
-        for link in [link for link, offer in offers.items() if offer == ceiling]:
+        pace = min(pace, max(offers.values()))  # rounding alone could make it rise again
+        touched: dict[LinkName, None] = {}
+        for link in [link for link, offer in offers.items() if offer >= pace]:
             for flow in moving.pop(link, ()):
-                found[flow] = ceiling
+                found[flow] = pace
                 for other in routes[flow]:
-                    if other != link and other in moving:
+                    if other in moving:
                         del moving[other][flow]
-                        left[other] -= 1 / ceiling
-                        untouched.discard(other)
+                        left[other] -= 1 / pace
+                        touched[other] = None
                         if not moving[other]:
-                            del moving[other]
+                            del moving[other], offers[other]
+            offers.pop(link, None)
+        for link in touched:
+            if link in moving:
+                offers[link] = len(moving[link]) / left[link] if left[link] > 0 else math.inf
     return found

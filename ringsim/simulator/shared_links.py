@@ -86,7 +86,7 @@ class SharedLinks:
         flow = _Flow(route, size_bytes, ready_s, arrived)
         route.flows.append(flow)
         if len(route.flows) == 1:
-            self._agenda.at(ready_s, partial(self._begin, flow))
+            self._begin_when_ready(flow)
         return None
 
     def link_of(self, src: int, dst: int) -> Link:
@@ -115,6 +115,12 @@ class SharedLinks:
         route = self._routes[src, dst] = _Route(whole.alpha_s, tuple(limiting))
         return route
 
+    def _begin_when_ready(self, flow: _Flow) -> None:
+        if flow.ready_s > self._agenda.now_s():
+            self._agenda.at(flow.ready_s, partial(self._begin, flow))
+        else:  # in the same breath, so that paces are made once for all that happens now
+            self._begin(flow)
+
     def _begin(self, flow: _Flow) -> None:
         if flow.left_bytes == 0 or not flow.route.edges:
             self._end(flow, flow.plan)
@@ -136,11 +142,7 @@ class SharedLinks:
         if flow.arrived is not None:
             self._agenda.at(now_s + route.alpha_s, partial(flow.arrived, now_s + route.alpha_s))
         if route.flows:
-            following = route.flows[0]
-            if following.ready_s > now_s:
-                self._agenda.at(following.ready_s, partial(self._begin, following))
-            else:  # in the same breath, so that the paces are made once
-                self._begin(following)
+            self._begin_when_ready(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
         """Has the paces made anew once everything that is due now has happened: many flows may begin or end at one time."""
