@@ -26,7 +26,8 @@ __all__ = ["Links", "Prices", "Sizes", "make_prices", "spread_sizes", "stack_pri
 
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
-_DIRECTIONS: Final = (-1, 1)  # from which side a message comes: an activation from the stage before, a gradient from the one after
+_FIELDS: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}  # of Costs
+_BACKWARD, _INPUT, _WEIGHT = (KIND_LETTERS.index(letter) for letter in "BIW")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,32 +75,30 @@ def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, si
         >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
         ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])
     """
-    stages = range(len(stage_ranks))
-    duration = [
-        [_check_time(costs.get_duration(Action(stage, kind, 0)), f"{kind} of stage {stage}") for stage in stages] for kind in KIND_LETTERS
-    ]
-    _check_time(costs.latency, "latency")
     if link is not None and costs.latency != 0:
         raise ArgumentError(f"latency must be 0 where link is given, got {costs.latency}. Say it once: as the link's alpha_s.")
-    sizes = spread_sizes(size_bytes, len(stage_ranks), has_link=link is not None)
-    occupancy: list[list[Any]] = []
-    latency: list[list[Any]] = []
-    for step in _DIRECTIONS:
-        busy: list[Any] = [0] * len(stage_ranks)
-        travel: list[Any] = [-np.inf] * len(stage_ranks)
-        for stage in stages:
-            source = stage + step
-            if not 0 <= source < len(stage_ranks) or stage_ranks[source] == stage_ranks[stage]:
-                continue
-            travel[stage] = costs.latency
-            if link is not None:
-                used = _find_link(link, stage_ranks[source], stage_ranks[stage])
-                busy[stage], travel[stage] = sizes[min(stage, source)] * used.beta_s_per_byte, used.alpha_s
-        occupancy.append(busy)
-        latency.append(travel)
-    exact = any(isinstance(time, Fraction) for row in (*duration, *latency) for time in row)
-    dtype = object if exact else np.float64
-    return Prices(*(np.array(table, dtype=dtype) for table in (duration, occupancy, latency)))
+    times = {kind: _list_times(costs, name, kind, len(stage_ranks)) for kind, name in _FIELDS.items() if getattr(costs, name) is not None}
+    exact = any(isinstance(time, Fraction) for row in (*times.values(), [costs.latency]) for time in row)
+    dtype: Any = object if exact else np.float64
+    duration = np.zeros((len(KIND_LETTERS), len(stage_ranks)), dtype=dtype)
+    for kind, row in times.items():
+        duration[KIND_LETTERS.index(kind)] = row
+    if costs.backward is None:
+        duration[_BACKWARD] = duration[_INPUT] + duration[_WEIGHT]
+    sizes = np.array(spread_sizes(size_bytes, len(stage_ranks), has_link=link is not None), dtype=np.int64)
+    occupancy, latency = np.zeros((2, len(stage_ranks)), dtype=dtype), np.full((2, len(stage_ranks)), -np.inf, dtype=dtype)
+    owner = np.asarray(stage_ranks)
+    met = np.flatnonzero(owner[1:] != owner[:-1])  # the boundaries between ranks
+    for direction, (source, stage) in enumerate(((met, met + 1), (met + 1, met))):
+        if link is None:
+            latency[direction, stage] = _check_time(costs.latency, "latency")
+        elif isinstance(link, Link):
+            occupancy[direction, stage], latency[direction, stage] = sizes[met] * link.beta_s_per_byte, link.alpha_s
+        else:
+            used = [_find_link(link, *pair) for pair in zip(owner[source].tolist(), owner[stage].tolist(), strict=True)]
+            occupancy[direction, stage] = sizes[met] * np.array([each.beta_s_per_byte for each in used])
+            latency[direction, stage] = [each.alpha_s for each in used]
+    return Prices(duration, occupancy, latency)
 
 
 def stack_prices(each: Sequence[Prices]) -> Prices:
@@ -140,11 +139,17 @@ def _check_time(time: Any, what: str) -> Any:
     return time
 
 
-def _find_link(link: Links, source: int, rank: int) -> Link:
-    if isinstance(link, Link):
-        return link
+def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> Link:
     if (source, rank) not in link:
         raise ArgumentError(
             f"link must have one for every pair of ranks that talk, got none for {source} -> {rank}. Add link[{source}, {rank}]."
         )
     return link[source, rank]
+
+
+def _list_times(costs: Costs, name: str, kind: str, num_stages: int) -> list[Any]:
+    """Returns the time of a kind of computation for each stage."""
+    given = getattr(costs, name)
+    if not isinstance(given, Sequence):
+        return [_check_time(given, f"{kind} of every stage")] * num_stages
+    return [_check_time(costs.get_duration(Action(stage, kind, 0)), f"{kind} of stage {stage}") for stage in range(num_stages)]

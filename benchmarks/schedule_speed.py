@@ -1,0 +1,160 @@
+"""How long simulating a schedule takes: at full scale, for every way of reckoning, beside SimPy, and for many costs at once.
+
+    python benchmarks/schedule_speed.py [repeats]
+
+Every time includes all that the call builds. Prints the median of the repeats in wall time, the least, and the median in time of the
+processor, which other work on the machine changes less; and computations a second of that: a step of p ranks and m microbatches has 2 p m.
+SimPy is left out where it is not installed, numba likewise.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ringsim import Link, simulate_schedule
+from ringsim.pipeline.costs import Costs
+from ringsim.pipeline.schedules import make_schedule
+from ringsim.provenance import machine, versions
+from ringsim.simulator.level_order import find_levels
+from ringsim.simulator.linear_operations import Linear
+from ringsim.simulator.prices import make_prices
+from ringsim.simulator.schedule_operations import read_schedule
+from ringsim.simulator.wavefront import sweep
+from ringsim.simulator.worklist import work_through
+
+RANKS, MICROBATCHES = 1024, 8192
+SIMPY_RANKS = 64  # more take it minutes
+COSTS = Costs(latency=0.1)
+BUSY = {"costs": Costs(), "link": Link(alpha_s=0.05, beta_s_per_byte=1e-3), "size_bytes": 50}
+
+
+def report(name: str, call: Callable[[], Any], computations: int, repeats: int) -> None:
+    """Measures a call, and prints one line."""
+    walls, times = [], []
+    for _ in range(repeats):
+        wall, start = time.perf_counter(), time.process_time()
+        call()
+        walls.append((time.perf_counter() - wall) * 1e3)
+        times.append((time.process_time() - start) * 1e3)
+    used = statistics.median(times)
+    rate = computations / used / 1e3
+    print(f"  {name:<48} {statistics.median(walls):>9.1f} ms (min {min(walls):>8.1f}, processor {used:>8.1f}) {rate:>8.2f} M/s")
+
+
+def is_installed(package: str) -> bool:
+    """Tells whether a package can be imported."""
+    try:
+        __import__(package)
+    except ImportError:
+        return False
+    return True
+
+
+def simpy_step(ranks: int, microbatches: int) -> float:
+    """Times 1F1B, eager, with SimPy: a process for each rank, an event for each message."""
+    import simpy
+
+    env = simpy.Environment()
+    schedule = make_schedule("1f1b", ranks, microbatches)
+    arrived = {(stage, kind, k): env.event() for stage in range(ranks) for kind in "FB" for k in range(microbatches)}
+
+    def rank_process(rank: int) -> Iterator[Any]:
+        for stage, kind, microbatch in schedule.actions[rank]:
+            if (rank > 0) if kind == "F" else (rank < ranks - 1):
+                yield arrived[stage, kind, microbatch]
+            yield env.timeout(1 if kind == "F" else 2)
+            target = stage + (1 if kind == "F" else -1)
+            if 0 <= target < ranks:
+                event = arrived[target, kind, microbatch]
+                env.timeout(0.1).callbacks.append(lambda _, event=event: event.succeed())
+
+    for rank in range(ranks):
+        env.process(rank_process(rank))
+    env.run()
+    return float(env.now)
+
+
+def full_scale(repeats: int) -> None:
+    """1,024 ranks, 8,192 microbatches."""
+    print(f"{RANKS:,} ranks, {MICROBATCHES:,} microbatches: simulate_schedule, by name")
+    computations = 2 * RANKS * MICROBATCHES
+    given: dict[str, Any] = {"num_ranks": RANKS, "num_microbatches": MICROBATCHES}
+    for name in ("1f1b", "gpipe"):
+        for semantics in ("buffered", "rendezvous"):
+            settings = {**given, "semantics": semantics}
+            report(f"{name}, {semantics}", lambda s=settings, n=name: simulate_schedule(n, COSTS, **s), computations, repeats)
+            label = f"{name}, {semantics}, links kept busy"
+            report(label, lambda s=settings, n=name: simulate_schedule(n, **BUSY, **s), computations, repeats)
+    if is_installed("numba"):
+        simulate_schedule("1f1b", COSTS, num_ranks=2, num_microbatches=2, compiled=True)  # compiles
+        report(
+            "1f1b, rendezvous, links kept busy, compiled",
+            lambda: simulate_schedule("1f1b", **BUSY, **given, compiled=True),
+            computations,
+            repeats,
+        )
+    run = simulate_schedule("1f1b", **BUSY, **given)
+    for name, part in (("operations", "columns of all computations"), ("ends", "when each ends"), ("critical_path", "critical path")):
+        report(f"... then {part}, once", lambda name=name: getattr(run, name), computations, 1)
+    report("... then sensitivity, 8 things tried, once", run.sensitivity, 9 * computations, 1)
+    report("... then slack of each, once", lambda: run.slack, computations, 1)
+
+
+def ways(repeats: int) -> None:
+    """Every way of reckoning, 1F1B from its columns, and SimPy."""
+    print("1F1B, buffered: each way, without reading the schedule; SimPy with all that it needs")
+    for ranks, microbatches in ((8, 32), (64, 256), (256, 1024)):
+        computations = 2 * ranks * microbatches
+        print(f" {ranks} ranks, {microbatches} microbatches")
+        linear, prices = Linear("1f1b", ranks, microbatches), make_prices(range(ranks), COSTS, None, 0)
+        operations = linear.to_operations(1)
+        levels = find_levels(operations)
+        assert levels is not None
+        report(
+            "plain Python, computation by computation",
+            lambda o=operations, p=prices: work_through(o, p, rendezvous=False),
+            computations,
+            repeats,
+        )
+        report("numpy, any schedule, level by level", lambda s=levels, p=prices: s.time(p, rendezvous=False), computations, repeats)
+        report("numpy, wave by wave", lambda s=linear, p=prices: sweep(s, p, rendezvous=False, ahead=1), computations, repeats)
+        if ranks <= SIMPY_RANKS and is_installed("simpy"):
+            expected = sweep(linear, prices, rendezvous=False, ahead=1).last.max()
+            assert np.isclose(simpy_step(ranks, microbatches), expected)
+            report("SimPy", lambda p=ranks, m=microbatches: simpy_step(p, m), computations, max(1, repeats // 4))
+
+
+def other(repeats: int) -> None:
+    """Written-out schedules, and many costs at once."""
+    print("Written out as actions: simulate_schedule(schedule)")
+    for name in ("interleaved_1f1b", "zb_v"):
+        schedule = make_schedule(name, 64, 256)
+        computations = sum(map(len, schedule.actions))
+        report(f"{name}, 64 ranks, 256 microbatches", lambda s=schedule: simulate_schedule(s, COSTS), computations, repeats)
+        report("... of which reading it", lambda s=schedule: read_schedule(s), computations, repeats)
+    print("Many costs at once, 1f1b by name")
+    for ranks, microbatches, variants in ((8, 32, 1000), (64, 256, 64)):
+        chance = np.random.default_rng(0)
+        costs = [Costs(*chance.uniform(1, 2, 3), latency=float(chance.uniform(0, 1))) for _ in range(variants)]
+        label = f"{ranks} ranks, {microbatches} microbatches, {variants} costs"
+        given = {"num_ranks": ranks, "num_microbatches": microbatches}
+        report(label, lambda c=costs, g=given: simulate_schedule("1f1b", c, **g), 2 * ranks * microbatches * variants, repeats)
+
+
+def main(repeats: int) -> None:
+    """Measures everything."""
+    about = machine()
+    print(f"{about['cpu']}, {about['cores']} cores, numpy {versions()['numpy']}, python {versions()['python']}, {repeats} repeats")
+    full_scale(repeats)
+    ways(repeats)
+    other(repeats)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
