@@ -77,6 +77,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.simulator.{name}" for name in ("operations", "schedule_operations", "linear_operations", "prices", "wavefront")),
         *(f"ringsim.simulator.{name}" for name in ("compiled", "worklist", "level_order", "critical_path", "sensitivity", "what_if")),
         *(f"ringsim.simulator.{name}" for name in ("schedule_trace", "schedule_run", "schedule_api", "scaling")),
+        *(f"ringsim.exchange.{name}" for name in ("foreign", "rows", "boxes", "lanes", "slices", "wire", "perfetto", "perfetto_reading")),
+        *(f"ringsim.exchange.{name}" for name in ("chrome", "profiler", "programs", "rounds", "replay", "goal", "chakra")),
+        *("ringsim.exchange.otf2_writing", "ringsim.exchange.otf2_reading", "ringsim.exchange"),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -173,7 +176,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 FRONT_DOORS = 5  # the row of the modules that users enter by: these may take names from the contents
 THIRD_PARTY: tuple[set[str], ...] = (
     {"numpy"},
-    {"numpy", "pandas", "pyarrow", "mpi4py", "numba"},
+    {"numpy", "pandas", "pyarrow", "mpi4py", "numba", "otf2", "_otf2"},
     {"numpy", "torch", "mpi4py"},
     {"numpy", "torch", "cloudpickle", "greenlet", "IPython", "transformers"},
     {"numpy", "matplotlib", "networkx"},  # pictures: never torch

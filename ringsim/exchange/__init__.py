@@ -6,13 +6,15 @@ Written by methods of ``Trace``, read by functions of this package::
     Trace.to_chrome(path)        read_chrome(path)       chrome://tracing and what else reads its JSON
     Trace.to_goal(path)          read_goal(path, link)   LogGOPSim, ATLAHS: programs, run here on the virtual clock
     Trace.to_chakra(directory)   read_chakra(...)        ASTRA-sim: the same
+    Trace.to_otf2(directory)     read_otf2(directory)    Vampir, Scalasca; archives of Score-P. Needs the package otf2
     -                            read_profiler(paths)    files of torch.profiler, one a rank
 """
 
 from ringsim.exchange.chakra import read_chakra
 from ringsim.exchange.chrome import read_chrome
 from ringsim.exchange.goal import read_goal
+from ringsim.exchange.otf2_reading import read_otf2
 from ringsim.exchange.perfetto_reading import read_perfetto
 from ringsim.exchange.profiler import read_profiler
 
-__all__ = ["read_chakra", "read_chrome", "read_goal", "read_perfetto", "read_profiler"]
+__all__ = ["read_chakra", "read_chrome", "read_goal", "read_otf2", "read_perfetto", "read_profiler"]

@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
-__all__ = ["place_apart", "place_nested"]
+__all__ = ["place_apart", "place_nested", "unfold"]
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
@@ -70,3 +71,26 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
     for index, lane in zip(cutting, place_apart([starts[i] for i in cutting], [ends[i] for i in cutting]), strict=True):
         lanes[index] += lane
     return lanes
+
+
+def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
+    """Yields the begins and ends of slices that nest, in the order of time: at one moment an end before the next begin.
+
+    Args:
+        starts: when each begins; shape (n,), ascending, and where equal what lies outside first.
+        ends: when each ends; shape (n,); infinite for one that does not, and is never closed.
+
+    Yields:
+        Which slice, and whether it begins.
+
+    Example:
+        >>> ["[]"[not begins] + str(index) for index, begins in unfold([0, 1, 3], [3, 3, math.inf])]
+        ['[0', '[1', ']1', ']0', '[2']
+    """
+    stack: list[int] = []
+    for index, start in enumerate(starts):
+        while stack and ends[stack[-1]] <= start:
+            yield stack.pop(), False
+        yield index, True
+        stack.append(index)
+    yield from ((index, False) for index in reversed(stack) if ends[index] != math.inf)

@@ -16,11 +16,11 @@ Source:
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from ringsim.exchange.lanes import unfold
 from ringsim.exchange.slices import BLOCKED, COLUMNS, RUN, Lane, Row, Slice, describe_row, list_rows, make_lanes, make_name, pack_run
 from ringsim.exchange.wire import bytes_field, fixed_field, number_field, text_field
 from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, Tables
@@ -124,35 +124,30 @@ def _packets(trace: Trace, run: str) -> Iterator[bytes]:
 
 
 def _lane(lane: Lane, track: int, rows: list[Row], tables: Tables, names: _Names) -> Iterator[bytes]:
-    """Yields the begins and ends of a lane's slices, in the order of time: an end before a begin of the same moment."""
-    ends: list[tuple[float, int, bytes]] = []  # a stack in the order of time: slices nest, and what began later ends first
-
-    def close(until: float) -> Iterator[bytes]:
-        while ends and ends[0][0] <= until:
-            end, _, more = heapq.heappop(ends)
-            yield _event(int(end), END, track, more)
-
-    for count, one in enumerate(lane.slices):
-        row = rows[one.index]
-        yield from close(one.start_ns)
-        name = number_field(NAME_ID, names.number(NAMES, make_name(row, tables)))
-        category = number_field(CATEGORY_ID, names.number(CATEGORIES, KIND_NAMES[OPS[row.op][1]]))
-        flow = fixed_field(FLOW, one.flow_out) if one.flow_out else b""
-        more = category + name + flow + _annotations(row, tables, names)
-        kind = INSTANT if OPS[row.op][1] == MARK else BEGIN
-        yield _event(one.start_ns, kind, track, more, names.take_new())
-        if kind == BEGIN and one.end_ns != math.inf:
-            heapq.heappush(ends, (one.end_ns, -2 * count, fixed_field(FLOW_END, one.flow_in) if one.flow_in else b""))
-            if _is_blocked(row, one):
-                yield from close(row.wait_ns - 1)
-                blocked = number_field(NAME_ID, names.number(NAMES, BLOCKED)) + number_field(CATEGORY_ID, names.number(CATEGORIES, BLOCKED))
-                yield _event(row.wait_ns, BEGIN, track, blocked, names.take_new())
-                heapq.heappush(ends, (one.end_ns, -2 * count - 1, b""))
-    yield from close(math.inf)
-
-
-def _is_blocked(row: Row, one: Slice) -> bool:
-    return row.wait_ns != NONE and one.start_ns <= row.wait_ns < one.end_ns
+    """Yields the begins and ends of a lane's slices, and of the waits within them."""
+    parts: list[tuple[int, float, Slice | None]] = []  # a wait stands for itself: None
+    for one in lane.slices:
+        parts.append((one.start_ns, one.end_ns, one))
+        wait_ns = rows[one.index].wait_ns
+        if one.end_ns != math.inf and wait_ns != NONE and one.start_ns <= wait_ns < one.end_ns:
+            parts.append((wait_ns, one.end_ns, None))
+    for place, begins in unfold([start for start, _, _ in parts], [end for _, end, _ in parts]):
+        start, end, event = parts[place]
+        if not begins:
+            flow = fixed_field(FLOW_END, event.flow_in) if event is not None and event.flow_in else b""
+            if event is None or OPS[rows[event.index].op][1] != MARK:
+                yield _event(int(end), END, track, flow)
+        elif event is None:
+            named = number_field(NAME_ID, names.number(NAMES, BLOCKED)) + number_field(CATEGORY_ID, names.number(CATEGORIES, BLOCKED))
+            yield _event(start, BEGIN, track, named, names.take_new())
+        else:
+            row = rows[event.index]
+            kind = OPS[row.op][1]
+            named = number_field(NAME_ID, names.number(NAMES, make_name(row, tables)))
+            named += number_field(CATEGORY_ID, names.number(CATEGORIES, KIND_NAMES[kind]))
+            flow = fixed_field(FLOW, event.flow_out) if event.flow_out else b""
+            more = named + flow + _annotations(row, tables, names)
+            yield _event(start, INSTANT if kind == MARK else BEGIN, track, more, names.take_new())
 
 
 def _annotations(row: Row, tables: Tables, names: _Names) -> bytes:

@@ -19,6 +19,7 @@ REACHED: Final = {
     "to_chrome": "ringsim.exchange.chrome:to_chrome",
     "to_goal": "ringsim.exchange.goal:to_goal",
     "to_chakra": "ringsim.exchange.chakra:to_chakra",
+    "to_otf2": "ringsim.exchange.otf2_writing:to_otf2",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
     "bubble": "ringsim.traces.bubbles:bubble",

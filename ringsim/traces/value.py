@@ -130,6 +130,10 @@ class Trace:
         """Writes the trace as Chakra execution traces, a file a rank; ``ringsim.exchange.chakra`` says what is in them."""
         reach("to_chakra")(self, directory)
 
+    def to_otf2(self, directory: str | PathLike[str]) -> None:
+        """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2_writing`` says what is in it."""
+        reach("to_otf2")(self, directory)
+
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
         axes: Axes = reach("plot_ring")(self, ax=ax)
