@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ringsim
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RingError
 from ringsim.link import Link
 from ringsim.links.plan import STREAM
 from ringsim.topologies import FullBisection, Hosts, RingLinks
@@ -80,6 +80,25 @@ def test_a_link_that_takes_no_time_has_no_bandwidth() -> None:
     table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
     assert times_us(table, "pingpong", 0, 1) == [0.0]
     assert table.columns["algbw_gb_per_s"].tolist() != table.columns["algbw_gb_per_s"].tolist()  # NaN
+
+
+def test_simulated_ranks_measure_the_links_of_their_own_run() -> None:
+    def worker() -> Any:
+        return ringsim.bandwidth(sizes=SIZES, edge=(2, 0))
+
+    slow = Link(50e-6, 8e-10)
+    links = {(a, b): slow if 2 in (a, b) else LINK for a in range(3) for b in range(3) if a != b}
+    tables = ringsim.simulate(worker, world_size=3, link=links).results
+    assert times_us(tables[0], "pingpong", 2, 0) == pytest.approx([1e6 * slow.time_s(size) for size in SIZES], rel=1e-9)
+    assert tables[0] == tables[1] == tables[2]
+    assert tables[0].metadata["source"] == "simulated"
+
+
+def test_simulated_ranks_measure_no_others() -> None:
+    with pytest.raises(RingError, match="simulate must be called outside of simulated ranks"):
+        ringsim.simulate(lambda: ringsim.bandwidth(sizes=[8], link=LINK), world_size=2, link=LINK)
+    with pytest.raises(RingError, match="world_size must be 2 or left out"):
+        ringsim.simulate(lambda: ringsim.bandwidth(3, [8]), world_size=2, link=LINK)
 
 
 @pytest.mark.parametrize(

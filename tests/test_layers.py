@@ -135,9 +135,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.simulator.run", "ringsim.simulator.api"),
         *(
             "ringsim.links",
-            *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker", "simulated")),
+            *(f"ringsim.links.{name}" for name in ("plan", "samples", "rows", "patterns", "ceilings", "gpu", "worker")),
         ),
-        *("ringsim.links.here", "ringsim.links.api"),
+        *("ringsim.links.here", "ringsim.links.simulated", "ringsim.links.api"),
     ),
     (
         "ringsim.plot",

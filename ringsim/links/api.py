@@ -22,6 +22,7 @@ from ringsim.link import Link
 from ringsim.links.plan import Block, Plan, make_plan
 from ringsim.links.rows import Samples, make_rows, samples_of
 from ringsim.links.samples import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN
+from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
@@ -59,7 +60,7 @@ def bandwidth(
     except for "shift" and "all_reduce".
 
     With ``link`` or ``topology`` it measures those, on a virtual clock: simulated ranks do the same steps, one of each size, and no process
-    is started. ``ceilings`` and the limits do not count there.
+    is started. In a worker of ``ringsim.simulate`` it measures the links of that run. ``ceilings`` and the limits do not count there.
 
     In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
 
@@ -95,22 +96,15 @@ def bandwidth(
     """
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
-    count = 2 if world_size is None else world_size
-    if link is not None or topology is not None:
-        from ringsim.links.simulated import SIMULATED, simulate_bandwidths  # needs torch, as below
-
-        if comm_device != "cpu":
-            raise ArgumentError(
-                f"comm_device must be left out where link or topology is given, got {comm_device!r}: no device is measured."
-            )
-        make_kind(count, comm_device, timeout_s, ring=True)  # checks them
-        plan = make_plan(range(count), sizes, pattern, SIMULATED, edge=edge, ceilings=False, limit_s=limit_s, timeout_s=timeout_s)
-        return simulate_bandwidths(plan, count, link, topology)
     backend = "nccl" if comm_device == "gpu" else "gloo"
 
-    def make(ranks: Sequence[int]) -> Plan:
+    def make(ranks: Sequence[int], backend: str = backend, *, ceilings: bool = ceilings) -> Plan:
         return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
 
+    if link is not None or topology is not None or get_state().clock is not None:
+        from ringsim.links.simulated import SIMULATED, measure_simulated  # needs torch, as below
+
+        return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, SIMULATED, ceilings=False))
     load = [_load()]
     if _ranks_run_already():
         from ringsim.links.here import measure_here  # needs torch, as below
@@ -119,6 +113,7 @@ def bandwidth(
         ranks = list(ring.ranks)
         notes: list[str] = []
     else:
+        count = 2 if world_size is None else world_size
         kind = make_kind(count, comm_device, timeout_s, ring=True)
         if comm_device == "gpu":
             from ringsim.links.gpu import check_gpus

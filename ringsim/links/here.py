@@ -19,7 +19,7 @@ from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_dis
 from ringsim.state import get_state
 from ringsim.traces.parts import read_parts
 
-__all__ = ["measure_here"]
+__all__ = ["check_ring", "measure_here"]
 
 
 def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]) -> tuple[Ring, Plan, Samples, list[Any]]:
@@ -43,7 +43,7 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
         initialize_distributed(comm_device=comm_device)
     try:
         ring = current_ring()
-        _check(ring, world_size, comm_device)
+        check_ring(ring, world_size, comm_device)
         plan = make(ring)
         records = begin_records()
         try:
@@ -66,7 +66,17 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
             destroy_distributed()
 
 
-def _check(ring: Ring, world_size: int | None, comm_device: str) -> None:
+def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
+    """Checks that a ring which is there already is the one that is asked for.
+
+    Args:
+        ring: this rank's ring.
+        world_size: how many ranks the caller expects, None for as many as there are.
+        comm_device: "cpu" or "gpu".
+
+    Raises:
+        ArgumentError: it is another one, or does not have all ranks.
+    """
     where = f"(rank {ring.rank} of {ring.world_size})"
     if world_size not in (None, ring.world_size):
         raise ArgumentError(f"world_size must be {ring.world_size} or left out in ranks that run already, got {world_size!r} {where}.")
