@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -320,10 +321,10 @@ class Collectives(RankCore):
         payload = Payload(*describe(list(inputs if carried is None else carried), copies), how)
         kind = Kind(self.tape.number_payload(payload), payload, False)
         slot = -1
-        if self.recorder is not None:
+        if self.records:
             peer = NONE if root == NONE else group.ranks[root]
-            slot = self.tape.post(self.hub.now, self.number, OP_CODES[name], group.number, peer, NONE, kind.number)
-        part = Part(self, slot, group, kind, name, group.rank(), inputs, outputs, outputs if results is None else results)
+            slot = self.tape.post(self.hub.now, self.number, OP_CODES[name], group.number, peer, NONE, kind.number, sys._getframe(1))
+        part = Part(OP_CODES[name], self, slot, group, kind, name, group.rank(), inputs, outputs, outputs if results is None else results)
         part.root = root
         self.hub.polls = 0
         attend(part, self.world.carrier, perform)

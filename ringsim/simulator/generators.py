@@ -19,6 +19,7 @@ import torch
 
 __all__ = ["Streams", "seed_streams"]
 
+_python: Final[Any] = random._inst  # whose methods the functions of `random` are
 _WORDS: Final = 624  # of the state of a Mersenne Twister, which all three are
 _KEY_BYTES: Final = 4 * _WORDS
 _IMPL_BYTES: Final = 128 + _KEY_BYTES + 32  # of torch's generator, at least
@@ -65,20 +66,29 @@ class Streams:
                 _put_slowly(outside)
         self.fast = bool(self.regions)
 
-    def take(self) -> Any:
-        """Returns the states as they are."""
+    def take(self, state: Any = None) -> Any:
+        """Returns the states as they are.
+
+        Args:
+            state: what an earlier call returned, and nobody needs any more: it is written over.
+        """
         if not self.fast:
             return _take_slowly()
-        return *(bytearray(region) for region in self.regions), random._inst.gauss_next  # type: ignore[attr-defined]
+        if state is None:
+            state = [memoryview(bytearray(len(region))) for region in self.regions]
+            state.append(None)
+        words, numpy_words, ahead, torch_words, _ = state
+        words[:], numpy_words[:], ahead[:], torch_words[:] = self.regions
+        state[4] = _python.gauss_next
+        return state
 
     def put(self, state: Any) -> None:
         """Makes the states what ``take`` returned."""
         if not self.fast:
             _put_slowly(state)
             return
-        for region, kept in zip(self.regions, state, strict=False):
-            region[:] = kept
-        random._inst.gauss_next = state[-1]  # type: ignore[attr-defined]
+        words, numpy_words, ahead, torch_words = self.regions
+        words[:], numpy_words[:], ahead[:], torch_words[:], _python.gauss_next = state
 
 
 def _take_slowly() -> Any:
@@ -108,7 +118,7 @@ def _find_regions() -> tuple[memoryview, ...] | None:
 
 
 def _find_random() -> memoryview | None:
-    instance = random._inst
+    instance = _python
     words = random.getstate()[1][:-1]
     whole = _memory(id(instance), sys.getsizeof(instance))
     at = bytes(whole).find(np.array(words, dtype=np.uint32).tobytes())
@@ -153,12 +163,12 @@ def _try_out(regions: tuple[memoryview, ...]) -> bool:
         seed_streams(seed)
         for ahead in range(3):
             kept = [bytes(region) for region in regions]
-            gauss = random._inst.gauss_next  # type: ignore[attr-defined]
+            gauss = _python.gauss_next
             said = _say(_take_slowly())
             first = [draw() for draw in draws]
             for region, before in zip(regions, kept, strict=True):
                 region[:] = before
-            random._inst.gauss_next = gauss  # type: ignore[attr-defined]
+            _python.gauss_next = gauss
             if _say(_take_slowly()) != said or [draw() for draw in draws] != first:
                 return False
             torch.randn(1 + ahead)

@@ -25,6 +25,7 @@ class Operation:
     """An operation of a rank that is under way; what ``isend`` and its kin return.
 
     Args:
+        op: its code.
         rank: whose it is.
         slot: of its record, -1 where it has none.
         group: where.
@@ -38,7 +39,8 @@ class Operation:
     done_s: float = NEVER
     waiting = False
 
-    def __init__(self, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind) -> None:
+    def __init__(self, op: int, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind) -> None:
+        self.op = op
         self.rank = rank
         self.slot = slot
         self.group = group
@@ -62,10 +64,14 @@ class Operation:
             rank.tape.times[slot + 1] = hub.now
         if self.done_s > hub.now:
             try:
-                if timeout is None:
-                    self._block()
-                else:
+                if timeout is not None:
                     self._block_until(timeout)
+                while self.done_s > hub.now:
+                    if self.done_s == NEVER:
+                        self.waiting = True
+                        hub.pause()
+                    else:
+                        hub.sleep_until(self.done_s)
             except RunTimeout:
                 raise
             except BaseException:
@@ -78,16 +84,6 @@ class Operation:
             rank.tape.times[slot + 2] = hub.now
             self.slot = -1
         return True
-
-    def _block(self) -> None:
-        hub = self.rank.hub
-        while self.done_s > hub.now:
-            if self.done_s == NEVER:
-                self.waiting = True
-                hub.pause()
-            else:
-                hub.sleep_until(self.done_s)
-        self.waiting = False
 
     def _block_until(self, timeout: Any) -> None:
         hub = self.rank.hub
@@ -132,6 +128,7 @@ class Message(Operation):
     """A send or a recv.
 
     Args:
+        op: its code.
         rank: whose it is.
         slot: of its record, -1 where it has none.
         group: where.
@@ -147,7 +144,10 @@ class Message(Operation):
     sends = False
     number = 0
 
-    def __init__(self, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind, tensor: torch.Tensor, peer: int, tag: int) -> None:
+    def __init__(
+        self, op: int, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind, tensor: torch.Tensor, peer: int, tag: int
+    ) -> None:
+        self.op = op
         self.rank = rank
         self.slot = slot
         self.group = group
@@ -191,6 +191,7 @@ class Part(Operation):
     """A rank's part in a collective.
 
     Args:
+        op: its code.
         rank: whose it is.
         slot: of its record, -1 where it has none.
         group: where.
@@ -207,6 +208,7 @@ class Part(Operation):
 
     def __init__(
         self,
+        op: int,
         rank: RankCore,
         slot: int,
         group: SimulatedGroup,
@@ -217,7 +219,7 @@ class Part(Operation):
         outputs: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
     ) -> None:
-        super().__init__(rank, slot, group, kind)
+        super().__init__(op, rank, slot, group, kind)
         self.root = -1
         self.peer = self.tag = -1
         self.name = name

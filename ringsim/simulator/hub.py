@@ -13,6 +13,7 @@ Where nobody is due, nobody can ever go on.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -20,11 +21,14 @@ from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 
+from ringsim.errors import Deadlock
 from ringsim.simulator.generators import Streams, seed_streams
 from ringsim.simulator.modes import Modes
 
 __all__ = ["Hub", "Runner"]
 
+_STARTING: Final = (0.0, -1, None)  # the first that is due until all ranks have begun
+_MOST_POLLS: Final = 100_000
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
 
@@ -55,17 +59,21 @@ class Hub:
     Attributes:
         now: the time, in seconds from the start of the run.
         current: the rank that runs.
-        polls: how often in a row ranks have asked in vain whether something is done.
+        polls: how often ranks have asked in vain whether something is done, since an operation was posted.
+        pause: ``pause()`` gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason. It
+            raises a RingError where the rank is in the midst of something that only threads of their own could bear.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.polls = 0
+        self._asking: set[Runner] = set()
         self._due: list[tuple[float, int, Any]] = []
         self._number = itertools.count().__next__
         self._streams = Streams()
         self._modes = Modes()
         self._outside = self.current = Runner(-1, 0)  # whoever calls `run`
+        self.pause = self._make_pause()
 
     # -- the clock
 
@@ -96,10 +104,22 @@ class Hub:
             self.pause()
 
     def poll(self) -> None:
-        """Gives way to the others until something happens."""
+        """Gives way until one of those that do not merely ask has been at work.
+
+        Raises:
+            Deadlock: nothing has happened for a long time but that ranks asked.
+        """
+        me, asking = self.current, self._asking
         self.polls += 1
-        next_s = self._due[0][0] if self._due else 0.0
-        self.sleep_until(max(next_s, self.now + _LEAST_S))
+        if self.polls > _MOST_POLLS:
+            raise Deadlock(
+                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in a row while nobody did anything else "
+                f"(rank {me.number}). Look at what it waits for, or use wait(), which knows who is missing."
+            )
+        working_s = min((time_s for time_s, _, what in self._due if what not in asking), default=0.0)
+        asking.add(me)
+        self.sleep_until(max(working_s, self.now + _LEAST_S))
+        asking.discard(me)
 
     # -- the ranks
 
@@ -110,17 +130,26 @@ class Hub:
             runners: the ranks, and what each does. A function must not raise.
         """
         outside, modes, streams = self._outside, self._modes, self._streams
+        freezes = gc.get_freeze_count() == 0
+        if freezes:
+            gc.freeze()  # what there is already needs no looking at each time that garbage is collected
         outside.greenlet = getcurrent()
         outside.states = streams.take()
         outside.modes = modes.take()
         try:
+            # A greenlet counts its depth from that of whoever starts it: one rank must not start another.
+            heappush(self._due, _STARTING)
             for runner, function in runners:
                 runner.greenlet = greenlet(function)
-                self.wake(runner, self.now)
+                self._enter(runner)
+                self.current = outside
+            heappop(self._due)
             self.go_on()
         finally:
             streams.put(outside.states)
             modes.put(outside.modes)
+            if freezes:
+                gc.unfreeze()
 
     def go_on(self) -> None:
         """Lets the ranks run that are due; called by whoever called `run`, or within it."""
@@ -147,30 +176,40 @@ class Hub:
         """
         self._modes.take()
 
-    def pause(self) -> None:
-        """Gives way: returns when somebody has woken the calling rank and its time has come, or for no reason.
+    def _make_pause(self) -> Callable[[], None]:
+        """Makes ``pause``, through which every wait goes: names that do not change are looked up once."""
+        due, outside = self._due, self._outside
+        are_common, take_modes, put_modes = self._modes.are_common, self._modes.take, self._modes.put
+        take_states, put_states = self._streams.take, self._streams.put
 
-        Raises:
-            RingError: the rank is in the midst of something that only threads of their own could bear.
-        """
-        me, due, modes = self.current, self._due, self._modes
-        while due:
-            what = due[0][2]
-            if what.__class__ is not Runner:
-                self.now = heappop(due)[0]
-                what()
-            elif what is me:
-                self.now = heappop(due)[0]
-                return
-            else:
-                me.modes = None if modes.are_common() else modes.take()
-                me.states = self._streams.take()
-                self.now = heappop(due)[0]
-                self._enter(what)
-                return
-        me.modes = modes.take()
-        me.states = self._streams.take()
-        self._outside.greenlet.switch()  # nobody can go on
+        def pause() -> None:
+            me = self.current
+            while due:
+                first = due[0]
+                other = first[2]
+                if other.__class__ is not Runner:
+                    if first is _STARTING:
+                        break
+                    self.now = heappop(due)[0]
+                    other()
+                elif other is me:
+                    self.now = heappop(due)[0]
+                    return
+                else:
+                    me.modes = None if are_common() else take_modes()
+                    me.states = take_states(me.states)
+                    self.now = heappop(due)[0]
+                    put_states(other.states)
+                    if other.modes is not None:
+                        put_modes(other.modes)
+                    self.current = other
+                    other.greenlet.switch()
+                    return
+            me.modes = take_modes()
+            me.states = take_states(me.states)
+            outside.greenlet.switch()  # nobody can go on, or not all have begun
+
+        return pause
 
     def _enter(self, other: Runner, error: BaseException | None = None) -> None:
         if other.states is None:

@@ -58,6 +58,7 @@ class PostOffice:
         Raises:
             MessageMismatch: its recv expects something else.
         """
+        self._hub.polls = 0
         me, group, peer, tag = send.rank.number, send.group, send.peer, send.tag
         channel = (group, me, peer, tag)
         queue = self._recvs.get(channel)
@@ -86,6 +87,7 @@ class PostOffice:
         Raises:
             MessageMismatch: its send brings something else.
         """
+        self._hub.polls = 0
         me, group, peer, tag = recv.rank.number, recv.group, recv.peer, recv.tag
         if peer == ANY_SOURCE:
             channel = self._find_first(group, me, tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from ringsim.simulator.hub import Hub
@@ -34,7 +35,7 @@ class RankRecorder:
     def span_begin(self, name: str) -> int:
         """Writes a span as begun, with the stage and microbatch in force; returns its slot."""
         tape = self._tape
-        label, place = tape.number_label(name), tape.find_place()
+        label, place = tape.number_label(name), tape.find_place(sys._getframe(1))
         return tape.write(self._hub.now, self.rank, _SPAN, NONE, NONE, NONE, NONE, label, place)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
@@ -53,7 +54,9 @@ class RankRecorder:
 
     def _write_mark(self, label: str, group: int, peer: int, tag: int, payload: int) -> None:
         tape = self._tape
-        slot = tape.write(self._hub.now, self.rank, _MARK, group, peer, tag, payload, tape.number_label(label), tape.find_place())
+        slot = tape.write(
+            self._hub.now, self.rank, _MARK, group, peer, tag, payload, tape.number_label(label), tape.find_place(sys._getframe(1))
+        )
         tape.times[slot + 2] = self._hub.now
 
     def number_label(self, name: str) -> int:

@@ -69,6 +69,10 @@ class RankCore(Backend):
         self.calibration = world.calibration
         self.runner = Runner(number, seed)
         self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
+        self.records = world.records
+        self._post = world.tape.post
+        self._kinds = world.tape.kinds
+        self._send, self._recv = world.office.send, world.office.recv
         self._joined = True
         self._made = 0
         self._gone: set[SimulatedGroup] = set()

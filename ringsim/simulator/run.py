@@ -34,6 +34,7 @@ from ringsim.simulator.ranks import World
 from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
+from ringsim.traces.events import NONE
 from ringsim.traces.value import Trace
 
 __all__ = ["Run", "Settings"]
@@ -87,7 +88,8 @@ class Run:
         everybody = SimulatedGroup(hub, "world", everyone, tape.number_group("world", everyone), "default_pg")
         office = PostOffice(hub, carrier, settings.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
-        world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
+        self._everybody = everybody
+        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = Outputs(hub, size)
@@ -132,10 +134,13 @@ class Run:
                 self._results[rank.number] = self._call()
                 self._hub.leave()
                 self._returned.add(rank.number)
-            except (KeyboardInterrupt, GreenletExit):
-                raise
             except BaseException as error:
-                self._reports.append(report_exception(rank.number, error))
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                if not isinstance(error, GreenletExit):
+                    self._reports.append(report_exception(rank.number, error))
+                with contextlib.suppress(RingError):
+                    self._hub.leave()
 
         return live
 
@@ -221,7 +226,18 @@ class Run:
             self._hub.throw(rank.runner, GreenletExit())
 
     def _write_waiting(self) -> None:
-        """Writes down what ranks wait for, where nothing was recorded before."""
+        """Writes down the operations that wait for their other side, where nothing was recorded before."""
+        if self._settings.record:
+            return
+        groups = [self._everybody, *self._pairs, *(group for _, group in self._world.made)]
+        parts = [part for group in groups for met in group.meetings.values() for part in met]
+        for each in sorted(self._world.office.waiting(), key=lambda message: message.number) + parts:
+            frame = each.rank.runner.greenlet.gr_frame if each.waiting else None
+            place = (NONE, NONE) if frame is None else self._tape.find_place(frame)
+            numbers = each.group.number, each.peer, each.tag, each.kind.number
+            slot = self._tape.write(self._hub.now, each.rank.number, each.op, *numbers, NONE, place)
+            if each.waiting:
+                self._tape.times[slot + 1] = self._hub.now
 
     def _explained(self, error: Any) -> Any:
         """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""

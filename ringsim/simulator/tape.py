@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -39,7 +39,7 @@ _RECORD: Final = np.dtype(
         ("op", "<i8"),
     ]
 )
-RECORD_WORDS: Final = _RECORD.itemsize // 8
+_RECORD_WORDS: Final = _RECORD.itemsize // 8
 _pack: Final = struct.Struct("<d16siiiiiiiiqq").pack_into
 _NOT_YET: Final = struct.pack("<dd", -1.0, -1.0)
 _FIRST: Final = 1 << 12  # records that there is room for at the beginning
@@ -67,6 +67,18 @@ class Kind:
         self.size_bytes = payload.size_bytes
 
 
+class _Kinds(dict[tuple[torch.dtype, torch.Size], Kind]):
+    """Makes a kind when it is first asked for."""
+
+    def __init__(self, make: Callable[[tuple[torch.dtype, torch.Size]], Kind]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: tuple[torch.dtype, torch.Size]) -> Kind:
+        kind = self[key] = self._make(key)
+        return kind
+
+
 class Tape:
     """The records of all ranks, in the order of posting.
 
@@ -75,14 +87,15 @@ class Tape:
             program began to wait, and when it was done.
         failed: slots of what ended with an error.
         sites: what each source file is.
-        kinds: of payloads, by (dtype, shape).
+        kinds: of tensors, by (dtype, shape); a kind is made when it is first asked for.
     """
 
     def __init__(self) -> None:
         self._memory = bytearray(_FIRST * _RECORD.itemsize)
         self.times = memoryview(self._memory).cast("d")
         self.failed: set[int] = set()
-        self.kinds: dict[Any, Kind] = {}
+        kinds = _Kinds(self._add_kind)
+        self.kinds = kinds
         self._end = 0  # in words
         self._payloads: dict[Payload, int] = {}
         self._groups: dict[Group, int] = {}
@@ -92,7 +105,7 @@ class Tape:
         self.sites.declare_library(*_torch_files())
         self._places = self.sites.places
 
-    def post(self, now: float, rank: int, op: int, group: int, peer: int, tag: int, payload: int) -> int:
+    def post(self, now: float, rank: int, op: int, group: int, peer: int, tag: int, payload: int, frame: Any) -> int:
         """Writes down that an operation begins.
 
         Args:
@@ -103,15 +116,20 @@ class Tape:
             peer: a global rank, NONE or ANY_SOURCE.
             tag: of a message, else NONE.
             payload: its number.
+            frame: from which to look for the user's line: that of the user in the commonest case.
 
         Returns:
             The slot.
         """
-        frame: Any = _frame_at(4)  # the user's, where neither `send` of ringsim.comm nor the backend took a detour
-        place = self._places.get(id(frame.f_code) + frame.f_lasti)
-        if place is None:
-            place = self._find_place(_frame_at(1))
-        return self.write(now, rank, op, group, peer, tag, payload, _label_of(), place)
+        place = self._places.get(id(frame.f_code) + frame.f_lasti) or self.find_place(frame)
+        slot = self._end
+        try:
+            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), *place, peer, tag, _meaning_of(), op)
+        except struct.error:
+            self._grow()
+            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), *place, peer, tag, _meaning_of(), op)
+        self._end = slot + _RECORD_WORDS
+        return slot
 
     def write(
         self, now: float, rank: int, op: int, group: int, peer: int, tag: int, payload: int, label: int, place: tuple[int, int]
@@ -123,14 +141,11 @@ class Tape:
         except struct.error:
             self._grow()
             _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, label, *place, peer, tag, _meaning_of(), op)
-        self._end = slot + RECORD_WORDS
+        self._end = slot + _RECORD_WORDS
         return slot
 
-    def find_place(self) -> tuple[int, int]:
-        """Returns file number and line of the user's code that called whoever calls this."""
-        return self._find_place(_frame_at(1))
-
-    def _find_place(self, frame: Any) -> tuple[int, int]:
+    def find_place(self, frame: Any) -> tuple[int, int]:
+        """Returns file number and line of the user's code that a frame was called by, or is."""
         innermost, sites = frame, self.sites
         while frame is not None:
             name = frame.f_code.co_filename
@@ -160,13 +175,10 @@ class Tape:
 
     # -- names
 
-    def kind_of(self, tensor: torch.Tensor) -> Kind:
-        """Returns the kind of a tensor that is new; those known are in ``kinds``."""
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        payload = Payload(dtype, shape, tensor.numel() * tensor.element_size())
-        plain = not tensor.is_complex() and tensor.numel() > 1
-        kind = self.kinds[tensor.dtype, tensor.shape] = Kind(self.number_payload(payload), payload, plain)
-        return kind
+    def _add_kind(self, key: tuple[torch.dtype, torch.Size]) -> Kind:
+        dtype, shape = key
+        payload = Payload(str(dtype).removeprefix("torch."), tuple(shape), shape.numel() * dtype.itemsize)
+        return Kind(self.number_payload(payload), payload, not dtype.is_complex and shape.numel() > 1)
 
     def number_payload(self, payload: Payload) -> int:
         """Returns the number of what an operation carries."""
@@ -184,10 +196,10 @@ class Tape:
 
     def read(self) -> Events:
         """Returns all that was written, ordered by rank."""
-        records = np.frombuffer(self._memory, dtype=_RECORD, count=self._end // RECORD_WORDS)
+        records = np.frombuffer(self._memory, dtype=_RECORD, count=self._end // _RECORD_WORDS)
         status = np.where(records["done_s"] < 0, IN_FLIGHT, OK)
         if self.failed:
-            status[np.array(sorted(self.failed)) // RECORD_WORDS] = ERROR
+            status[np.array(sorted(self.failed)) // _RECORD_WORDS] = ERROR
         order = np.argsort(records["rank"], kind="stable")
         records, status = records[order], status[order]
         columns: dict[str, Any] = {name: records[name] for name in _RECORD.names or () if not name.endswith("_s")}

@@ -1,0 +1,118 @@
+"""How fast workers are simulated: messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; memory for each rank.
+
+    python benchmarks/simulation_speed.py [--ranks 256] [--rounds 100] [--repeats 5]
+
+Each process measures one thing, pinned to one core. Messages are 64 float32 over private links. "ring": each rank sends to its successor
+and receives from its predecessor, and waits for both, in each round. "both ways": the same in both directions at once. Setting up and
+taking down the ranks counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+import ringsim
+from ringsim import comm as dist
+
+LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
+
+
+def ring(rounds: int) -> None:
+    """Sends to the successor in each round."""
+    here = ringsim.current_ring()
+    token, arriving = torch.zeros(64), torch.zeros(64)
+    for _ in range(rounds):
+        receiving = dist.irecv(arriving, here.pred, group=here.pred_group)
+        sending = dist.isend(token, here.succ, group=here.succ_group)
+        receiving.wait()
+        sending.wait()
+
+
+def both_ways(rounds: int) -> None:
+    """Sends to both neighbours in each round."""
+    here = ringsim.current_ring()
+    down, up, token = torch.zeros(64), torch.zeros(64), torch.zeros(64)
+    for _ in range(rounds):
+        handles = (
+            dist.irecv(down, here.pred, group=here.pred_group, tag=1),
+            dist.irecv(up, here.succ, group=here.succ_group, tag=2),
+            dist.isend(token, here.succ, group=here.succ_group, tag=1),
+            dist.isend(token, here.pred, group=here.pred_group, tag=2),
+        )
+        for handle in handles:
+            handle.wait()
+
+
+def token_round() -> float:
+    """Passes one token round the ring."""
+    here = ringsim.current_ring()
+    token = torch.zeros(64)
+    if here.rank == 0:
+        dist.send(token, here.succ, group=here.succ_group)
+        dist.recv(token, here.pred, group=here.pred_group)
+    else:
+        dist.recv(token, here.pred, group=here.pred_group)
+        dist.send(token + 1, here.succ, group=here.succ_group)
+    return token[0].item()
+
+
+def measure(what: str, ranks: int, rounds: int, record: bool) -> dict[str, float]:
+    """Runs one case in this process."""
+    worker = {"ring": ring, "both ways": both_ways, "token": token_round}[what]
+    args = () if what == "token" else (rounds,)
+    ringsim.simulate(worker, world_size=2, args=args and (2,), link=LINK)  # loads what is loaded on first use
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    trace = ringsim.simulate(worker, world_size=ranks, args=args, link=LINK, record=record)
+    seconds = time.perf_counter() - begin
+    messages = ranks * (1 if what == "token" else rounds * (2 if what == "both ways" else 1))
+    if what == "token":
+        assert trace.results[0] == ranks - 1, trace.results[0]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"seconds": seconds, "per_s": messages / seconds, "kib_per_rank": grown / ranks}
+
+
+def main() -> None:
+    """Measures all cases, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--many", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(**json.loads(options.case))))
+        return
+    print(f"load {os.getloadavg()[0]:.2f}, {options.repeats} processes each, median (best)")
+    cases = [
+        *((what, options.ranks, record) for what in ("ring", "both ways") for record in (True, False)),
+        ("token", options.many, True),
+        ("token", options.many, False),
+    ]
+    for what, ranks, record in cases:
+        case = json.dumps({"what": what, "ranks": ranks, "rounds": options.rounds, "record": record})
+        found = []
+        for _ in range(options.repeats):
+            command = ["taskset", "-c", "1", sys.executable, __file__, "--case", case]
+            found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        seconds, per_s, kib = ([each[key] for each in found] for key in ("seconds", "per_s", "kib_per_rank"))
+        said = f"{statistics.median(per_s):>10,.0f} messages/s ({max(per_s):,.0f})"
+        print(
+            f"{what:<10} {ranks:>6} ranks, {'recorded' if record else 'not recorded':<12} {said}, {statistics.median(seconds):.2f} s, ",
+            end="",
+        )
+        print(f"{statistics.median(kib):.1f} KiB a rank")
+
+
+if __name__ == "__main__":
+    main()
