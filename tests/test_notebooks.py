@@ -132,7 +132,8 @@ def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     assert pictures
     for name, output in pictures:
         assert output["metadata"]["image/png"]["alt"].endswith("."), name
-        assert output["data"]["text/plain"].startswith(("Trace of ", "Schedule ", "pattern ")), name  # "pattern": a table of bandwidths
+        words = ("Trace of ", "Schedule ", "Bubble ", "Prediction ", "pattern ")  # the last one: a table of bandwidths
+        assert output["data"]["text/plain"].startswith(words), name
     drawn = [name for name, output in outputs(lesson) if {"image/svg+xml", "application/javascript"} & set(output.get("data", {}))]
     assert drawn == [], "a front end that does not trust the notebook would not show these"
 
@@ -289,9 +290,29 @@ def test_lesson_06_shows_what_it_claims() -> None:
     assert [row[4] for row in rows] == ["1", "2", "4", "4", "4", "4", "4"]
     assert "simulated: 57 units, 9 idle." in texts["more-pictures"]
     assert "simulated: 27 units, 3 idle." in texts["more-pictures"]
-    assert columns(texts["claims-run"]) == [[0, 33, 33], [0.5, 36, 41], [1, 39, 49], [2, 45, 65]]
-    assert "[39, 49]" in texts["claims-run"]
+    assert columns(texts["claims-run"]) == [[0, 33, 33, 33, 33], [0.5, 36, 36, 41, 41], [1, 39, 39, 49, 49], [2, 45, 45, 65, 65]]
     assert "zb_h2  step 27, while it lasts (3, 3, 3, 3), between first and last action (0, 0, 0, 0)" in texts["claims-zero"]
+
+
+def test_lesson_06_simulates_what_it_claims() -> None:
+    texts = texts_of("06_schedules")
+    assert "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n" in texts["data-picture"]
+    assert "gpipe with 36 units and 8 live, 1f1b with 41 units and 4 live." in texts["beside-run"]
+    assert re.search(r"^link +\d.+ a byte, from 64 messages$", texts["predict-constants"], re.MULTILINE)
+    predicted = re.search(r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms", texts["predict-run"])
+    assert predicted is not None
+    assert float(predicted[1]) > 165, "resting and messages take longer than nothing"
+    assert "baseline nominal: 165.000 ms" in texts["predict-run"]
+    lost = re.findall(r"slow: (\d+) ms more, 16 times: (\d+) ms more", texts["slow-run"])
+    assert lost == [("7", "105"), ("50", "114")]
+    assert "link 1>2" in texts["slow-path"]
+    assert re.findall(r"(\S+) times as long", texts["slow-ring-run"]) == ["5.00"] * 3
+    bubbles = [float(bubble) for bubble in re.findall(r"bubble (\d+\.\d) %", texts["thousand-scale"])]
+    assert len(bubbles) == 5
+    assert bubbles[2] > 90 > 40 > bubbles[3] > 20 > bubbles[4]
+    assert "gpipe: 19.7% without latency, 29.1% where a message takes as long as a forward" in texts["thousand-curve"]
+    assert "1,024 ranks, 8,192 microbatches: 29,486.2 (closed form 29,486.2), bubble 16.7 %" in texts["thousand-slider"]
+    assert "4 real ranks: 6\n1,000 simulated ranks: 499500\n" in texts["thousand-round"]
 
 
 def test_lesson_07_shows_what_it_claims() -> None:

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         step.trace().save(options.save)
         print(f"wrote {options.save}")
     if options.plot is not None:
-        print(f"wrote {write_picture(cast('Figure', step.trace().plot_timeline().figure), options.plot)}")
+        print(f"wrote {write_picture(cast('Figure', step.plot().figure), options.plot)}")
     return 0
 
 
