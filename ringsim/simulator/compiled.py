@@ -36,8 +36,7 @@ def sweep_compiled(linear: Linear, prices: Prices, *, rendezvous: bool, ahead: i
         ArgumentError: numba is not installed.
     """
     run = _compile(_sweep)
-    stride, turn = (2, 2 * linear.num_ranks - 1) if linear.name == "1f1b" else (1, 2 * linear.num_ranks + linear.num_microbatches - 2)
-    sizes = linear.num_ranks, linear.num_microbatches, linear.levels, stride, turn
+    sizes = linear.num_ranks, linear.num_microbatches, linear.levels, linear.stride, linear.first_levels(0)[1]
     last: Ints = run(*sizes, prices.duration[:2].copy(), prices.occupancy, prices.latency, rendezvous, ahead)
     return last
 

@@ -41,60 +41,46 @@ class Linear:
 
     @property
     def levels(self) -> int:
-        """How many levels there are; see `level`."""
+        """How many levels there are; see `first_levels`."""
         return 2 * (self.num_microbatches + self.num_ranks - 1)
 
-    def warm_up(self, rank: Ints) -> Ints:
-        """Returns with how many forwards ranks begin."""
-        distance = self.num_ranks - 1 - rank if self.name == "1f1b" else np.full_like(rank, self.num_microbatches)
-        warm_up: Ints = np.minimum(distance, self.num_microbatches)
-        return warm_up
+    @property
+    def stride(self) -> int:
+        """How many levels one microbatch is behind the other."""
+        return 2 if self.name == "1f1b" else 1
 
-    def position(self, rank: Ints, is_forward: Ints, microbatch: Ints) -> Ints:
-        """Returns where computations stand in the rows of their ranks."""
-        m, w = self.num_microbatches, self.warm_up(rank)
-        forward = np.where(microbatch < w, microbatch, 2 * microbatch - w)
-        backward = np.where(microbatch < m - w, w + 2 * microbatch + 1, m + microbatch)
-        position: Ints = np.where(is_forward, forward, backward)
-        return position
+    def first_levels(self, rank: int) -> tuple[int, int]:
+        """Returns the levels of a rank's forward and backward of microbatch 0; each further one is a stride later.
 
-    def level(self, rank: Ints, is_forward: Ints, microbatch: Ints) -> Ints:
-        """Returns the levels of computations: whatever one needs is on a level before its own, and a rank has at most one on each.
-
-        ::
-
-            1f1b    F p + 2m    B 2P - 1 - p + 2m
-            gpipe   F p + m     B 2P + M - 2 - p + m
+        Whatever a computation needs is on a level before its own, and a rank has at most one on each.
         """
-        p, m = self.num_ranks, self.num_microbatches
-        first, step = (2 * p - 1, 2) if self.name == "1f1b" else (2 * p + m - 2, 1)
-        level: Ints = np.where(is_forward, rank, first - rank) + step * microbatch
-        return level
+        turn = 2 * self.num_ranks - 1 if self.name == "1f1b" else 2 * self.num_ranks + self.num_microbatches - 2
+        return rank, turn - rank
 
-    def columns(self) -> tuple[Ints, Ints, Ints]:
-        """Returns rank, whether it is a forward, and microbatch of all computations, rank after rank, each in its order."""
-        p, m = self.num_ranks, self.num_microbatches
-        rank = np.arange(p, dtype=np.int32)[:, None]
-        w = self.warm_up(rank)
-        position = np.arange(2 * m, dtype=np.int32)[None, :]
-        turn = position - w
-        is_forward = (turn < 0) | ((turn % 2 == 0) & (position < 2 * m - w))
-        forward, backward = np.where(turn < 0, position, w + turn // 2), np.where(position < 2 * m - w, turn // 2, position - m)
-        microbatch = np.where(is_forward, forward, backward)
-        return np.broadcast_to(rank, microbatch.shape).ravel(), is_forward.ravel(), microbatch.ravel()
+    def positions(self, rank: int) -> tuple[Ints, Ints]:
+        """Returns where a rank's forwards and backwards stand in its row, by microbatch."""
+        m = self.num_microbatches
+        w = min(self.num_ranks - 1 - rank, m) if self.name == "1f1b" else m
+        forwards = np.concatenate([np.arange(w), np.arange(w, 2 * m - w, 2)])
+        backwards = np.concatenate([np.arange(w + 1, 2 * m - w, 2), np.arange(2 * m - w, 2 * m)])
+        return forwards, backwards
 
     def to_operations(self, ahead: int) -> Operations:
         """Returns the columns with the places of the messages; ``ahead`` as in `lower`."""
         p, m = self.num_ranks, self.num_microbatches
-        rank, is_forward, microbatch = self.columns()
+        microbatch, sent, posted, queued = np.full((4, p, 2 * m), -1, dtype=np.int32)
+        kind = np.empty((p, 2 * m), dtype=np.int8)
+        places = [self.positions(rank) for rank in range(p)]
+        for rank, of_rank in enumerate(places):
+            row = 2 * m * rank + np.arange(2 * m)
+            for direction, source in enumerate((rank - 1, rank + 1)):
+                own = of_rank[direction]
+                kind[rank, own], microbatch[rank, own] = direction, np.arange(m)
+                if 0 <= source < p:
+                    sent[rank, own] = 2 * m * source + places[source][direction]
+                    posted[rank, own] = np.where(own > ahead, row[own] - ahead - 1, -1)
+                    queued[rank, own[1:]] = row[own[:-1]]
+        stage = np.repeat(np.arange(p, dtype=np.int32), 2 * m)
         first = np.arange(p + 1, dtype=np.int64) * 2 * m
-        source = np.where(is_forward, rank - 1, rank + 1)
-        has_message = (source >= 0) & (source < p)
-        begin = 2 * m * rank
-        sent = np.where(has_message, 2 * m * source + self.position(source, is_forward, microbatch), -1)
-        posted = np.arange(len(rank)) - ahead - 1
-        posted = np.where(has_message & (posted >= begin), posted, -1)
-        queued = np.where(has_message & (microbatch > 0), begin + self.position(rank, is_forward, microbatch - 1), -1)
-        kind = np.where(is_forward, 0, 1).astype(np.int8)
-        messages = (each.astype(np.int32) for each in (sent, posted, queued))
-        return Operations(self.name, m, tuple(range(p)), first, rank.astype(np.int32), kind, microbatch.astype(np.int32), *messages)
+        columns = (each.ravel() for each in (kind, microbatch, sent, posted, queued))
+        return Operations(self.name, m, tuple(range(p)), first, stage, *columns)

@@ -57,48 +57,42 @@ def make_trace(
     """
     wanted = _pick_ranks(operations.num_ranks, ranks)
     from_s, until_s = between or (-np.inf, np.inf)
-    ends, starts = ends.astype(np.float64), starts.astype(np.float64)
-    padded = np.append(ends, 0.0)
-    rank, op = operations.rank, operations.direction
-
-    source = _sources(operations)
-    arrived = starts + (prices.occupancy[op, operations.stage] + prices.latency[op, operations.stage]).astype(np.float64)
-    begins = np.maximum(padded[operations.before], arrived)
-    sent, posted = padded[operations.sent_after], padded[operations.posted_after]
-    some = np.flatnonzero(wanted[rank] & (ends >= from_s) & (begins <= until_s))
-    met = np.flatnonzero((source >= 0) & wanted[rank] & wanted[source] & (arrived >= from_s) & (np.minimum(sent, posted) <= until_s))
+    # Only what belongs to the ranks is worked out: they may be few of many.
+    near = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
+    direction, stage = operations.direction[near], operations.stage[near]
+    travel = (prices.occupancy[direction, stage] + prices.latency[direction, stage]).astype(np.float64)
+    arrived = starts[near].astype(np.float64) + travel
+    done = ends[near].astype(np.float64)
+    own = _ends_of(ends, operations.before[near])
+    begins = np.maximum(own, arrived)
+    source = _sources(operations, near)
+    sent, posted = _ends_of(ends, operations.sent_after[near]), _ends_of(ends, operations.posted_after[near])
+    some = np.flatnonzero((done >= from_s) & (begins <= until_s))
+    met = np.flatnonzero((source >= 0) & wanted[source] & (arrived >= from_s) & (np.minimum(sent, posted) <= until_s))
     if len(some) + 2 * len(met) > MOST_EVENTS:
         raise ArgumentError(
             f"a trace must have {MOST_EVENTS:,} events or fewer, got {len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
             "or trace(between=(0, 10))."
         )
-    label = operations.kind[some] + 1  # behind the step's
-    columns = [_rows(rank[some], "span", 2 * some, post=begins[some], done=ends[some], label=label, of=(operations, some))]
+    rank, place, label = operations.rank[near[some]], near[some], operations.kind[near[some]] + 1  # behind the step's
+    columns = [_rows(rank, "span", 2 * place, post=begins[some], done=done[some], label=label, of=(operations, place))]
 
-    last = padded[operations.first[1:] - 1] * (np.diff(operations.first) > 0)
-    shown = np.unique(rank[some])
+    last = _ends_of(ends, np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1))
+    shown = np.unique(rank)
     zero = np.zeros(len(shown))
     columns.append(_rows(shown, "span", 2 * operations.first[shown] - 2, post=zero, done=last[shown], label=0 * shown))
 
-    some = met
-    groups, group = _groups(operations, some, source[some])
-    payloads, payload = _payloads(operations, some, sizes)
+    rank, place, sender = operations.rank[near[met]], near[met], source[met]
+    sent, posted, own, arrived = sent[met], posted[met], own[met], arrived[met]
+    groups, group = _groups(operations, place, sender)
+    payloads, payload = _payloads(operations, place, sizes)
     same: dict[str, Any] = {"group": group, "payload": payload}
-    over = np.maximum(last[source[some]], arrived[some] if rendezvous else sent[some])
-    columns.append(
-        _rows(
-            source[some], "isend", 2 * operations.sent_after[some] + 1, post=sent[some], wait=last[source[some]], done=over,
-            peer=rank[some], **same,
-        )
-    )  # fmt: skip
-    after = np.where(operations.posted_after[some] >= 0, operations.posted_after[some], operations.first[rank[some]] - 1)
-    own = padded[operations.before[some]]
-    columns.append(
-        _rows(
-            rank[some], "irecv", 2 * after + 1, post=posted[some], wait=own, done=np.maximum(own, arrived[some]), peer=source[some],
-            turn=1 + operations.sent_after[some], **same,
-        )
-    )  # fmt: skip
+    made, after = operations.sent_after[place], operations.posted_after[place]
+    over = np.maximum(last[sender], arrived if rendezvous else sent)
+    columns.append(_rows(sender, "isend", 2 * made + 1, post=sent, wait=last[sender], done=over, peer=rank, **same))
+    slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
+    over = np.maximum(own, arrived)
+    columns.append(_rows(rank, "irecv", slot, post=posted, wait=own, done=over, peer=sender, turn=1 + made, **same))
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
     labels = (STEP + operations.name, *KINDS)
@@ -136,11 +130,18 @@ def _rows(
     return rows
 
 
-def _sources(operations: Operations) -> Ints:
-    """Returns who sends the message of each computation, -1 where there is none."""
+def _ends_of(ends: Ints, some: Ints) -> Ints:
+    """Returns when computations end; 0 for -1, the start of the step."""
+    times = np.zeros(len(some))
+    times[some >= 0] = ends[some[some >= 0]]
+    return times
+
+
+def _sources(operations: Operations, some: Ints) -> Ints:
+    """Returns who sends the messages of computations, -1 where there is none."""
     owner = np.array([*operations.stage_ranks, NONE])
-    step = np.where(operations.kind == FORWARD, -1, 1)
-    source: Ints = owner[np.where(operations.sent_after >= 0, operations.stage + step, -1)]
+    step = np.where(operations.kind[some] == FORWARD, -1, 1)
+    source: Ints = owner[np.where(operations.sent_after[some] >= 0, operations.stage[some] + step, -1)]
     return source
 
 

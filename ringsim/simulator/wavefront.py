@@ -69,11 +69,14 @@ def sweep(linear: Linear, prices: Prices, *, rendezvous: bool, ahead: int, keep:
     last = state.turns[linear.levels % 2][places]
     if not keep:
         return Sweep(last)
-    rank, is_forward, microbatch = linear.columns()
-    when = linear.level(rank, is_forward, microbatch), rank
-    starts = started[when]
-    starts[np.where(is_forward, rank == 0, rank == p - 1)] = -np.inf
-    return Sweep(last, history[when], starts)
+    ends, starts = np.full((2, p, 2 * linear.num_microbatches), -np.inf)
+    for rank in range(p):
+        for own, level, source in zip(linear.positions(rank), linear.first_levels(rank), (rank - 1, rank + 1), strict=True):
+            levels = slice(level, level + linear.stride * linear.num_microbatches, linear.stride)
+            ends[rank, own] = history[levels, rank]
+            if 0 <= source < p:
+                starts[rank, own] = started[levels, rank]
+    return Sweep(last, ends.ravel(), starts.ravel())
 
 
 def _place(linear: Linear, rank: Any) -> Any:
