@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 
 import networkx as nx
 import pytest
@@ -202,3 +206,28 @@ def test_a_topology_without_room_is_refused_at_once() -> None:
     graph.add_edges_from([(0, 1), (1, 2)], link=LINK)
     with pytest.raises(ArgumentError, match="graph must have a node for each of 4 ranks, got none for 3"):
         make_carrier(Agenda(), 4, topology=GraphLinks(graph))
+
+
+def test_the_order_of_hashes_decides_nothing() -> None:
+    code = """
+from agenda import Agenda
+from ringsim.link import Link
+from ringsim.simulator.shared_links import SharedLinks
+from ringsim.topologies import Hosts
+agenda, arrivals = Agenda(), []
+carrier = SharedLinks(agenda, Hosts(3, Link(1e-6, 1e-10), Link(3e-6, 7e-10)), 12, {})
+for number in range(100):
+    src, dst = number * 7 % 12, (number * 5 + 1) % 12
+    if src != dst:
+        carrier.carry(src, dst, 1000 + 37 * number, 0.0, lambda time, number=number: arrivals.append((number, time.hex())))
+agenda.run()
+print(arrivals)
+"""
+    shown = []
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        shown.append(
+            subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+        )
+    assert len(set(shown)) == 1
+    assert shown[0].count("(") > 50
