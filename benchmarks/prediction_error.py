@@ -2,7 +2,7 @@
 
 Each configuration is measured for some steps on real ranks that sleep (`ringsim.pipeline.rehearse`), and predicted with `ringsim.simulate`.
 The statistic is the median step; every configuration that was run counts. Replay, with the times of the computations from the run itself,
-says what the model of messages alone leaves. A run on a machine that was busy before it began is inconclusive.
+says what the model of messages leaves. A run on a machine that was busy before it began is inconclusive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from ringsim.traces.value import Trace
 KIB = 1024
 CALIBRATED = (KIB, 2048 * KIB)
 SIZES = (KIB, 256 * KIB, 1024 * KIB, 2048 * KIB)
-TIMES_S = {"5 and 10 ms": (0.005, 0.010), "1 and 2 ms": (0.001, 0.002)}  # forward and backward; the second is heavy on communication
+SCHEDULES = ("gpipe", "1f1b", "zb_h1")  # the first two calibrate
+# Forward and backward; the first two calibrate, and the second is heavy on communication.
+TIMES_S = {"5 and 10 ms": (0.005, 0.010), "1 and 2 ms": (0.001, 0.002), "3 and 6 ms": (0.003, 0.006)}
 AHEAD = {0: "blocking", 1: "posted ahead"}  # receives
 SMALL_BYTES, SMALL_GOAL, GOAL, REPLAY_GOAL = 256 * KIB, 0.05, 0.10, 0.02
 LEAST_IDLE = 0.80
@@ -50,6 +52,7 @@ class Found(NamedTuple):
     """Signed errors of the median step, of a prediction and of others."""
 
     predicted: float
+    links_alone: float  # the same where ranks do not share cores
     of_least: float  # the prediction, against the shortest step
     replayed: float
     nominal: float
@@ -59,7 +62,8 @@ class Found(NamedTuple):
 def do_all(configurations: Sequence[Configuration], microbatches: int, steps: int, costs: Costs | None = None) -> None:
     """What each rank does: rehearses the configurations one after the other, with the times that they name where no others are given."""
     for ranks, schedule, times, ahead, size_bytes in configurations:
-        asked = costs or Costs(forward=TIMES_S[times][0], backward=TIMES_S[times][1])
+        forward, backward = TIMES_S[times]
+        asked = costs or Costs(forward, input=backward / 2, weight=backward / 2)
         rehearse(make_schedule(schedule, ranks, microbatches), asked, size_bytes=size_bytes, steps=steps, ahead=ahead)
 
 
@@ -68,24 +72,31 @@ def find_steps(trace: Trace) -> list[StageActions]:
     return [find_step(trace, step) for step in range(count_steps(trace.events))]
 
 
+def median_step_s(trace: Trace) -> float:
+    """Returns how long the median step took."""
+    return float(np.median([step.makespan for step in find_steps(trace)])) * 1e-9
+
+
 def examine(configuration: Configuration, microbatches: int, steps: int, calibration: Calibration, save: Path | None) -> Found:
     """Measures one configuration and predicts it."""
     args = ([configuration], microbatches, steps)
     real = ringsim.trace(do_all, world_size=configuration.ranks, args=args, limit_s=600)
     if save is not None:
         real.save(save / f"{'-'.join(map(str, configuration)).replace(' ', '')}.ringtrace")
-    virtual = ringsim.simulate(do_all, world_size=configuration.ranks, args=args, link=calibration.link, compute=calibration)
+    how: dict[str, Any] = {"world_size": configuration.ranks, "args": args}
+    virtual = ringsim.simulate(do_all, topology=calibration.topology, compute=calibration, **how)
     comparison = ringsim.compare(real, virtual)
+    alone_s = median_step_s(ringsim.simulate(do_all, link=calibration.link, compute=calibration, **how))
     columns = zip(*((step.stage, step.kind, (step.end - step.start) * 1e-9) for step in find_steps(real)), strict=True)
     times = median_costs(*(np.concatenate(column) for column in columns))
-    constants = replace(calibration, sleep_s=0.0)
-    again = ringsim.simulate(do_all, world_size=configuration.ranks, args=(*args, times), link=calibration.link, compute=constants)
-    replayed_s = float(np.median([step.makespan for step in find_steps(again)])) * 1e-9
+    how["args"] = (*args, times)
+    replayed_s = median_step_s(ringsim.simulate(do_all, topology=calibration.topology, compute=replace(calibration, sleep_s=0.0), **how))
     median_s, least_s = float(np.median(comparison.real_steps_s)), float(comparison.real_steps_s.min())
     assert comparison.nominal_s is not None
     assert comparison.no_communication_s is not None
     return Found(
         comparison.median_error,
+        alone_s / median_s - 1,
         float(np.median(comparison.virtual_steps_s)) / least_s - 1,
         replayed_s / median_s - 1,
         comparison.nominal_s / median_s - 1,
@@ -121,14 +132,14 @@ def report(found: dict[Configuration, Found]) -> None:
         "receives": lambda each: AHEAD[each.ahead],
         "stage times": lambda each: each.times,
     }
-    print(f"\n{'':24} n  prediction: mean, max, bias    replay    shortest  nominal   no communication (means)")
+    print(f"\n{'':24} n  prediction: mean, max, bias    replay    links alone  shortest  nominal  no communication (means)")
     groups["all"] = lambda _: ""
     for name, key in groups.items():
         for value in dict.fromkeys(map(key, found)):
             some = [errors for configuration, errors in found.items() if key(configuration) == value]
             means = [Errors.of([getattr(errors, field) for errors in some]).mean for field in Found._fields]
             label = f"{name} {value}".strip()
-            rest = "".join(f"{means[at]:10.1%}" for at in (2, 1, 3, 4))
+            rest = "".join(f"{means[at]:11.1%}" for at in (3, 1, 2, 4, 5))
             print(f"  {label:21} {len(some):3}  {words([errors.predicted for errors in some])}    {rest}")
     small = [errors.predicted for configuration, errors in found.items() if configuration.size_bytes <= SMALL_BYTES]
     goals = [
@@ -151,6 +162,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--sizes-kib", type=int, nargs="+", default=[size // KIB for size in SIZES])
+    parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
     parser.add_argument("--times", nargs="+", default=list(TIMES_S), choices=list(TIMES_S))
     parser.add_argument("--seed", type=int, default=0, help="of the order of the configurations")
     parser.add_argument("--save", type=Path, help="a directory for the traces")
@@ -161,13 +173,13 @@ def main() -> None:
     print(f"idle before: {idle:.0%}{'' if idle >= LEAST_IDLE else ' (below 80 %: INCONCLUSIVE, the machine is busy)'}")
     if options.save is not None:
         options.save.mkdir(parents=True, exist_ok=True)
-    schedules = ("gpipe", "1f1b")
-    base = [Configuration(2, schedule, "5 and 10 ms", ahead, size) for size in CALIBRATED for schedule in schedules for ahead in AHEAD]
+    known = itertools.product((2,), SCHEDULES[:2], list(TIMES_S)[:2], AHEAD, CALIBRATED)
+    base = [Configuration(*each) for each in known]
     measured = ringsim.trace(do_all, world_size=2, args=(base, options.microbatches, options.steps), limit_s=600)
     calibration = ringsim.calibrate(measured)
-    print(f"\ncalibrated on 2 ranks, {', '.join(f'{size // KIB} KiB' for size in CALIBRATED)}, {', '.join(schedules)}:\n{calibration}")
+    print(f"\ncalibrated on 2 ranks, {' and '.join(f'{size // KIB} KiB' for size in CALIBRATED)}, n {len(base)}:\n{calibration}")
     sizes = [size * KIB for size in options.sizes_kib]
-    wanted = [Configuration(*each) for each in itertools.product(options.ranks, schedules, options.times, AHEAD, sizes)]
+    wanted = [Configuration(*each) for each in itertools.product(options.ranks, options.schedules, options.times, AHEAD, sizes)]
     found = {}
     for configuration in random.Random(options.seed).sample(wanted, len(wanted)):
         found[configuration] = examine(configuration, options.microbatches, options.steps, calibration, options.save)

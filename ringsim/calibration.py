@@ -22,6 +22,7 @@ from ringsim.errors import ArgumentError
 from ringsim.link import Link, fit_link
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.costs import Costs
+from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
 from ringsim.traces.stages import STEP, count_steps, find_step
 
@@ -37,12 +38,13 @@ WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one i
 _DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
 _AROUND: Final = (_DONE, _BEGIN, _END)
 TAIL: Final = 0.05  # of the times, at both ends: a rank that lost its core for a moment does not count
+_COPIES: Final = 2  # of each byte: into the connection, and out of it
 FEW: Final = 5  # from so many times on, at least one at both ends
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of a machine; give it to ``ringsim.simulate`` as ``compute``, and its ``link`` as ``link``.
+    """Constants of a machine: give it to ``ringsim.simulate`` as ``compute``, and its ``topology`` as ``topology`` (or its ``link``).
 
     Attributes:
         link: what a message takes, from when both sides are posted until the receiver goes on.
@@ -52,6 +54,8 @@ class Calibration:
         receiving_s: what posting a receive takes.
         sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 where no trace has any.
         around_s: what the program takes around each computation, seconds.
+        copying_s_per_byte: how long all cores together take to bring a byte from rank to rank; 0 where the trace does not say how many
+            there are.
         costs: the times of the stages by kind, as they were measured, in seconds; None where no trace has a step of a pipeline.
         num_messages: how many messages ``link`` is from.
         sizes_bytes: their sizes.
@@ -64,10 +68,20 @@ class Calibration:
     receiving_s: float
     sleep_s: float
     around_s: float
+    copying_s_per_byte: float
     costs: Costs | None
     num_messages: int
     sizes_bytes: tuple[int, ...]
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def topology(self) -> OneMachine:
+        """The links of this machine, whose ranks share its cores: give it to ``simulate`` instead of ``link``.
+
+        A byte is copied twice, by its sender and by its receiver, and posting a send shows how long once takes. A few large messages at a
+        time so have all the cores that they need, and many have not.
+        """
+        return OneMachine(self.link, self.copying_s_per_byte)
 
     @property
     def overshoot_s(self) -> float:
@@ -150,6 +164,8 @@ def calibrate(*traces: Trace) -> Calibration:
     met = kinds == _POST_SEND
     if not met.any():
         met = kinds == _POST_EARLY
+    sending = _fit_sizes(sizes[met], gaps[met])
+    cores = min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces)
     notes = (
         [] if len(counts) > 1 else ["messages had one size only: all of their time counts as latency, and other sizes are not predicted"]
     )
@@ -157,11 +173,12 @@ def calibrate(*traces: Trace) -> Calibration:
         notes.append(f"the machine was busy with other things: sleeps ended up to {spread * 1e3:.1f} ms apart, less than 1 ms is usual")
     return Calibration(
         link=link,
-        sending=_fit_sizes(sizes[met], gaps[met]),
+        sending=sending,
         sending_early_s=_typical(gaps[kinds == _POST_EARLY]),
         receiving_s=_typical(gaps[kinds == _POST_RECV]),
         sleep_s=max(_typical(overshoots), 0.0),
         around_s=around / len(overshoots) if len(overshoots) else 0.0,
+        copying_s_per_byte=_COPIES * sending.beta_s_per_byte / cores if cores else 0.0,
         costs=_find_costs(traces),
         num_messages=sum(counts.values()),
         sizes_bytes=tuple(counts),

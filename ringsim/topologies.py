@@ -8,6 +8,8 @@ Messages that pass the same hop at the same time share it fairly (`ringsim.simul
     Hosts(2, inner, outer)        0 <-> 1 |out ====> network         two ranks a host: a link for each pair of them,
                                           |in  <====                 and one way out and one way in that they share
 
+    OneMachine(link, copying)     0 <-> 1 through the cores          a link for each pair; all share the cores that copy the bytes
+
     FullBisection(link)           0 |out ====> network ====> in| 1   each rank has one way out and one way in; the network between
                                                                      never is too small
 
@@ -29,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, check_link
 
-__all__ = ["FullBisection", "GraphLinks", "Hop", "Hosts", "RingLinks", "Topology"]
+__all__ = ["FullBisection", "GraphLinks", "Hop", "Hosts", "OneMachine", "RingLinks", "Topology"]
 
 
 class Hop(NamedTuple):
@@ -145,6 +147,39 @@ class Hosts:
         """Stays within a host where it can; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
         here, there = src // self.ranks_per_host, dst // self.ranks_per_host
         return [Hop((src, dst), self.inner)] if here == there else _over_network(f"host {here}", f"host {there}", self.outer)
+
+
+@dataclass(frozen=True)
+class OneMachine:
+    """Ranks of one machine: each pair has a link of its own, but all bytes are copied by the same cores.
+
+    One message at a time goes at the pace of its link. Many at a time share what the cores can copy.
+
+    Args:
+        link: what a message costs that is alone.
+        copying_s_per_byte: how long all cores together take to copy a byte from rank to rank, seconds; ``ringsim.calibrate`` finds it.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> [hop.edge for hop in OneMachine(Link(1e-4, 3e-10), copying_s_per_byte=2e-10).route(0, 5, world_size=8)]
+        [(0, 5), ('cores', 'cores')]
+    """
+
+    link: Link
+    copying_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        check_link("link", self.link)
+        Link(0.0, self.copying_s_per_byte)  # which checks it
+
+    def check(self, world_size: int) -> None:
+        """Any number of ranks has room."""
+
+    def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
+        """Goes over the pair's link and through the cores; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        return [Hop((src, dst), self.link), Hop(("cores", "cores"), Link(0.0, self.copying_s_per_byte))]
 
 
 @dataclass(frozen=True)

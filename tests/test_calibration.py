@@ -10,6 +10,7 @@ from synthetic import Story
 from ringsim.calibration import calibrate
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
+from ringsim.topologies import OneMachine
 from ringsim.traces.value import Trace
 
 LINK = Link(alpha_s=40e-6, beta_s_per_byte=0.5e-9)
@@ -61,6 +62,8 @@ def test_constants_are_those_that_the_trace_was_made_with() -> None:
     assert found.sending.beta_s_per_byte == pytest.approx(SENDING.beta_s_per_byte, rel=1e-3)
     assert found.receiving_s == pytest.approx(RECEIVING_MS * 1e-3, rel=1e-3)
     assert found.sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
+    assert found.copying_s_per_byte == pytest.approx(2 * SENDING.beta_s_per_byte / 2, rel=1e-3)  # two copies, two cores
+    assert found.topology == OneMachine(found.link, found.copying_s_per_byte)
     assert (found.num_messages, found.sizes_bytes, found.notes) == (8, (1024, 262144), ())
     assert found.post_s(True, 2048) == found.sending.time_s(2048)
     assert found.post_s(False, 2048) == found.receiving_s
@@ -133,3 +136,19 @@ def test_what_cannot_be_calibrated_from() -> None:
     empty: Trace = Story(1).trace()
     with pytest.raises(ArgumentError, match="must have 3 messages"):
         calibrate(empty)
+
+
+def test_machine_of_unknown_cores_shares_nothing() -> None:
+    assert calibrate(talk().trace(machine={})).copying_s_per_byte == 0
+
+
+def test_early_sends_are_told_apart() -> None:
+    story = talk()
+    for number in range(6):  # posted before its receive: cheap, whatever the size
+        at = 500.0 + 20 * number
+        story.op(0, "isend", (at, at + 0.030, at + 10), peer=1, group="ring:0>1", tag=0, size_bytes=262144)
+        story.op(1, "irecv", (at + 5, at + 5.009, at + 10), peer=0, group="ring:0>1", tag=0, size_bytes=262144)
+    found = calibrate(story.trace())
+    assert found.sending_early_s == pytest.approx(30e-6, rel=1e-3)
+    assert found.sending.alpha_s == pytest.approx(SENDING.alpha_s, rel=1e-3)
+    assert found.post_s(True, 262144, met=False) == found.sending_early_s

@@ -25,6 +25,7 @@ CALIBRATION = Calibration(
     receiving_s=10e-6,
     sleep_s=70e-6,
     around_s=30e-6,
+    copying_s_per_byte=0.2e-9,
     costs=Costs(forward=(0.001, 0.002), input=0.0, weight=0.0, backward=(0.003, 0.004)),
     num_messages=32,
     sizes_bytes=(1024, 262144),

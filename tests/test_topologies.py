@@ -124,3 +124,13 @@ def test_ranks_must_be_nodes() -> None:
     topologies.GraphLinks(graph).check(2)
     with pytest.raises(ArgumentError, match=r"graph must have a node for each of 8 ranks, got none for 2, 3, 4, 5 and 2 more"):
         topologies.GraphLinks(graph).check(8)
+
+
+def test_ranks_of_one_machine_share_its_cores() -> None:
+    machine = topologies.OneMachine(LINK, copying_s_per_byte=0.5)
+    first, second = (machine.route(src, dst, 8) for src, dst in ((0, 1), (6, 2)))
+    assert [hop.edge for hop in first] == [(0, 1), ("cores", "cores")]
+    assert first[1] == second[1] == topologies.Hop(("cores", "cores"), Link(0.0, 0.5))
+    assert (first[0].link, second[0].edge) == (LINK, (6, 2))
+    with pytest.raises(ArgumentError, match="beta_s_per_byte must be a number from 0, got -1"):
+        topologies.OneMachine(LINK, copying_s_per_byte=-1)
