@@ -19,14 +19,14 @@ SIZES = [8, 4096, 2**20]
 
 
 def times_us(table: Any, pattern: str, src: int, dst: int) -> list[float]:
-    found: list[float] = table.columns["latency_us"][table.where(pattern, "simulated", src, dst)].tolist()
+    found: list[float] = table.columns["latency_us"][table.where(pattern, "link", src, dst)].tolist()
     return found
 
 
 @pytest.mark.parametrize("pattern", ["pingpong", "exchange", "shift"])
 def test_the_fit_gives_back_the_link(pattern: str) -> None:
     table = ringsim.bandwidth(4, SIZES, pattern, link=LINK)
-    assert sorted(table.fits) == [(pattern, "simulated", rank, (rank + 1) % 4) for rank in range(4)]
+    assert sorted(table.fits) == [(pattern, "link", rank, (rank + 1) % 4) for rank in range(4)]
     for link in table.fits.values():
         assert link.alpha_s == pytest.approx(LINK.alpha_s, rel=1e-9)
         assert link.beta_s_per_byte == pytest.approx(LINK.beta_s_per_byte, rel=1e-9)
@@ -80,6 +80,17 @@ def test_a_link_that_takes_no_time_has_no_bandwidth() -> None:
     table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
     assert times_us(table, "pingpong", 0, 1) == [0.0]
     assert table.columns["algbw_gb_per_s"].tolist() != table.columns["algbw_gb_per_s"].tolist()  # NaN
+
+
+def test_the_chart_says_that_nothing_was_measured() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    axes = ringsim.bandwidth(2, link=LINK, edge=(0, 1)).plot(published=False)
+    text = "\n".join(each.get_text() for each in axes.figure.findobj(lambda artist: hasattr(artist, "get_text")))
+    pyplot.close(axes.figure)
+    assert "link pingpong 0 -> 1, simulated: alpha = 10" in text.replace("0 \N{RIGHTWARDS ARROW} 1", "0 -> 1")
+    assert "Each size once" in text
+    assert "Medians of" not in text
+    assert "NCCL" not in text
 
 
 def test_simulated_ranks_measure_the_links_of_their_own_run() -> None:

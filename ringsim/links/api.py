@@ -93,6 +93,9 @@ def bandwidth(
         >>> link = table.fits["pingpong", "gloo", 0, 1]
         >>> link.alpha_s > 0
         True
+        >>> table = ringsim.bandwidth(sizes=[1024, 65536], link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-10))
+        >>> print(f"{table.fits['pingpong', 'link', 0, 1].alpha_s:.3g}")
+        1e-05
     """
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
@@ -102,9 +105,9 @@ def bandwidth(
         return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
 
     if link is not None or topology is not None or get_state().clock is not None:
-        from ringsim.links.simulated import SIMULATED, measure_simulated  # needs torch, as below
+        from ringsim.links.simulated import LINK, measure_simulated  # needs torch, as below
 
-        return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, SIMULATED, ceilings=False))
+        return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
     load = [_load()]
     if _ranks_run_already():
         from ringsim.links.here import measure_here  # needs torch, as below

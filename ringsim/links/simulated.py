@@ -28,9 +28,10 @@ from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 
-__all__ = ["SIMULATED", "measure_simulated"]
+__all__ = ["LINK", "measure_simulated"]
 
-SIMULATED: Final = "simulated"  # in the place of a backend's name
+LINK: Final = "link"  # in the place of a backend's name
+_SIMULATED: Final = "simulated"
 
 Links = Link | Mapping[tuple[int, int], Link]
 
@@ -62,7 +63,7 @@ def measure_simulated(
         plan = make(ring.ranks)
         everybody: list[Any] = [None] * ring.world_size
         dist.all_gather_object(everybody, _measure(plan))
-        about = {"source": SIMULATED, "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
+        about = {"source": _SIMULATED, "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
         return _tabulate(plan, everybody, {**about, "versions": {"ringsim": __version__}})
     if comm_device != "cpu":
         raise ArgumentError(f"comm_device must be left out where link or topology is given, got {comm_device!r}: no device is measured.")
@@ -77,7 +78,7 @@ def measure_simulated(
 def _tabulate(plan: Plan, times_ns: Sequence[dict[Block, float]], about: dict[str, Any]) -> Bandwidths:
     """Makes a table of the times by rank and block."""
     samples = {block: {rank: np.array([told[block]]) for rank, told in enumerate(times_ns) if block in told} for block in plan.blocks}
-    rows = make_rows(samples, range(len(times_ns)), kind=SIMULATED)
+    rows = make_rows(samples, range(len(times_ns)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 
 

@@ -176,6 +176,8 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
     if not len(counts) or not counts.max():
         return []
     low, high = int(counts.min()), int(counts.max())
+    if all(curve.kind == "simulated" for curve in curves):
+        return ["Each size once: on a virtual clock no repetition differs."]
     return [f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions of each size, warm-up left out."]
 
 
