@@ -14,7 +14,13 @@ from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.rehearsal import rehearse
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.traces.events import Events
 from ringsim.traces.stages import find_step
+
+
+def where(events: Events) -> list[tuple[int, int, int, int, str]]:
+    groups = [events.tables.groups[number].name for number in events.group]
+    return sorted(zip(events.rank.tolist(), events.peer.tolist(), events.tag.tolist(), events.size_bytes.tolist(), groups, strict=True))
 
 
 def compare(schedule: Schedule, chance: random.Random, ahead: int) -> int:
@@ -30,8 +36,7 @@ def compare(schedule: Schedule, chance: random.Random, ahead: int) -> int:
         assert np.abs(getattr(mine, name) - getattr(theirs, name)).max() <= 1, name
     for name in ("send", "recv"):
         ours, others = (trace.events.select(getattr(trace.messages, name)) for trace in (alone, worked))
-        for column in ("rank", "peer"):
-            assert np.array_equal(np.sort(getattr(ours, column)), np.sort(getattr(others, column)))
+        assert where(ours) == where(others)
         for rank in range(p):
             for column in ("post_ns", "done_ns") if name == "recv" else ("post_ns",):
                 one, other = (np.sort(getattr(events, column)[events.rank == rank]) for events in (ours, others))
