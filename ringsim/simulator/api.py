@@ -14,6 +14,7 @@ from ringsim.launch.job import pack_call
 from ringsim.link import Link
 from ringsim.simulator.carriers import check_links
 from ringsim.simulator.run import Run, Settings
+from ringsim.simulator.semantics import read_semantics
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.value import Trace
@@ -53,7 +54,9 @@ def simulate(
         kwargs: keyword arguments, likewise.
         link: what a message costs: one for all pairs of ranks, or one for each ordered pair (src, dst) that talks. A busy link delays the
             next message.
-        semantics: "rendezvous": a send waits for its recv, as on Gloo.
+        semantics: when messages leave. "rendezvous": a send waits for its recv, as on Gloo. "buffered(65536)": up to so many bytes it does
+            not, as on MPI; "buffered": never. "grouped": a rank's messages on a group go one after the other, and those of
+            ``batch_isend_irecv`` together, as on NCCL.
         compute: what computing costs: ``ringsim.FlopCosts``, or what ``ringsim.calibrate`` found, which also has what posting a message
             costs.
         topology: which links there are, instead of ``link``, where pairs of ranks share some: see ``ringsim.topologies``.
@@ -94,8 +97,7 @@ def simulate(
         )
     if not _is_integer(seed):
         raise ArgumentError(f"seed must be an integer, got {seed!r}.")
-    if semantics != "rendezvous":
-        raise ArgumentError(f'semantics must be "rendezvous", got {semantics!r}.')
+    when = read_semantics(semantics)
     if link is not None:
         check_links(link)
     injections = check_injections(inject, world_size)
@@ -125,7 +127,7 @@ def simulate(
         "constants": constants,
         "versions": {"ringsim": __version__},
     }
-    return Run(call, Settings(world_size, link, topology, -1, compute, seed, injections, record, metadata)).finish()
+    return Run(call, Settings(world_size, link, topology, when, compute, seed, injections, record, metadata)).finish()
 
 
 def _is_integer(value: object) -> bool:

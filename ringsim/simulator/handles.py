@@ -34,10 +34,12 @@ class Operation:
     Attributes:
         done_s: when it is done, ``NEVER`` while nobody knows.
         waiting: whether the rank waits for it, and is to be woken.
+        error: what its wait raises, None for nothing.
     """
 
     done_s: float = NEVER
     waiting = False
+    error: Exception | None = None
 
     def __init__(self, op: int, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind) -> None:
         self.op = op
@@ -83,6 +85,8 @@ class Operation:
         if slot >= 0:
             rank.tape.times[slot + 2] = hub.now
             self.slot = -1
+        if self.error is not None:
+            raise self.error
         return True
 
     def _block_until(self, timeout: Any) -> None:

@@ -135,9 +135,10 @@ class Messages(RankCore):
             if each.group is not p2p_op_list[0].group:
                 raise ArgumentError(f"all P2POps of a batch must have one group, got two ({self.here()}). Make a batch for each group.")
         handles: list[Any] = []
-        for name, each in zip(names, p2p_op_list, strict=True):
-            begin: Any = self.isend if name == "isend" else self.irecv
-            handles.append(begin(each.tensor, each.peer, each.group, each.tag, op=_BATCH[name]))
+        with self.world.office.batch(self, self._find(p2p_op_list[0].group)):
+            for name, each in zip(names, p2p_op_list, strict=True):
+                begin: Any = self.isend if name == "isend" else self.irecv
+                handles.append(begin(each.tensor, each.peer, each.group, each.tag, op=_BATCH[name]))
         return [handle for handle in handles if handle is not None]
 
     def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -26,6 +27,9 @@ from ringsim.simulator.handles import NEVER, Message, Recv, Send
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.moving import move_alike
 from ringsim.traces.events import ANY_SOURCE, Payload
+
+if TYPE_CHECKING:
+    from ringsim.simulator.ranks import RankCore
 
 __all__ = ["PostOffice"]
 
@@ -41,6 +45,8 @@ class PostOffice:
         carrier: says how long a message takes.
         limit_bytes: a message up to this size does not wait for its recv; -1: each does.
     """
+
+    _by_tag = True
 
     def __init__(self, hub: Hub, carrier: Carrier, limit_bytes: int = _RENDEZVOUS) -> None:
         self._hub = hub
@@ -59,7 +65,7 @@ class PostOffice:
             MessageMismatch: its recv expects something else.
         """
         self._hub.polls = 0
-        me, group, peer, tag = send.rank.number, send.group, send.peer, send.tag
+        me, group, peer, tag = send.rank.number, send.group, send.peer, send.tag if self._by_tag else 0
         channel = (group, me, peer, tag)
         queue = self._recvs.get(channel)
         recv = queue[0] if queue else None
@@ -88,7 +94,7 @@ class PostOffice:
             MessageMismatch: its send brings something else.
         """
         self._hub.polls = 0
-        me, group, peer, tag = recv.rank.number, recv.group, recv.peer, recv.tag
+        me, group, peer, tag = recv.rank.number, recv.group, recv.peer, recv.tag if self._by_tag else 0
         if peer == ANY_SOURCE:
             channel = self._find_first(group, me, tag)
         else:
@@ -109,6 +115,10 @@ class PostOffice:
         if waiting is None:
             waiting = self._recvs[channel] = deque()  # type: ignore[index]
         waiting.append(recv)
+
+    def batch(self, rank: RankCore, group: SimulatedGroup) -> AbstractContextManager[None]:
+        """Returns a block in which a rank posts what it begins together; here that makes no difference."""
+        return nullcontext()
 
     def waiting(self) -> Iterator[Message]:
         """Yields the sends and recvs without their other side."""

@@ -13,7 +13,9 @@ from greenlet import GreenletExit
 
 from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.verdict import judge
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding
+from ringsim.diagnose.verdict import judge, name_ranks, wait_text
+from ringsim.diagnose.waitfor import World as WorldView
 from ringsim.diagnose.world_of_events import read_ends, world_of_events
 from ringsim.errors import Interrupted, RingError
 from ringsim.injections import Injection, jitter_of, slowed_by
@@ -28,9 +30,11 @@ from ringsim.simulator.backend import SimulatedRank
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.network import make_carrier
+from ringsim.simulator.ordered_office import OrderedOffice
 from ringsim.simulator.outputs import Outputs
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.ranks import World
+from ringsim.simulator.semantics import Semantics
 from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
@@ -50,7 +54,7 @@ class Settings:
         world_size: number of ranks.
         link: what a message costs, None where a topology says so.
         topology: which links there are, None where each pair has one of its own.
-        limit_bytes: messages up to this size do not wait for their recv; -1: all do.
+        semantics: when messages leave.
         costs: what computing costs, None for nothing; a ``Calibration`` also says what posting a message costs.
         seed: rank r seeds its generators with ``seed + r``.
         inject: what goes wrong.
@@ -61,7 +65,7 @@ class Settings:
     world_size: int
     link: Link | Mapping[tuple[int, int], Link] | None
     topology: Topology | None
-    limit_bytes: int
+    semantics: Semantics
     costs: Any
     seed: int
     inject: tuple[Injection, ...]
@@ -86,7 +90,8 @@ class Run:
         everyone = tuple(range(size))
         carrier = make_carrier(hub, size, link=settings.link, topology=settings.topology, inject=settings.inject)
         everybody = SimulatedGroup(hub, "world", everyone, tape.number_group("world", everyone), "default_pg")
-        office = PostOffice(hub, carrier, settings.limit_bytes)
+        when = settings.semantics
+        office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
         self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
@@ -207,6 +212,8 @@ class Run:
         events = self._tape.read()
         world = world_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
         diagnosis = judge(world)
+        if not diagnosis.findings:  # each side of what they wait for has been posted
+            diagnosis = _judge_order(world, diagnosis)
         text = str(diagnosis)
         self._verdict_on = frozenset(rank.number for rank in stuck)
         for rank in stuck:
@@ -267,3 +274,15 @@ class Run:
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._returned]
         failed = [describe_end(report) for report in self._reports if report.rank not in self._verdict_on]
         return sorted([*returned, *(end for end in failed if end is not None)], key=lambda end: int(end["rank"]))
+
+
+def _judge_order(world: WorldView, nothing: Diagnosis) -> Diagnosis:
+    """Says why ranks can never go on whose operations are posted on both sides: each stands behind another of its rank."""
+    awaited = [(rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited]
+    ranks = sorted({rank for rank, _ in awaited})
+    waits = "; ".join(wait_text(operation) for _, operation in awaited[:_SHOWN])
+    message = f"{name_ranks(ranks)} wait for what stands behind something else in the order of a rank's operations on a group: {waits}."
+    hint = "Post the sends and recvs that belong together with batch_isend_irecv, or let one side receive first."
+    finding = Finding("deadlock", tuple(ranks), tuple(operation for _, operation in awaited), message, hint)
+    edges = tuple(Edge(rank, operation.peer, operation) for rank, operation in awaited if operation.peer >= 0)
+    return replace(nothing, findings=(finding,), edges=edges)

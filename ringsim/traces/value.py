@@ -74,8 +74,8 @@ class Trace:
 
     @cached_property
     def messages(self) -> Messages:
-        """Sends and recvs that met, one row a message. NCCL ignores tags, so there the order alone decides."""
-        return match(self.events, by_tag=self.metadata.get("backend") != "nccl")
+        """Sends and recvs that met, one row a message. NCCL, also simulated, ignores tags: there the order alone decides."""
+        return match(self.events, by_tag=self.metadata.get("backend") not in ("nccl", "virtual clock, grouped"))
 
     @cached_property
     def waits(self) -> Waits:
