@@ -95,6 +95,7 @@ def test_part_of_a_trace() -> None:
     assert (len(some.messages), some.unmatched) == (18, [])
     assert np.array_equal(find_step(some).end, find_step(whole).end[np.isin(find_step(whole).rank, [2, 3])])
     assert some.metadata["notes"] == ["only ranks 2, 3"]
+    assert find_step(some).schedule == "part of 1f1b"  # no closed form is meant for it
     early = run.trace(between=(0.0, 4.0))
     step, every = find_step(early), find_step(whole)
     assert np.array_equal(step.end, every.end[every.start <= 4e9])

@@ -20,7 +20,7 @@ __all__ = ["REASON_COLOURS", "draw_path"]
 REASON_COLOURS: Final = {PROGRAM: style.INK, DATA: style.BLUE, LINK_BUSY: style.VERMILLION, RECEIVER_LATE: style.PURPLE}
 DASHES: Final[dict[str, Any]] = {PROGRAM: "solid", DATA: "solid", LINK_BUSY: (0, (1, 0.7)), RECEIVER_LATE: (0, (3, 1))}
 WIDTH: Final = 2.2  # points
-HALO: Final = 1.6  # points of white on either side, so that the line stands out from any box
+HALO: Final = 0.7  # white on either side, in widths of the line, so that it stands out from any box
 
 
 def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = WIDTH) -> list[Artist]:
@@ -48,7 +48,9 @@ def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, wid
     below = np.where(stays, source, rank)
     lines = np.stack([np.stack([start, source + at], axis=-1), np.stack([end, below + at], axis=-1)], axis=1)
     reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in path.hops])
-    halo = LineCollection(list(lines), colors="white", linewidths=width + 2 * HALO, zorder=7.9, capstyle="round", gid="critical-path-halo")
+    halo = LineCollection(
+        list(lines), colors="white", linewidths=width * (1 + 2 * HALO), zorder=7.9, capstyle="round", gid="critical-path-halo"
+    )
     ax.add_collection(halo, autolim=False)
     handles: list[Artist] = []
     for reason, colour in REASON_COLOURS.items():

@@ -211,7 +211,7 @@ class ScheduleRun:
             between: of which time, from and until, in the unit of the costs; None for all. What reaches into it is there whole.
 
         Returns:
-            The trace, which says in its metadata what was simulated.
+            The trace, which says in its metadata what was simulated; of a part, the step is called so.
 
         Raises:
             ArgumentError: there is no such rank, or the part has more events than a trace can hold.

@@ -95,7 +95,8 @@ def make_trace(
     columns.append(_rows(rank, "irecv", slot, post=posted, wait=own, done=over, peer=sender, turn=1 + made, **same))
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
-    labels = (STEP + operations.name, *KINDS)
+    name = operations.name if ranks is None and between is None else f"part of {operations.name}"
+    labels = (STEP + name, *KINDS)
     tables = Tables(groups=groups, payloads=payloads, labels=labels)
     return Trace(make_events({name: column[order] for name, column in joined.items()}, tables), metadata)
 
