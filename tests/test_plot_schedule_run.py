@@ -66,6 +66,19 @@ def test_critical_path_lies_where_its_hops_are() -> None:
     assert "message on its way" in labels(ax)
 
 
+def notes(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+def test_picture_says_what_was_put_in() -> None:
+    put_in = "Put in: forward 1 ms; backward 1 ms; messages of 1,000 B: on the link 1 ms, latency 1 ms."
+    assert put_in in notes(simulate().plot())
+    costs = Costs([1, 2, 1.5], 0.5, 0.25, latency=0.125)
+    run = simulate_schedule("zb_h1", costs, num_ranks=3, num_microbatches=4)
+    said = "forward 1 to 2; backward: input's gradient 0.5; backward: weights' gradients 0.25; messages 0.125"
+    assert f"Put in: {said}." in notes(run.plot())
+
+
 def test_messages_that_take_no_time_have_no_lane() -> None:
     ax = simulate_schedule("1f1b", num_ranks=3, num_microbatches=4).plot()
     assert "message on its way" not in labels(ax)

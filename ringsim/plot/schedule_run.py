@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib.pyplot as plt
@@ -12,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ringsim.plot import style
-from ringsim.plot.actions import RECV_LANE, SEND_LANE
+from ringsim.plot.actions import ACTION_LOOKS, RECV_LANE, SEND_LANE
 from ringsim.plot.bars import OPERATION_LOOKS, TRANSFER
 from ringsim.plot.busy_map import draw_busy_map
 from ringsim.plot.path_line import draw_path
@@ -21,7 +22,7 @@ from ringsim.plot.step_picture import NAMES, StepPicture, draw_step, percent, pl
 from ringsim.simulator.operations import KIND_LETTERS
 from ringsim.traces.stages import StageActions
 from ringsim.traces.summary import count
-from ringsim.traces.units import time_text, time_unit
+from ringsim.traces.units import bytes_text, time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -108,6 +109,33 @@ def _about(run: ScheduleRun) -> str:
     return f"{_length(run)}; the critical path is on links for {percent(on_links)} of it"
 
 
+def _constants(run: ScheduleRun) -> str:
+    """Says what was put in: times by kind, sizes, links."""
+    operations, setting = run.operations, run.setting
+
+    def span(values: Any, text: Callable[[float], str]) -> str:
+        low, high = text(float(values.min())), text(float(values.max()))
+        return low if low == high else f"{low} to {high}"
+
+    def length(time: float) -> str:
+        return time_text(time * 1e9) if setting.sizes is not None else f"{time:,.6g}"
+
+    parts = []
+    for code in np.unique(operations.kind).tolist():
+        times = setting.prices.duration[code][np.unique(operations.stage[operations.kind == code])]
+        parts.append(f"{ACTION_LOOKS[KIND_LETTERS[code]].name} {span(times, length)}")
+    way = operations.direction, operations.stage
+    met = operations.sent_after >= 0
+    if met.any():
+        latency, occupancy = setting.prices.latency[way][met], setting.prices.occupancy[way][met]
+        if setting.sizes is None:
+            parts.append(f"messages {span(latency, length)}")
+        else:
+            sizes = span(np.array(setting.sizes), bytes_text)
+            parts.append(f"messages of {sizes}: on the link {span(occupancy, length)}, latency {span(latency, length)}")
+    return f"Put in: {'; '.join(parts)}."
+
+
 def _picture(run: ScheduleRun) -> StepPicture:
     operations = run.operations
     unit, name = _unit(run)
@@ -136,6 +164,7 @@ def _picture(run: ScheduleRun) -> StepPicture:
         about=_about(run),
         draw_messages=draw_messages if travel.any() else None,
         draw_over=draw_over,
+        notes=(_constants(run),),
     )
 
 
@@ -175,5 +204,5 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> style.Margins:
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     return style.dress(
         ax, title, subtitle=_about(run) + known, handles=handles, metadata=run.setting.metadata, left=58, right=14, below=40,
-        notes=["Each point: the share of the time in which its ranks compute, in the colours of what; the paler, the less."],
+        notes=["Each point: the share of the time in which its ranks compute, coloured by what; the paler, the less.", _constants(run)],
     )  # fmt: skip
