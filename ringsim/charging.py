@@ -18,7 +18,7 @@ from ringsim.errors import ArgumentError
 from ringsim.pipeline.flops import Flops
 from ringsim.state import get_state
 
-__all__ = ["CostTable", "FlopCosts", "Work", "charge"]
+__all__ = ["CostTable", "FlopCosts", "Work", "charge", "check_costs"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,21 @@ class CostTable(Protocol):
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a piece of work takes."""
         ...
+
+
+def check_costs(compute: object) -> None:
+    """Checks that an argument is a table of costs, or None.
+
+    Args:
+        compute: what was passed.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if compute is not None and not callable(getattr(compute, "time_s", None)):
+        raise ArgumentError(
+            f"compute must be a table of costs, with a method time_s(work), got {compute!r}. Pass ringsim.FlopCosts(flops_per_s=4e14)."
+        )
 
 
 @dataclass(frozen=True)

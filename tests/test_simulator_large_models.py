@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ringsim
+from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.pipeline import SmallTransformer, build_stages, flop_costs, train_step_pipeline
 from ringsim.topologies import FullBisection, Hosts
@@ -74,6 +75,12 @@ def test_a_link_that_all_ranks_of_a_host_share_is_slower_than_one_each() -> None
     together = ringsim.simulate(worker, world_size=4, topology=Hosts(2, inner=LINK, outer=LINK)).makespan_s
     assert apart == pytest.approx(LINK.time_s(10**6), rel=1e-4)
     assert together == pytest.approx(LINK.time_s(2 * 10**6), rel=1e-4)  # two leave each host, and two come in
+
+
+@pytest.mark.parametrize("compute", ["fast", 4e14, {"F": 1.0}])
+def test_what_is_no_table_of_costs_is_refused(compute: Any) -> None:
+    with pytest.raises(ArgumentError, match="compute must be a table of costs"):
+        ringsim.simulate(step, world_size=2, args=(2, 1, "gpipe"), link=LINK, compute=compute)
 
 
 def test_a_slow_rank_computes_more_slowly_and_jitter_repeats() -> None:

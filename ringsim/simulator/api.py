@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ringsim import __version__
+from ringsim.charging import check_costs
 from ringsim.errors import ArgumentError, RingError
 from ringsim.injections import Injection, check_injections
 from ringsim.launch.api import check_worker
@@ -100,6 +101,7 @@ def simulate(
     when = read_semantics(semantics)
     if link is not None:
         check_links(link)
+    check_costs(compute)
     injections = check_injections(inject, world_size)
     packed = pack_call(worker, args, kwargs or {}, seed).call
     assert packed is not None
