@@ -131,7 +131,21 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
         *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "modes", "hub", "tape", "groups", "handles", "moving")),
-        *(f"ringsim.simulator.{name}" for name in ("post_office", "rank_recorder", "ranks", "ordered_office", "messages", "meetings", "collectives", "backend", "outputs")),
+        *(
+            f"ringsim.simulator.{name}"
+            for name in (
+                "post_office",
+                "rank_recorder",
+                "ranks",
+                "ordered_office",
+                "messages",
+                "meetings",
+                "collectives",
+                "backend",
+                "failing",
+                "outputs",
+            )
+        ),
         *("ringsim.simulator.run", "ringsim.simulator.api"),
         *(
             "ringsim.links",

@@ -18,7 +18,7 @@ from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World as WorldView
 from ringsim.diagnose.world_of_events import read_ends, world_of_events
 from ringsim.errors import Interrupted, RingError
-from ringsim.injections import Injection, jitter_of, slowed_by
+from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
 from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
 from ringsim.launch.notebook import name_cells
 from ringsim.launch.verdicts import error_of_kind
@@ -27,6 +27,7 @@ from ringsim.pair_groups import pair_name
 from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
 from ringsim.simulator.backend import SimulatedRank
+from ringsim.simulator.failing import FailingRank
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.network import make_carrier
@@ -95,7 +96,7 @@ class Run:
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
         self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
-        self._ranks = [SimulatedRank(world, rank, settings.seed + rank) for rank in everyone]
+        self._ranks = [self._make_rank(world, rank) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = Outputs(hub, size)
         self._results: list[Any] = [None] * size
@@ -130,6 +131,10 @@ class Run:
         pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)]
         return [SimulatedGroup(self._hub, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
 
+    def _make_rank(self, world: World, number: int) -> SimulatedRank:
+        seed, at_op = self._settings.seed + number, fails_at(self._settings.inject, number)
+        return SimulatedRank(world, number, seed) if at_op is None else FailingRank(world, number, seed, at_op)
+
     def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
         """Returns what the greenlet of a rank does."""
 
@@ -152,6 +157,7 @@ class Run:
     def _make_state(self, rank: SimulatedRank) -> RankState:
         size, number, settings = self._size, rank.number, self._settings
         inject = settings.inject
+        rank.fails_at = fails_at(inject, number)
         pred_group: Any = self._pairs[number - 1] if size > 1 else None  # the types are torch's: other backends have groups of their own
         succ_group: Any = self._pairs[number] if size > 1 else None
         recorder: Any = rank.recorder

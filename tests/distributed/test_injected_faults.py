@@ -96,6 +96,32 @@ def test_failing_rank_raises_in_place_of_its_operation(at_op: int) -> None:
     assert _operations(caught.value.trace, rank=1) == ["recv", "send", "recv", "send"][:at_op]
 
 
+@pytest.mark.parametrize("at_op", [0, 1, 3])
+def test_failing_rank_raises_the_same_on_a_virtual_clock(at_op: int) -> None:
+    link = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-9)
+    with pytest.raises(RankFailed) as real:
+        ringsim.trace(_talk, world_size=2, args=(4, 8), inject=[ringsim.Fail(1, at_op)])
+    with pytest.raises(RankFailed) as virtual:
+        ringsim.simulate(_talk, world_size=2, args=(4, 8), link=link, inject=[ringsim.Fail(1, at_op)])
+    assert str(virtual.value).splitlines()[0] == str(real.value).splitlines()[0]
+    assert virtual.value.rank == real.value.rank == 1
+    assert virtual.value.trace is not None
+    assert _operations(virtual.value.trace, rank=1) == ["recv", "send", "recv", "send"][:at_op]
+
+
+def test_slow_ranks_and_links_mean_the_same_on_a_virtual_clock() -> None:
+    link = ringsim.Link(alpha_s=1e-4, beta_s_per_byte=1e-9)
+    slow = ringsim.simulate(_compute_alike, world_size=3, link=link, inject=[ringsim.Slow(1, 10)]).events
+    took_ns = slow.done_ns - slow.post_ns
+    assert took_ns[slow.rank == 1].tolist() == [20_000_000] * 5
+    assert took_ns[slow.rank != 1].tolist() == [2_000_000] * 10
+    trace = ringsim.simulate(_talk, world_size=2, args=(3, 1000), link=link, inject=[ringsim.Degrade(0, 1, 30)])
+    events, messages = trace.events, trace.messages
+    took_ns = events.done_ns[messages.recv] - np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
+    assert took_ns[events.rank[messages.send] == 0].tolist() == [30 * 104_000] * 3
+    assert took_ns[events.rank[messages.send] == 1].tolist() == [104_000] * 3
+
+
 def test_collectives_count_and_later_operations_fail_as_well() -> None:
     def worker() -> list[str]:
         import torch

@@ -1,0 +1,63 @@
+"""From real ranks to a prediction and back, on whatever machine this is: what is compared, not how near it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringsim
+from ringsim.pipeline import Costs, make_schedule, rehearse
+from ringsim.traces.events import MARK
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+
+
+def _calibrating() -> None:
+    for size_bytes in (1024, 262144):
+        for ahead in (0, 1):
+            rehearse(make_schedule("1f1b", 2, 6), Costs(forward=0.002, backward=0.004), size_bytes=size_bytes, ahead=ahead)
+
+
+def test_prediction_of_more_ranks_is_compared_operation_by_operation() -> None:
+    calibration = ringsim.calibrate(ringsim.trace(_calibrating, world_size=2))
+    assert calibration.sizes_bytes == (1024, 262144)
+    assert min(calibration.link.alpha_s, calibration.sleep_s, calibration.around_s, calibration.receiving_s) > 0
+    args = (make_schedule("zb_h1", 3, 4), Costs(forward=0.003, input=0.002, weight=0.002))
+    kwargs = {"size_bytes": 65536, "steps": 3}
+    real = ringsim.trace(rehearse, world_size=3, args=args, kwargs=kwargs)
+    virtual = ringsim.simulate(rehearse, world_size=3, args=args, kwargs=kwargs, topology=calibration.topology, compute=calibration)
+    comparison = ringsim.compare(real, virtual)
+    steps = 3 * 3  # their own spans are not compared
+    assert len(comparison.real_index) == (real.events.kind != MARK).sum() - steps
+    assert comparison.steps.count == 3
+    assert comparison.nominal_s is not None
+    assert comparison.no_communication_s is not None
+    # What a prediction leaves out can only make it shorter.
+    assert comparison.nominal_s < comparison.no_communication_s < comparison.virtual_steps_s.min()
+    assert comparison.nominal_s < comparison.real_steps_s.min()
+    assert np.isfinite(comparison.lag_s).all()
+
+
+def test_trained_stages_are_predicted_by_their_measured_times() -> None:
+    def worker() -> None:
+        import torch
+        from torch import nn
+
+        from ringsim.pipeline import train_step_pipeline
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        for _ in range(3):
+            train_step_pipeline(model, [torch.ones(2, 8)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4, schedule="gpipe")
+
+    real = ringsim.trace(worker, world_size=2)
+    calibration = ringsim.calibrate(real)
+    assert calibration.costs is not None
+    virtual = ringsim.simulate(worker, world_size=2, topology=calibration.topology, compute=calibration)
+    comparison = ringsim.compare(real, virtual)
+    assert comparison.steps.count == 3
+    assert comparison.nominal_s is None  # nobody slept
+    forward = calibration.costs.forward
+    assert isinstance(forward, tuple)
+    first = virtual.to_pandas().query("label == 'forward' and rank == 0")
+    assert set(first.done_ns - first.post_ns) <= {round(forward[0] * 1e9) + off for off in (-1, 0, 1)}
