@@ -72,7 +72,7 @@ class Topology(Protocol):
             world_size: how many ranks there are.
 
         Returns:
-            The hops, in order.
+            The hops, in order; none for a message that is there at once.
         """
         ...
 

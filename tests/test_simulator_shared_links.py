@@ -22,7 +22,7 @@ from ringsim.link import Link
 from ringsim.simulator.carriers import PrivateLinks
 from ringsim.simulator.network import make_carrier
 from ringsim.simulator.shared_links import SharedLinks
-from ringsim.topologies import FullBisection, GraphLinks, Hosts, RingLinks, Topology
+from ringsim.topologies import FullBisection, GraphLinks, Hop, Hosts, RingLinks, Topology
 
 LINK = Link(alpha_s=100.0, beta_s_per_byte=1.0)
 
@@ -176,6 +176,21 @@ def test_what_a_message_costs_that_nobody_disturbs() -> None:
     private = PrivateLinks(LINK, {(0, 1): 5.0})
     assert private.link_of(0, 1) == Link(500.0, 5.0)
     assert private.carry(0, 1, 8, 0.0) == 540.0
+
+
+def test_a_topology_of_ones_own() -> None:
+    class Bus:
+        """All share one link; ranks of one parity are the same machine."""
+
+        def check(self, world_size: int) -> None:
+            pass
+
+        def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
+            return [] if src % 2 == dst % 2 else [Hop(("bus", "bus"), LINK)]
+
+    messages = [(0, 1, 8, 0.0), (2, 1, 8, 0.0), (3, 0, 4, 0.0), (0, 2, 8, 5.0)]
+    assert arrivals(Bus(), 4, messages) == [120.0, 120.0, 112.0, 5.0]  # thirds until 12, then halves
+    assert SharedLinks(Agenda(), Bus(), 4, {}).link_of(0, 2) == Link(0.0, 0.0)
 
 
 # -- who is chosen

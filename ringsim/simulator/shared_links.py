@@ -99,7 +99,7 @@ class SharedLinks:
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
         """Returns what hops cost together, the degradation of the pair included."""
-        link = Link(sum(hop.link.alpha_s for hop in hops), max(hop.link.beta_s_per_byte for hop in hops))
+        link = Link(sum(hop.link.alpha_s for hop in hops), max((hop.link.beta_s_per_byte for hop in hops), default=0.0))
         return degraded(link, self._slower.get((src, dst), 1.0))
 
     def _open(self, src: int, dst: int) -> _Route:
