@@ -44,6 +44,14 @@ def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, cap
     assert {picture.read_bytes()[:4] for picture in (pictures / "ring.png", pictures / "timeline.png")} == {b"\x89PNG"}
 
 
+@pytest.mark.parametrize("ending", [".pftrace", ".json", ".goal", ".chakra"])
+def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str) -> None:
+    path = tmp_path / f"run{ending}"
+    assert main(["show", str(trace_file), "--export", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"wrote {path}\n")
+    assert path.exists()
+
+
 def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "waits.png"
     assert main(["explain", "-o", str(picture), str(trace_file)]) == 0
@@ -60,6 +68,7 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         (["show", str(tmp_path / "missing.ringtrace")], 1),
         (["show", str(foreign)], 1),
         (["show", str(trace_file), "-o", str(occupied)], 1),
+        (["show", str(trace_file), "--export", str(tmp_path / "run.pdf")], 2),
         (["explain", str(foreign)], 1),
         (["explain", "-o", str(occupied / "waits.png"), str(trace_file)], 1),
         (["explain", "-n", "2", str(tmp_path / "missing.py")], 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def back_from_goal(trace: Trace, directory: Path, link: ringsim.Link = LINK) -> 
 
 
 def back_from_chakra(trace: Trace, directory: Path, link: ringsim.Link = LINK) -> Trace:
+    shutil.rmtree(directory / "run", ignore_errors=True)
     trace.to_chakra(directory / "run")
     return read_chakra(directory / "run", link=link)
 
@@ -290,3 +292,6 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     path.write_text("num_ranks 1\n")
     with pytest.raises(TraceFileError, match="must be writable"):
         small().to_chakra(path)
+    small().to_chakra(tmp_path / "run")
+    with pytest.raises(TraceFileError, match="it holds files of another run"):
+        small().to_chakra(tmp_path / "run")

@@ -66,10 +66,10 @@ def to_chakra(trace: Trace, directory: str | PathLike[str]) -> None:
 
     Args:
         trace: any trace.
-        directory: where to; made if it is not there. Files of the same name are replaced.
+        directory: where to; made if it is not there. It must hold no files of another run.
 
     Raises:
-        TraceFileError: a file cannot be written, or the trace has a collective that Chakra has no word for.
+        TraceFileError: a file cannot be written, there are files of another run, or the trace has a collective that Chakra has no word for.
 
     Example:
         >>> import tempfile
@@ -92,6 +92,8 @@ def to_chakra(trace: Trace, directory: str | PathLike[str]) -> None:
     files = [b"".join(_nodes(program, rank, groups)) for rank, program in enumerate(programs)]
     try:
         os.makedirs(directory, exist_ok=True)
+        if any(name.endswith(".et") for name in os.listdir(directory)):  # ranks beyond those of this run would stay
+            raise OSError("it holds files of another run")
     except (OSError, ValueError) as error:
         raise TraceFileError(
             f"A directory to export to must be writable, got {os.fsdecode(directory)}: {error}. Choose another."

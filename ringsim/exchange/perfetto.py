@@ -42,8 +42,8 @@ PID, PROCESS_NAME = 1, 6
 # TrackEvent: category 3 and 22, annotation 4, type 9, name 10 (interned) and 23, track 11, flows 47, flows that end 48.
 CATEGORY_ID, ANNOTATION, TYPE, NAME_ID, TRACK_UUID, CATEGORY, NAME, FLOW, FLOW_END = 3, 4, 9, 10, 11, 22, 23, 47, 48
 BEGIN, END, INSTANT = 1, 2, 3
-# DebugAnnotation: name 1 (interned) and 10, int 4, string 6, array 12. InternedData: categories 1, names 2, names of annotations 3.
-KEY_ID, INT, STRING, ARRAY, KEY = 1, 4, 6, 12, 10
+# DebugAnnotation: name 1 (interned) and 10, int 4, string 6. InternedData: categories 1, names 2, names of annotations 3.
+KEY_ID, INT, STRING, KEY = 1, 4, 6, 10
 CATEGORIES, NAMES, KEYS = 1, 2, 3
 
 _SEQUENCE: Final = number_field(SEQUENCE, 1)
@@ -87,12 +87,21 @@ class _Names:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, str], int] = {}
         self._new: list[bytes] = []
+        self._annotations: dict[tuple[str, str | int], bytes] = {}
 
     def number(self, table: int, name: str) -> int:
         known = self._numbers.get((table, name))
         if known is None:
             known = self._numbers[table, name] = len(self._numbers) + 1
             self._new.append(bytes_field(table, number_field(1, known) + text_field(2, name)))
+        return known
+
+    def annotation(self, key: str, value: str | int) -> bytes:
+        """Returns the field that says one thing of an event; few things are said, and often."""
+        known = self._annotations.get((key, value))
+        if known is None:
+            said = number_field(INT, value) if isinstance(value, int) else text_field(STRING, value)
+            known = self._annotations[key, value] = bytes_field(ANNOTATION, number_field(KEY_ID, self.number(KEYS, key)) + said)
         return known
 
     def take_new(self) -> bytes:
@@ -151,13 +160,9 @@ def _lane(lane: Lane, track: int, rows: list[Row], tables: Tables, names: _Names
 
 
 def _annotations(row: Row, tables: Tables, names: _Names) -> bytes:
-    told = [
-        number_field(KEY_ID, names.number(KEYS, key)) + (number_field(INT, value) if isinstance(value, int) else text_field(STRING, value))
-        for key, value in describe_row(row, tables).items()
-    ]
-    values = b"".join(bytes_field(ARRAY, number_field(INT, value)) for value in row)
-    told.append(number_field(KEY_ID, names.number(KEYS, COLUMNS)) + values)
-    return b"".join(bytes_field(ANNOTATION, one) for one in told)
+    told = b"".join(names.annotation(key, value) for key, value in describe_row(row, tables).items())
+    columns = number_field(KEY_ID, names.number(KEYS, COLUMNS)) + text_field(STRING, " ".join(map(str, row)))
+    return told + bytes_field(ANNOTATION, columns)
 
 
 def _event(time_ns: int, kind: int, track: int, more: bytes, interned: bytes = b"") -> bytes:

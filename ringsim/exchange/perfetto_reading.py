@@ -82,7 +82,7 @@ def _read(data: bytes) -> Trace:
         if event.kind == schema.INSTANT and RUN in event.notes:
             run = parse_json(str(event.notes[RUN]).encode())
         elif event.kind in (schema.BEGIN, schema.INSTANT) and COLUMNS in event.notes:
-            rows.append(event.notes[COLUMNS])
+            rows.append([int(value) for value in event.notes[COLUMNS].split()])
         elif event.kind == schema.BEGIN:
             boxes.begin(event.track, event.name, time_ns)
         elif event.kind == schema.END:
@@ -157,7 +157,6 @@ def _read_event(data: Any, sequence: _Sequence) -> _Event:
 def _read_annotation(data: Any, sequence: _Sequence) -> tuple[str, Any]:
     key = ""
     told: Any = None
-    several = []
     value: Any
     for number, value in fields(data):
         if number == schema.KEY:
@@ -168,9 +167,7 @@ def _read_annotation(data: Any, sequence: _Sequence) -> tuple[str, Any]:
             told = as_int64(value)
         elif number == schema.STRING:
             told = _text(value)
-        elif number == schema.ARRAY:
-            several.append(as_int64(dict(fields(value)).get(schema.INT, 0)))  # type: ignore[arg-type]
-    return key, several or told
+    return key, told
 
 
 def _text(value: Any) -> str:

@@ -20,6 +20,7 @@ __all__ = ["as_int64", "bytes_field", "fields", "fixed_field", "number", "number
 NUMBER: Final = 0
 _EIGHT, _BYTES, _FOUR = 1, 2, 5
 _MASK: Final = 2**64 - 1
+_SMALL: Final = [bytes([value]) for value in range(128)]
 
 
 def number(value: int) -> bytes:
@@ -29,6 +30,8 @@ def number(value: int) -> bytes:
         >>> number(150).hex(), number(-1).hex()
         ('9601', 'ffffffffffffffffff01')
     """
+    if 0 <= value < 128:  # nearly all are
+        return _SMALL[value]
     value &= _MASK
     written = bytearray()
     while value > 0x7F:
