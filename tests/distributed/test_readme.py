@@ -10,6 +10,7 @@ from pathlib import Path
 README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 FIRST, SECOND, *OTHERS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 PIPELINE = next(block for block in OTHERS if "train_step_pipeline" in block)
+SIMULATED = next(block for block in OTHERS if "ringsim.simulate(" in block)
 
 
 def run(directory: Path, program: str) -> list[str]:
@@ -40,3 +41,8 @@ def test_the_pipeline_trains_on_every_rank(tmp_path: Path) -> None:
     same, loss, peaks = shown[0].split(maxsplit=2)
     assert (same, peaks) == ("1", "(4, 3, 2, 1)")
     assert 3 < float(loss) < 5  # it knows nothing yet: 50 tokens, all as likely, whose logarithm is 3.9
+
+
+def test_a_thousand_simulated_ranks_pass_on_what_they_have(tmp_path: Path) -> None:
+    shown = run(tmp_path, f"import ringsim, torch\n{SIMULATED}print(virtual.results[:2], len(virtual.results), len(virtual.messages))\n")
+    assert shown == ["[999.0, 0.0] 1000 1000"]
