@@ -90,6 +90,11 @@ def test_a_closed_form_stands_beside_the_simulated_value(tmp_path: Path, capsys:
     assert "4 live at a time on rank 0, 1 on rank 3" in text
 
 
+def test_activations_that_are_as_many_everywhere_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(write(tmp_path, changed("schedule", name="gpipe")))]) == 0
+    assert "8 live at a time on every rank\n" in capsys.readouterr().out
+
+
 def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(write(tmp_path, changed("link", latency_us=100)))]) == 0
     assert "none with these messages; 330 ms if they took no time" in capsys.readouterr().out

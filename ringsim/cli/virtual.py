@@ -99,8 +99,10 @@ def _live(described: Description) -> str:
         peaks = peak_live(Step(described.schedule, described.num_ranks, described.num_microbatches, described.num_chunks))
     except ScheduleError as error:
         return f"no formula: {error}"
-    most = max(peaks)
-    return f"{most:,} live at a time on rank {peaks.index(most)}, {min(peaks):,} on rank {peaks.index(min(peaks))}"
+    most, least = max(peaks), min(peaks)
+    if most == least:
+        return f"{most:,} live at a time on every rank"
+    return f"{most:,} live at a time on rank {peaks.index(most)}, {least:,} on rank {peaks.index(least)}"
 
 
 def _say(time_s: float) -> str:
