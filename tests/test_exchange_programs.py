@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published_schemas import CHAKRA, compile_schema, parse_whole
@@ -17,6 +18,7 @@ from synthetic import Story
 from trace_mutations import DATA, flip, read_in_full
 
 import ringsim
+from ringsim import comm as dist
 from ringsim.costs import bus_factor
 from ringsim.errors import TraceFileError
 from ringsim.exchange import read_chakra, read_goal
@@ -127,6 +129,26 @@ def test_a_simulated_step_takes_as_long_there(tmp_path: Path, way: str, schedule
     there = WAYS[way](here.trace(), tmp_path, link)
     assert there.makespan_s == pytest.approx(float(here.makespan), abs=1e-6)
     assert len(there.messages) == len(here.trace().messages)
+
+
+def pass_round(rounds: int) -> None:
+    """Works unevenly, passes something on while it works on, and adds it up with all others."""
+    ring = ringsim.current_ring()
+    token = torch.zeros(250)
+    for _ in range(rounds):
+        ringsim.compute(1e-3 * (1 + ring.rank % 3))
+        received = torch.empty(250)
+        works = [dist.isend(token, (ring.rank + 1) % ring.world_size), dist.irecv(received, (ring.rank - 1) % ring.world_size)]
+        ringsim.compute(5e-4)
+        for work in works:
+            work.wait()
+    dist.all_reduce(token)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_simulated_worker_takes_as_long_there(tmp_path: Path, way: str) -> None:
+    here = ringsim.simulate(pass_round, world_size=8, args=(5,), link=LINK, semantics="buffered")
+    assert WAYS[way](here, tmp_path).makespan_s == pytest.approx(here.makespan_s, abs=1e-7)
 
 
 @st.composite

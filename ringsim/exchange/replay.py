@@ -56,6 +56,7 @@ class _Run:
     def __init__(self, programs: list[list[Step]], link: Link) -> None:
         _check(programs)
         self._programs, self._link, self._carrier = programs, link, PrivateLinks(link)
+        self._world = Group("world", tuple(range(len(programs))))
         self._due: list[tuple[float, int, Place]] = []
         self._count = itertools.count().__next__
         self._missing = [[len(step.needs) + len(step.after) for step in program] for program in programs]
@@ -112,7 +113,7 @@ class _Run:
 
     def _gather(self, place: Place, step: Step) -> None:
         rank, number = place
-        group = step.group or Group("world", tuple(range(len(self._programs))))
+        group = step.group or self._world
         call = self._calls[rank, group] = self._calls.get((rank, group), 0) + 1
         there = self._gathered.setdefault((group, call), [])
         there.append(place)
@@ -154,7 +155,7 @@ class _Run:
                     continue
                 more = {"payload": Payload("", (), step.size_bytes), "peer": step.peer, **times, **where}
                 if step.kind == TOGETHER:
-                    more["group"] = step.group or Group("world", tuple(range(len(self._programs))))
+                    more["group"] = step.group or self._world
                 else:
                     more["tag"] = step.tag
                 rows.add(
