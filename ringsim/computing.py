@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, Protocol
 
 from ringsim.errors import ArgumentError
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
 
-__all__ = ["COMPUTE", "Clock", "compute", "read_label", "stretch"]
+__all__ = ["COMPUTE", "Clock", "compute", "read_label", "stretch", "stretched"]
 
 COMPUTE: Final = "compute "  # what the name of its span begins with; the seconds asked for follow
+
+
+# How long the calling rank has slept in `compute`, in seconds: that has been stretched already.
+_slept: Final[ContextVar[float]] = ContextVar("ringsim_slept", default=0.0)
 
 
 class Clock(Protocol):
@@ -47,7 +54,29 @@ def compute(seconds: float) -> None:
         if state.clock is not None:
             state.clock.advance(stretch(seconds) + state.overshoot_s)
         else:
+            begin_s = time.perf_counter()
             time.sleep(stretch(seconds))
+            _slept.set(_slept.get() + time.perf_counter() - begin_s)
+
+
+@contextmanager
+def stretched() -> Iterator[None]:
+    """Makes what a real rank computes within last as long as what is injected there asks: it sleeps at the end.
+
+    A simulated rank is charged for what it computes instead, see ``ringsim.charging``. Nothing sleeps where nothing is injected.
+
+    Example:
+        >>> with stretched():
+        ...     result = 6 * 7
+    """
+    state = get_state()
+    if state.clock is not None or (state.slowdown == 1.0 and state.jitter is None):
+        yield
+        return
+    begin_s, slept_s = time.perf_counter(), _slept.get()
+    yield
+    took_s = time.perf_counter() - begin_s - (_slept.get() - slept_s)
+    time.sleep(max(0.0, stretch(took_s) - took_s))
 
 
 def stretch(seconds: float) -> float:

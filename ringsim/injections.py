@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Slow:
-    """Makes a rank compute more slowly: each ``ringsim.compute`` on it takes ``factor`` times as long.
+    """Makes a rank compute more slowly: each ``ringsim.compute`` on it, and each computation of a pipeline, takes ``factor`` times as long.
 
     On real ranks it sleeps that long, on a virtual clock the clock goes on that far. Several for one rank multiply.
 

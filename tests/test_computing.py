@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.computing import compute, read_label
+from ringsim.computing import compute, read_label, stretched
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
@@ -89,3 +89,37 @@ def test_label_of_another_span_tells_nothing(label: str) -> None:
 def test_seconds_that_are_none(seconds: object) -> None:
     with pytest.raises(ArgumentError, match=r"seconds must be a number from 0, got .*Give seconds"):
         compute(seconds)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _slow() -> Iterator[None]:
+    change_state(slowdown=4.0)
+    yield
+    change_state(slowdown=1.0)
+
+
+@pytest.mark.usefixtures("_slow")
+def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    with stretched():
+        now[0] += 2.0  # it computes
+        compute(1.0)  # which sleeps four times as long by itself
+    assert slept == [4.0, 6.0]
+    assert now[0] == 4 * (2.0 + 1.0)
+
+
+def test_what_nothing_slows_is_not_stretched(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nobody asked for it"))
+    with stretched():
+        pass
+    change_state(slowdown=3.0)  # a simulated rank is charged instead
+    with stretched():
+        pass
+    assert clock.passed == []

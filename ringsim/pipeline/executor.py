@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ringsim.charging import charge
+from ringsim.computing import stretched
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox
@@ -109,7 +110,7 @@ class Executor:
         stage, _, microbatch = action
         x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
         stage_run = self._stages[stage]
-        with span("forward", stage=stage, microbatch=microbatch):
+        with span("forward", stage=stage, microbatch=microbatch), stretched():
             if stage == 0:  # the user's own tensor: nobody wants its gradient
                 y = stage_run.run(x, microbatch)
             else:
@@ -126,7 +127,7 @@ class Executor:
         stage, _, microbatch = action
         grad = self._get_gradient(stage, microbatch)
         x, y = self._kept.pop((stage, microbatch))
-        with span("backward", stage=stage, microbatch=microbatch):
+        with span("backward", stage=stage, microbatch=microbatch), stretched():
             self._pass_back(stage, microbatch, x, backward_stage(x, y, grad))
             charge("B", stage, microbatch, lambda: self._stages[stage].flops(x))
 
@@ -134,14 +135,14 @@ class Executor:
         stage, _, microbatch = action
         grad = self._gradients[stage, microbatch] = self._get_gradient(stage, microbatch)
         x, y = self._kept[stage, microbatch]
-        with span("input_grad", stage=stage, microbatch=microbatch):
+        with span("input_grad", stage=stage, microbatch=microbatch), stretched():
             self._pass_back(stage, microbatch, x, backward_input(x, y, grad))
             charge("I", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _weight_half(self, action: Action) -> None:
         stage, _, microbatch = action
         x, y = self._kept.pop((stage, microbatch))
-        with span("weight_grad", stage=stage, microbatch=microbatch):
+        with span("weight_grad", stage=stage, microbatch=microbatch), stretched():
             backward_weight(y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters)
             charge("W", stage, microbatch, lambda: self._stages[stage].flops(x))
 

@@ -49,6 +49,28 @@ def test_slow_rank_computes_longer_and_others_do_not() -> None:
     assert np.median(took[1]) > 3 * max(np.median(took[0]), np.median(took[2]))
 
 
+def test_slow_rank_trains_slowly() -> None:
+    def worker() -> None:
+        import torch
+        from torch import nn
+
+        from ringsim.pipeline import train_step_pipeline
+
+        class Nap(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                ringsim.compute(0.002)
+                return x * 1.0
+
+        model = nn.Sequential(nn.Linear(8, 8), Nap(), nn.Linear(8, 8), Nap())
+        train_step_pipeline(model, [torch.ones(2, 8)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4, partition=[2, 2])
+
+    frame = ringsim.trace(worker, world_size=2, inject=[ringsim.Slow(1, 10)]).to_pandas()
+    forward = frame[frame.label == "forward"]
+    took_s = (forward.done_ns - forward.post_ns) * 1e-9
+    assert (took_s[forward["rank"] == 1] >= 0.020).all()
+    assert took_s[forward["rank"] == 1].median() > 3 * took_s[forward["rank"] == 0].median()
+
+
 @pytest.mark.parametrize("check", ["basic", "full", "off"])
 def test_degraded_link_is_slow_one_way_and_carries_the_same(check: str) -> None:
     rounds = 20
