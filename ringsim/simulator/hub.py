@@ -164,9 +164,16 @@ class Hub:
 
     def throw(self, runner: Runner, error: BaseException) -> None:
         """Raises an error in a rank that has given way, and lets it run on until it gives way again."""
-        if not runner.greenlet.dead:
+        if runner.greenlet.dead:
+            return
+        outside = self._outside
+        outside.modes, outside.states = self._modes.take(), self._streams.take(outside.states)
+        try:
             self._enter(runner, error)
-            self.current = self._outside
+        finally:
+            self.current = outside
+            self._streams.put(outside.states)
+            self._modes.put(outside.modes)
 
     def leave(self) -> None:
         """Takes what a rank that has ended left in torch out; the last that a rank's function does.

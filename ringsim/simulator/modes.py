@@ -20,7 +20,7 @@ __all__ = ["Modes", "TakenModes"]
 
 _grad: Final = torch.is_grad_enabled
 _inference: Final = torch.is_inference_mode_enabled
-_autocast: Final = torch.is_autocast_any_enabled if hasattr(torch, "is_autocast_any_enabled") else torch._C._is_any_autocast_enabled
+_autocast: Final = torch._C._is_any_autocast_enabled
 _dtype: Final = torch.get_default_dtype
 _functions: Final = torch._C._len_torch_function_stack
 _dispatches: Final = torch._C._len_torch_dispatch_stack

@@ -13,6 +13,7 @@ from ringsim.calibration import Calibration
 from ringsim.comm.backend import Backend
 from ringsim.comm.mpi_group import to_index
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.injections import make_failure
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import Message, Part
@@ -56,6 +57,9 @@ class RankCore(Backend):
         world: what it shares with the others.
         number: its rank.
         seed: of its random numbers.
+
+    Attributes:
+        fails_at: the number of the operation in whose place it fails, None for none.
     """
 
     name = "simulator"
@@ -73,6 +77,8 @@ class RankCore(Backend):
         self._post = world.tape.post
         self._kinds = world.tape.kinds
         self._send, self._recv = world.office.send, world.office.recv
+        self.fails_at: int | None = None
+        self._operations = 0
         self._joined = True
         self._made = 0
         self._gone: set[SimulatedGroup] = set()
@@ -239,6 +245,16 @@ class RankCore(Backend):
         if found is None:
             warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
         return found
+
+    def _count_operation(self) -> None:
+        """Counts an operation that is about to be posted.
+
+        Raises:
+            RankFailed: the rank was made to fail in its place.
+        """
+        if self.fails_at is not None and self._operations >= self.fails_at:
+            raise make_failure(self.number, self.fails_at, self.everybody.size())
+        self._operations += 1
 
     # -- what others say of this rank's operations
 

@@ -1,0 +1,379 @@
+"""What belongs to a rank stays with it, where ranks take turns in one thread: each test switches in the midst of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import RankFailed, RingError
+from ringsim.simulator.api import simulate
+from ringsim.simulator.generators import Streams, seed_streams
+from ringsim.state import get_state
+
+LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
+
+
+def run(worker: Callable[..., Any], world_size: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
+    return simulate(worker, world_size=world_size, args=args, link=LINK, **kwargs).results
+
+
+def switch() -> None:
+    """Lets all other ranks go on before this one does."""
+    ring = ringsim.current_ring()
+    out, back = (torch.zeros(2, dtype=torch.float32) for _ in range(2))
+    with_both = [dist.isend(out, ring.succ, group=ring.succ_group), dist.irecv(back, ring.pred, group=ring.pred_group)]
+    for handle in with_both:
+        handle.wait()
+
+
+def draw(times: int) -> list[Any]:
+    """Draws an odd number of normal numbers, so that each generator has one drawn ahead when it is left."""
+    drawn: list[Any] = []
+    for _ in range(times):
+        drawn += [random.random(), random.gauss(0, 1), random.randrange(1000)]
+        switch()
+        drawn += [float(np.random.standard_normal()), float(np.random.random()), int(np.random.randint(1000))]
+        switch()
+        drawn += [torch.randn(1).item(), torch.rand(623).sum().item(), torch.randn(1, dtype=torch.float64).item()]
+        switch()
+        drawn += [random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(1).item(), torch.rand(624)[0].item()]
+    return drawn
+
+
+def draw_alone(seed: int, times: int) -> list[Any]:
+    """The same without ranks."""
+    seed_streams(seed)
+    drawn: list[Any] = []
+    for _ in range(times):
+        drawn += [random.random(), random.gauss(0, 1), random.randrange(1000)]
+        drawn += [float(np.random.standard_normal()), float(np.random.random()), int(np.random.randint(1000))]
+        drawn += [torch.randn(1).item(), torch.rand(623).sum().item(), torch.randn(1, dtype=torch.float64).item()]
+        drawn += [random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(1).item(), torch.rand(624)[0].item()]
+    return drawn
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_random_numbers_are_those_of_the_rank(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringsim.simulator.hub.Streams", lambda: Streams(fast=fast))
+    expected = [draw_alone(11 + rank, 4) for rank in range(3)]
+    seed_streams(5)
+    outside = draw_alone(5, 1)
+    seed_streams(5)
+    assert run(draw, 3, 4, seed=11) == expected
+    assert draw_alone(5, 1) == outside  # the caller's own are as they were
+
+
+def test_memory_is_copied_here() -> None:
+    assert Streams().fast  # else it still works, slowly: the test above
+
+
+def reseed() -> list[float]:
+    """Draws, and seeds anew with one number on all ranks."""
+    drawn = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        switch()
+        drawn += [torch.rand(1).item(), float(np.random.random()), random.random()]
+        switch()
+    return drawn
+
+
+def test_a_rank_may_seed_anew() -> None:
+    first, *others = run(reseed)
+    assert len(set(first)) == 6
+    assert all(other == first for other in others)
+
+
+def own_modes() -> list[Any]:
+    """Each rank has other modes, and looks at them after each switch."""
+    rank = ringsim.current_ring().rank
+    seen = []
+
+    def look() -> tuple[Any, ...]:
+        switch()
+        x = torch.ones(2, requires_grad=True) * 2
+        y = torch.ones(2, 2) @ torch.ones(2, 2)
+        return x.requires_grad, x.is_inference(), y.dtype, torch.tensor(1.0).dtype, torch.is_grad_enabled()
+
+    seen.append(look())
+    if rank == 0:
+        with torch.no_grad():
+            seen.append(look())
+            with torch.enable_grad():
+                seen.append(look())
+    elif rank == 1:
+        with torch.inference_mode():
+            seen.append(look())
+            with torch.inference_mode(False):
+                seen.append(look())
+    elif rank == 2:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            seen.append(look())
+            with torch.autocast("cpu", enabled=False):
+                seen.append(look())
+    else:
+        torch.set_default_dtype(torch.float64)
+        seen.append(look())
+        torch.set_default_dtype(torch.float16)
+        seen.append(look())
+        torch.set_default_dtype(torch.float32)
+    seen.append(look())
+    return seen
+
+
+def test_modes_are_those_of_the_rank() -> None:
+    single, double, half, brain = torch.float32, torch.float64, torch.float16, torch.bfloat16
+    plain = (True, False, single, single, True)
+    assert run(own_modes, 4) == [
+        [plain, (False, False, single, single, False), plain, plain],
+        [plain, (False, True, single, single, False), plain, plain],
+        [plain, (True, False, brain, single, True), plain, plain],
+        [plain, (True, False, double, double, True), (True, False, half, half, True), plain],
+    ]
+    assert (torch.is_grad_enabled(), torch.get_default_dtype(), torch._C._is_any_autocast_enabled()) == (True, single, False)
+
+
+def test_modes_of_the_caller_are_those_of_all_ranks() -> None:
+    def look() -> bool:
+        switch()
+        return torch.is_grad_enabled()
+
+    with torch.no_grad():
+        assert run(look) == [False] * 3
+        assert not torch.is_grad_enabled()
+
+
+def cached_casts() -> float:
+    """Under autocast the cast of a parameter is kept until the end of the block: not of another rank's."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    for step in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            switch()
+            result = (torch.ones(2, 2) @ weight).sum().item()
+            switch()
+        assert result == 8.0 * (1 + step)
+        with torch.no_grad():
+            weight += 1
+    return result
+
+
+def test_casts_are_not_kept_for_too_long() -> None:
+    assert run(cached_casts) == [24.0] * 3
+
+
+def inference_buffers() -> list[float]:
+    """A message lands in a tensor that was made in inference mode, while the rank that sends is in none, and the other way round."""
+    ring = ringsim.current_ring()
+    if ring.rank % 2:
+        with torch.inference_mode():
+            return talk(ring)
+    return talk(ring)
+
+
+def talk(ring: Any) -> list[float]:
+    columns = torch.zeros(4, 2)
+    strided, sums = columns[:, 0], torch.ones(2)
+    sending = dist.isend(torch.full((4,), float(ring.rank)), ring.succ, group=ring.succ_group)
+    dist.recv(strided, ring.pred, group=ring.pred_group)
+    sending.wait()
+    dist.all_reduce(sums)
+    return [*strided.tolist(), *sums.tolist()]
+
+
+def test_tensors_of_inference_mode_are_written_to() -> None:
+    assert run(inference_buffers, 4) == [[float((rank - 1) % 4)] * 4 + [4.0] * 2 for rank in range(4)]
+
+
+def leaf_that_wants_gradients() -> tuple[bool, Any]:
+    ring = ringsim.current_ring()
+    weight = torch.nn.Parameter(torch.full((3,), float(ring.rank)))
+    sending = dist.isend(weight * 2, ring.succ, group=ring.succ_group)
+    received = torch.nn.Parameter(torch.zeros(3))
+    dist.recv(received, ring.pred, group=ring.pred_group)
+    sending.wait()
+    (received * 3).sum().backward()
+    return received.is_leaf, received.grad.tolist() if received.grad is not None else None
+
+
+def test_messages_are_no_part_of_a_history() -> None:
+    assert run(leaf_that_wants_gradients) == [(True, [3.0] * 3)] * 3
+
+
+class Talking(torch.autograd.Function):
+    """Communicates in its forward pass, where gradients are off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        switch()
+        assert not torch.is_grad_enabled()
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def talk_in_forward() -> tuple[bool, float]:
+    x = torch.ones(2, requires_grad=True)
+    y = Talking.apply(x) * 2
+    switch()
+    y.sum().backward()
+    assert x.grad is not None
+    return torch.is_grad_enabled(), x.grad.sum().item()
+
+
+def test_a_function_of_autograd_may_talk_in_its_forward_pass() -> None:
+    assert run(talk_in_forward) == [(True, 4.0)] * 3
+
+
+def in_backward() -> None:
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: switch())
+    (x * 2).sum().backward()
+
+
+def in_function_mode() -> None:
+    with torch.device("cpu"):
+        switch()
+
+
+def in_dispatch_mode() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        switch()
+
+
+def in_saved_hooks() -> None:
+    with torch.autograd.graph.save_on_cpu():
+        switch()
+
+
+def in_recomputation() -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        switch()
+        return x * 2
+
+    y = checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False)
+    y.sum().backward()
+
+
+def in_functional_gradient() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        switch()
+        return (x * x).sum()
+
+    torch.func.grad(loss)(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        (in_backward, "in a backward pass"),
+        (in_function_mode, "inside a torch function mode"),
+        (in_dispatch_mode, "inside a torch dispatch mode"),
+        (in_saved_hooks, "inside hooks on saved tensors"),
+        (in_recomputation, "hooks on saved tensors"),
+        (in_functional_gradient, "inside a transformation of torch.func"),
+    ],
+)
+def test_what_cannot_be_right_raises(worker: Callable[[], None], words: str) -> None:
+    with pytest.raises(RingError, match="must not wait for others") as caught:
+        run(worker)
+    assert words in str(caught.value)
+    assert run(own_modes, 4)[0][0][0]  # and leaves nothing behind
+
+
+def leave_behind() -> None:
+    torch.set_default_device("meta")
+
+
+def test_a_mode_that_a_rank_leaves_behind_is_an_error() -> None:
+    try:
+        with pytest.raises(RingError, match="torch function mode"):
+            run(leave_behind, 1)
+    finally:
+        torch.set_default_device(None)
+
+
+COUNTS: dict[str, int] = {"calls": 0}
+
+
+def own_arguments(values: list[int]) -> list[int]:
+    values.append(ringsim.current_ring().rank)
+    switch()
+    return values
+
+
+def test_arguments_are_the_ranks_own() -> None:
+    values: list[int] = []
+    assert run(own_arguments, 3, values) == [[0], [1], [2]]
+    assert values == []
+
+
+def own_state() -> tuple[int, bool]:
+    ring = ringsim.current_ring()
+    with ringsim.span("outer", microbatch=ring.rank):
+        switch()
+        with ringsim.span("inner"):
+            switch()
+    return ringsim.current_ring().rank, get_state().ring is ring
+
+
+def test_spans_and_rings_are_the_ranks_own() -> None:
+    trace = simulate(own_state, world_size=3, link=LINK)
+    assert trace.results == [(0, True), (1, True), (2, True)]
+    frame = trace.to_pandas()
+    assert (frame.microbatch == frame["rank"]).all()
+
+
+def printing() -> None:
+    rank = ringsim.current_ring().rank
+    print("one", rank)
+    switch()
+    print("two", rank, force=rank == 2)  # type: ignore[call-overload]
+    switch()
+    ringsim.suppress_output(0)
+    print("three", rank)
+
+
+def test_prints_are_kept_by_rank_and_shown_as_those_of_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = simulate(printing, world_size=3, link=LINK)
+    assert trace.output == [f"one {rank}\ntwo {rank}\nthree {rank}\n" for rank in range(3)]
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == [
+        "[rank 0] one 0",
+        "[rank 0] three 0",
+        "[rank 0] two 0",
+        "[rank 1] three 1",
+        "[rank 2] three 2",
+        "[rank 2] two 2",
+    ]
+
+
+def test_a_failed_rank_leaves_everything_as_it_was() -> None:
+    def fail() -> None:
+        torch.set_default_dtype(torch.float64)
+        switch()
+        if ringsim.current_ring().rank == 1:
+            raise ValueError("here")
+        dist.barrier()
+
+    before = torch.random.get_rng_state()
+    with pytest.raises(RankFailed, match="rank 1 of 3 raised ValueError: here"):
+        run(fail)
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert get_state().ring is None
