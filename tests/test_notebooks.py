@@ -306,6 +306,9 @@ def test_lesson_06_simulates_what_it_claims() -> None:
     lost = re.findall(r"slow: (\d+) ms more, 16 times: (\d+) ms more", texts["slow-run"])
     assert lost == [("7", "105"), ("50", "114")]
     assert "link 1>2" in texts["slow-path"]
+    foreseen = [float(time) for time in re.findall(r"predicted (\d+) ms$", texts["slow-rank-run"], re.MULTILINE)]
+    assert len(foreseen) == 2
+    assert 165 < foreseen[0] < foreseen[1] > 210
     assert re.findall(r"(\S+) times as long", texts["slow-ring-run"]) == ["5.00"] * 3
     bubbles = [float(bubble) for bubble in re.findall(r"bubble (\d+\.\d) %", texts["thousand-scale"])]
     assert len(bubbles) == 5
