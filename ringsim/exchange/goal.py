@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["read_goal", "to_goal"]
 
 MAX_RANKS: Final = 10**6
-_COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)  # one without an end takes the rest: looked for once, not each time
 _RANK: Final = re.compile(r"rank\s+(\d+)\s*\{([^{}]*)\}")
 _LINE: Final = re.compile(
     r"(?:([A-Za-z]\w*)\s*:\s*)?(?:calc\s+(\d+)|(send|recv)\s+(\d+)\s*b\s+(?:to|from)\s+(\d+)(?:\s+tag\s+(\d+))?)"
@@ -171,19 +171,20 @@ def _parse(text: str) -> list[list[Step]]:
     found = re.match(r"\s*num_ranks\s+(\d+)\s", text)
     if found is None or not 0 < int(found[1]) <= MAX_RANKS:
         raise ValueError("it does not begin with num_ranks and a number")
-    programs: list[list[Step]] = [[] for _ in range(int(found[1]))]
-    place = found.end()
+    count, blocks, place = int(found[1]), dict[int, str](), found.end()
     for block in _RANK.finditer(text, place):
         if text[place : block.start()].strip():
             raise ValueError(f"{text[place : block.start()].strip()[:40]!r} stands outside of the ranks")
         rank = int(block[1])
-        if rank >= len(programs) or programs[rank]:
-            raise ValueError(f"rank {rank} is not one of {len(programs)}, or stands there twice")
-        programs[rank] = _parse_rank(block[2])
+        if rank >= count or rank in blocks:
+            raise ValueError(f"rank {rank} is not one of {count}, or stands there twice")
+        blocks[rank] = block[2]
         place = block.end()
     if text[place:].strip():
         raise ValueError(f"{text[place:].strip()[:40]!r} stands outside of the ranks")
-    return programs
+    if len(blocks) < count:  # so that no small file asks for a million ranks
+        raise ValueError(f"num_ranks is {count}, and {len(blocks)} ranks are there")
+    return [_parse_rank(blocks[rank]) for rank in range(count)]
 
 
 def _parse_rank(text: str) -> list[Step]:

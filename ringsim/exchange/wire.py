@@ -77,6 +77,8 @@ def read_number(data: bytes | memoryview, place: int) -> tuple[int, int]:
     Raises:
         ValueError: there is none.
     """
+    if place < len(data) and data[place] < 0x80:  # nearly all are
+        return data[place], place + 1
     value = shift = 0
     while True:
         if place >= len(data) or shift > 63:
