@@ -301,7 +301,7 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
         ("num_ranks 1\nrank 1 {\n}", "rank 1 is not one of 1"),
         ("num_ranks 1\nhello", "'hello' stands outside"),
         ("num_ranks 1\nrank 0 {\ncalc x\n}", "'calc x' is no line of GOAL"),
-        ("num_ranks 1\n" + "/*" * 10**6, "num_ranks is 1, and 0 ranks"),  # in a moment, not in an hour
+        ("num_ranks 1\n" + "/* " * 10**6, "num_ranks is 1, and 0 ranks"),  # in a moment, not in an hour
         ("num_ranks 1000000\nrank 0 {\n}", "num_ranks is 1000000, and 1 ranks are there"),
         ("num_ranks 2\nrank 0 {\nrecv 1b from 0\n}\nrank 1 {\n}", "receives from rank 0 of 2"),
         ("num_ranks 99999999999", "does not begin"),
