@@ -27,7 +27,6 @@ from ringsim.pair_groups import pair_name
 from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
 from ringsim.simulator.backend import SimulatedRank
-from ringsim.simulator.failing import FailingRank
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.network import make_carrier
@@ -96,7 +95,7 @@ class Run:
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
         self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
-        self._ranks = [self._make_rank(world, rank) for rank in everyone]
+        self._ranks = [SimulatedRank(world, rank, settings.seed + rank) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = Outputs(hub, size)
         self._results: list[Any] = [None] * size
@@ -130,10 +129,6 @@ class Run:
     def _make_pairs(self) -> list[SimulatedGroup]:
         pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)]
         return [SimulatedGroup(self._hub, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
-
-    def _make_rank(self, world: World, number: int) -> SimulatedRank:
-        seed, at_op = self._settings.seed + number, fails_at(self._settings.inject, number)
-        return SimulatedRank(world, number, seed) if at_op is None else FailingRank(world, number, seed, at_op)
 
     def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
         """Returns what the greenlet of a rank does."""

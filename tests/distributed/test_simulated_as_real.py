@@ -1,0 +1,149 @@
+"""The same worker on real ranks and on simulated ones: the same results, to the last bit, and the same operations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from pipeline_cases import Case, gradients, make_microbatches, make_model
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import RingError
+from ringsim.pipeline import generate
+from ringsim.pipeline.schedules import SCHEDULE_NAMES
+from ringsim.pipeline.training import train_step_pipeline
+from ringsim.pipeline.transformer import SmallTransformer
+from ringsim.simulator.api import simulate
+from ringsim.traces.value import Trace
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_behind")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
+
+LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
+SAME = ["rank", "op", "group", "peer", "tag", "size_bytes", "dtype", "stage", "microbatch", "label", "line", "status"]
+
+
+def both(worker: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> tuple[Trace, Trace]:
+    real = ringsim.trace(worker, world_size=world_size, args=args, **options)
+    return real, simulate(worker, world_size=world_size, args=args, link=LINK, **options)
+
+
+def check_same(real: Trace, simulated: Trace) -> None:
+    frames = [trace.to_pandas()[[name for name in SAME if name in trace.to_pandas()]] for trace in (real, simulated)]
+    assert len(frames[0]) == len(frames[1])
+    for name in frames[0]:
+        ours, theirs = (frame[name].astype(str).tolist() for frame in frames)
+        assert ours == theirs, name
+
+
+def ring_worker(rounds: int) -> tuple[float, float, list[float]]:
+    """The worker of the README, with random numbers."""
+    ring = ringsim.current_ring()
+    token = torch.full((1024,), float(ring.rank)) + torch.rand(1)
+    for number in range(rounds):
+        arriving = torch.empty_like(token)
+        recv = dist.irecv(arriving, ring.pred, group=ring.pred_group)
+        dist.isend(token, ring.succ, group=ring.succ_group).wait()
+        recv.wait()
+        with ringsim.span("compute", microbatch=number):
+            token = arriving + float(np.random.random())
+    total = torch.tensor([ring.rank])
+    dist.all_reduce(total)
+    dist.broadcast(token, 0)
+    dist.barrier()
+    return token[0].item(), token[-1].item(), total.tolist()
+
+
+def test_the_ring_of_the_readme() -> None:
+    real, simulated = both(ring_worker, 4, 3, seed=7)
+    assert real.results == simulated.results
+    check_same(real, simulated)
+
+
+def train(names: list[str]) -> list[Any]:
+    torch.set_num_threads(1)
+    said = []
+    for name in names:
+        case = Case(dtype=torch.float32)
+        model = make_model(case)
+        loss = train_step_pipeline(model, *make_microbatches(case), schedule=name)
+        said.append((name, loss, {key: grad.numpy().tobytes() for key, grad in gradients(model).items()}))
+    return said
+
+
+def test_every_schedule_gives_the_same_bits() -> None:
+    threads = torch.get_num_threads()
+    try:
+        real, simulated = both(train, 3, list(SCHEDULE_NAMES))
+    finally:
+        torch.set_num_threads(threads)
+    for mine, theirs in zip(real.results, simulated.results, strict=True):
+        for (name, loss, grads), (_, other_loss, other_grads) in zip(mine, theirs, strict=True):
+            assert loss == pytest.approx(other_loss, rel=1e-6), name  # summed over the ranks, in another order
+            assert grads == other_grads, name
+    check_same(real, simulated)
+
+
+def tell() -> list[list[int]]:
+    torch.manual_seed(3)
+    model = SmallTransformer(61, hidden_size=32, num_layers=5, num_heads=4, max_length=64).double()
+    return generate(model, [[1, 2, 3], [7], [8, 9]], 4)
+
+
+def test_generation_gives_the_same_tokens() -> None:
+    real, simulated = both(tell, 3)
+    assert real.results == simulated.results
+    check_same(real, simulated)
+
+
+def all_receive_first() -> None:
+    ring = ringsim.current_ring()
+    tensor = torch.zeros(4)
+    dist.recv(tensor, ring.pred, group=ring.pred_group)
+    dist.send(tensor, ring.succ, group=ring.succ_group)
+
+
+def other_tags() -> None:
+    if ringsim.current_ring().rank == 0:
+        dist.send(torch.zeros(4), 1, tag=1)
+    else:
+        dist.recv(torch.zeros(4), 0, tag=2)
+
+
+def one_leaves() -> None:
+    if ringsim.current_ring().rank != 1:
+        dist.barrier()
+
+
+def two_collectives() -> None:
+    if ringsim.current_ring().rank:
+        dist.barrier()
+    else:
+        dist.all_reduce(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("worker", "size"), [(all_receive_first, 3), (all_receive_first, 2), (other_tags, 2), (one_leaves, 3), (two_collectives, 2)]
+)
+def test_what_never_ends_is_explained_alike(worker: Callable[[], None], size: int) -> None:
+    caught = []
+    for start in (lambda: ringsim.trace(worker, world_size=size), lambda: simulate(worker, world_size=size, link=LINK)):
+        with pytest.raises(RingError) as error:
+            start()
+        caught.append(error.value)
+    real, simulated = caught
+    assert type(real) is type(simulated)
+    mine, theirs = (
+        [(one.kind, sorted(one.ranks), sorted(str(operation) for operation in one.operations)) for one in error.diagnosis.findings]
+        for error in caught
+    )
+    if worker is not two_collectives:  # who comes last finds that out, which is anybody's turn on real ranks
+        assert mine == theirs
+        assert real.diagnosis.findings[0].hint == simulated.diagnosis.findings[0].hint
+    assert [kind for kind, _, _ in mine] == [kind for kind, _, _ in theirs]

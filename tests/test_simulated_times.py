@@ -1,0 +1,172 @@
+"""How long things take on the virtual clock: closed forms, schedules, injections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import RankFailed, RunTimeout
+from ringsim.pipeline import Costs, rehearse
+from ringsim.pipeline.closed_forms import Step, makespan
+from ringsim.pipeline.schedules import make_schedule
+from ringsim.simulator.api import simulate
+from ringsim.state import get_state
+from ringsim.traces.value import Trace
+
+ALPHA, BETA = 1e-5, 1e-9
+LINK = ringsim.Link(alpha_s=ALPHA, beta_s_per_byte=BETA)
+
+
+def run(worker: Any, world_size: int, *args: Any, **kwargs: Any) -> Trace:
+    return simulate(worker, world_size=world_size, args=args, **{"link": LINK, **kwargs})
+
+
+def ring_all_reduce(elements: int) -> list[float]:
+    """Written with messages, as in the textbook: each rank ends with the sum of all."""
+    ring = ringsim.current_ring()
+    size = ring.world_size
+    chunks = list(torch.full((elements,), float(ring.rank)).chunk(size))
+    for turn in range(2 * (size - 1)):
+        out, place = chunks[(ring.rank - turn) % size], (ring.rank - turn - 1) % size
+        inbox = torch.empty_like(chunks[place])
+        handles = [dist.isend(out, ring.succ, group=ring.succ_group), dist.irecv(inbox, ring.pred, group=ring.pred_group)]
+        for handle in handles:
+            handle.wait()
+        chunks[place] = chunks[place] + inbox if turn < size - 1 else inbox
+    return torch.cat(chunks).tolist()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 64])
+def test_a_ring_all_reduce_takes_what_its_formula_says(size: int) -> None:
+    trace = run(ring_all_reduce, size, 4 * size)
+    assert trace.results == [[float(sum(range(size)))] * 4 * size] * size
+    assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(2 * (size - 1) * (ALPHA + 16 * BETA), abs=1e-9)
+    built_in = run(lambda: dist.all_reduce(torch.zeros(4 * size)), size)
+    assert built_in.makespan_s == pytest.approx(trace.makespan_s, abs=2e-9)
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_one_slow_link_slows_the_whole_ring(size: int) -> None:
+    """The link is busy five times as long, and every step waits for it."""
+    trace = run(ring_all_reduce, size, 4 * size, inject=[ringsim.Degrade(1, 2, factor=5)])
+    assert trace.makespan_s == pytest.approx(2 * (size - 1) * 5 * (ALPHA + 16 * BETA), rel=0.2)
+    assert trace.makespan_s > 1.5 * (size - 1) * 5 * (ALPHA + 16 * BETA)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+def test_a_rehearsed_step_takes_what_the_closed_form_says(name: str, ranks: int) -> None:
+    costs = Costs(forward=1e-3, backward=2e-3)
+    for count in (1, 4, 9):
+        schedule = make_schedule(name, ranks, count)
+        trace = run(rehearse, ranks, schedule, costs, kwargs={"size_bytes": 1000}, semantics="buffered")
+        latency = ALPHA + 1000 * BETA
+        expected = makespan(Step(name, ranks, count), Costs(forward=1e-3, backward=2e-3, latency=latency))
+        assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(float(expected), abs=1e-8)
+
+
+def compute_and_meet() -> float:
+    ringsim.compute(0.5)
+    dist.barrier()
+    clock = get_state().clock
+    assert clock is not None
+    return clock.now_s()
+
+
+def test_a_slow_rank_makes_all_wait() -> None:
+    trace = run(compute_and_meet, 4, inject=[ringsim.Slow(2, 3)])
+    assert trace.results == pytest.approx([1.5 + 2 * ALPHA] * 4)
+    late = trace.explain()
+    assert late.findings[0].ranks[0] == 2 or 2 in late.findings[0].ranks
+
+
+def talk(rounds: int) -> int:
+    ring = ringsim.current_ring()
+    for _ in range(rounds):
+        handles = [
+            dist.isend(torch.zeros(2), ring.succ, group=ring.succ_group),
+            dist.irecv(torch.zeros(2), ring.pred, group=ring.pred_group),
+        ]
+        for handle in handles:
+            handle.wait()
+        dist.barrier()
+    return rounds
+
+
+@pytest.mark.parametrize("at_op", [0, 1, 2, 5, 7])
+def test_a_rank_fails_in_place_of_an_operation(at_op: int) -> None:
+    with pytest.raises(RankFailed, match=f"rank 1 of 3 was made to fail in place of its operation {at_op}") as caught:
+        run(talk, 3, 3, inject=[ringsim.Fail(1, at_op)])
+    assert caught.value.rank == 1
+    assert caught.value.trace is not None
+    assert int((caught.value.trace.events.rank == 1).sum()) == at_op
+    assert run(talk, 3, 3, inject=[ringsim.Fail(1, 9)]).results == [3, 3, 3]
+
+
+def wait_for_nobody() -> tuple[float, float]:
+    ring = ringsim.current_ring()
+    inbox = torch.zeros(1)
+    handle = dist.irecv(inbox, ring.pred, group=ring.pred_group)
+    with pytest.raises(RunTimeout, match=r"within 0\.25 s of virtual time"):
+        handle.wait(0.25)
+    clock = get_state().clock
+    assert clock is not None
+    begun_s = clock.now_s()
+    sending = dist.isend(torch.ones(1), ring.succ, group=ring.succ_group)
+    handle.wait()  # the operation went on
+    sending.wait()
+    return begun_s, inbox.item()
+
+
+def test_a_wait_ends_at_its_limit_in_virtual_time() -> None:
+    assert run(wait_for_nobody, 3).results == [(0.25, 1.0)] * 3
+
+
+def poll() -> bool:
+    ring = ringsim.current_ring()
+    if ring.rank == 0:
+        ringsim.compute(1.0)
+        dist.send(torch.zeros(1), 1)
+        return True
+    handle = dist.irecv(torch.zeros(1), 0)
+    asked = 0
+    while not handle.is_completed():
+        asked += 1
+    return asked < 10
+
+
+def test_who_asks_lets_time_pass() -> None:
+    assert run(poll, 2).results == [True, True]
+
+
+def ask_for_ever() -> None:
+    handle = dist.irecv(torch.zeros(1), 1 - ringsim.current_ring().rank)
+    while not handle.is_completed():
+        pass
+
+
+def test_asking_for_ever_ends() -> None:
+    with pytest.raises(ringsim.errors.Deadlock, match="questions in a row"):
+        run(ask_for_ever, 2)
+
+
+def test_a_link_for_each_pair() -> None:
+    links = {(0, 1): ringsim.Link(1.0, 0.0), (1, 2): ringsim.Link(10.0, 0.0), (2, 0): ringsim.Link(100.0, 0.0)}
+
+    def token() -> float:
+        ring = ringsim.current_ring()
+        if ring.rank == 0:
+            dist.send(torch.zeros(1), 1)
+            dist.recv(torch.zeros(1), 2)
+        else:
+            dist.recv(torch.zeros(1), ring.pred)
+            dist.send(torch.zeros(1), ring.succ)
+        clock = get_state().clock
+        assert clock is not None
+        return clock.now_s()
+
+    assert run(token, 3, link=links).results == [111.0, 11.0, 111.0]
