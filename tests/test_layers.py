@@ -142,7 +142,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "meetings",
                 "collectives",
                 "backend",
-                "failing",
                 "outputs",
             )
         ),

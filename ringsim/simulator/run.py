@@ -56,6 +56,7 @@ class Settings:
         topology: which links there are, None where each pair has one of its own.
         semantics: when messages leave.
         costs: what computing costs, None for nothing; a ``Calibration`` also says what posting a message costs.
+        measures: whether computing takes the time that it takes here.
         seed: rank r seeds its generators with ``seed + r``.
         inject: what goes wrong.
         record: whether operations are recorded.
@@ -67,6 +68,7 @@ class Settings:
     topology: Topology | None
     semantics: Semantics
     costs: Any
+    measures: bool
     seed: int
     inject: tuple[Injection, ...]
     record: bool
@@ -94,9 +96,11 @@ class Run:
         office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
-        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
-        self._ranks = [SimulatedRank(world, rank, settings.seed + rank) for rank in everyone]
+        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration, settings.measures)
+        self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
+        if settings.measures:
+            hub.measure()
         self._outputs = Outputs(hub, size)
         self._results: list[Any] = [None] * size
         self._returned: set[int] = set()
@@ -137,6 +141,8 @@ class Run:
             enter_rank(self._make_state(rank))
             try:
                 self._results[rank.number] = self._call()
+                if rank.measures:
+                    self._hub.pay()
                 self._hub.leave()
                 self._returned.add(rank.number)
             except BaseException as error:
@@ -152,7 +158,6 @@ class Run:
     def _make_state(self, rank: SimulatedRank) -> RankState:
         size, number, settings = self._size, rank.number, self._settings
         inject = settings.inject
-        rank.fails_at = fails_at(inject, number)
         pred_group: Any = self._pairs[number - 1] if size > 1 else None  # the types are torch's: other backends have groups of their own
         succ_group: Any = self._pairs[number] if size > 1 else None
         recorder: Any = rank.recorder
@@ -267,6 +272,8 @@ class Run:
         metadata = {**self._settings.metadata, "ring_groups": groups, "not_recorded": [], "notes": [], "complete": complete}
         if not self._settings.record:
             metadata["notes"].append("operations were not recorded: record=False")
+        if self._settings.measures:
+            metadata["notes"].append("computing took the time of the thread that simulated it: another run gives other times")
         metadata["ends"], metadata["end_ns"] = self._ends(), self._end_ns
         return Trace(events, metadata, results=self._results, output=self._printed)
 
