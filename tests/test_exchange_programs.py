@@ -20,7 +20,7 @@ from trace_mutations import DATA, flip, read_in_full
 import ringsim
 from ringsim import comm as dist
 from ringsim.costs import bus_factor
-from ringsim.errors import TraceFileError
+from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.exchange import read_chakra, read_goal
 from ringsim.exchange.programs import Step, make_programs
 from ringsim.exchange.replay import replay
@@ -292,6 +292,13 @@ def test_damage_gives_one_error(tmp_path: Path, way: str, data: st.DataObject) -
         assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
     else:
         read_in_full(trace, draw=False)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_link_that_is_none_is_the_fault_of_the_caller(tmp_path: Path, way: str) -> None:
+    for link in (None, {(0, 1): LINK}):
+        with pytest.raises(ArgumentError, match="link must be"):
+            WAYS[way](small(), tmp_path, link)  # type: ignore[arg-type]
 
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def read_chakra(directory: str | PathLike[str], *, link: Link) -> Trace:
         A simulated trace: work as spans, messages as isend and irecv.
 
     Raises:
+        ArgumentError: ``link`` is no Link.
         TraceFileError: a file is missing or something else, or the program cannot run to its end.
 
     Source:

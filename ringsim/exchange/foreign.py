@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.errors import TraceFileError
+from ringsim.errors import RingError, TraceFileError
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -41,6 +41,8 @@ def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
     """
     try:
         yield
+    except RingError:
+        raise  # says it better, or speaks of an argument
     except _DAMAGE as error:
         reason = repr((str(error).splitlines() or [""])[0][:200])[1:-1] if not str(error).isprintable() else str(error)[:200]
         raise TraceFileError(

@@ -147,6 +147,7 @@ def read_goal(path: str | PathLike[str], *, link: Link) -> Trace:
         A simulated trace: calc as spans, messages as isend and irecv.
 
     Raises:
+        ArgumentError: ``link`` is no Link.
         TraceFileError: there is no such file, it is something else, or the program cannot run to its end.
 
     Example:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step
 from ringsim.exchange.rounds import count_rounds
 from ringsim.exchange.rows import Rows
-from ringsim.link import Link
+from ringsim.link import Link, check_link
 from ringsim.simulator.carriers import PrivateLinks
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, Group, Payload
 from ringsim.traces.value import Trace
@@ -40,6 +40,7 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
         A simulated trace. A step that waits for ever is in flight; those behind it are not there.
 
     Raises:
+        ArgumentError: ``link`` is no Link.
         ValueError: a step names a rank or a step that is not there, or steps need each other.
 
     Example:
@@ -54,6 +55,7 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
 
 class _Run:
     def __init__(self, programs: list[list[Step]], link: Link) -> None:
+        check_link("link", link)
         _check(programs)
         self._programs, self._link, self._carrier = programs, link, PrivateLinks(link)
         self._world = Group("world", tuple(range(len(programs))))
