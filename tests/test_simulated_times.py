@@ -170,3 +170,27 @@ def test_a_link_for_each_pair() -> None:
         return clock.now_s()
 
     assert run(token, 3, link=links).results == [111.0, 11.0, 111.0]
+
+
+def compute_for_real(times: int) -> float:
+    ring = ringsim.current_ring()
+    matrix = torch.rand(100, 100)
+    with ringsim.span("work"):
+        for _ in range(times * (ring.rank + 1)):
+            matrix = matrix @ matrix * 1e-3
+    dist.barrier()
+    clock = get_state().clock
+    assert clock is not None
+    return clock.now_s()
+
+
+def test_computing_takes_what_it_takes_where_that_is_asked_for() -> None:
+    free = run(compute_for_real, 3, 200)
+    assert free.results == pytest.approx([2 * ALPHA] * 3)
+    measured = run(compute_for_real, 3, 200, compute="measured")
+    assert min(measured.results) > 1e-4
+    frame = measured.to_pandas()
+    took = (frame.done_ns - frame.post_ns)[frame.op == "span"].tolist()
+    assert took[2] > took[0] > 0
+    assert measured.metadata["constants"]["compute"] == "measured"
+    assert "another run gives other times" in measured.metadata["notes"][0]

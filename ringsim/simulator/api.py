@@ -59,7 +59,7 @@ def simulate(
             not, as on MPI; "buffered": never. "grouped": a rank's messages on a group go one after the other, and those of
             ``batch_isend_irecv`` together, as on NCCL.
         compute: what computing costs: ``ringsim.FlopCosts``, or what ``ringsim.calibrate`` found, which also has what posting a message
-            costs.
+            costs; "measured": what it takes here, which no other run repeats, and the trace says so.
         topology: which links there are, instead of ``link``, where pairs of ranks share some: see ``ringsim.topologies``.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
         inject: what goes wrong: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
@@ -101,7 +101,9 @@ def simulate(
     when = read_semantics(semantics)
     if link is not None:
         check_links(link)
-    check_costs(compute)
+    measures = compute == "measured"
+    costs = None if measures else compute
+    check_costs(costs)
     injections = check_injections(inject, world_size)
     packed = pack_call(worker, args, kwargs or {}, seed).call
     assert packed is not None
@@ -115,9 +117,11 @@ def simulate(
         constants["links"] = {"all": _write_link(link)}
     elif link is not None:
         constants["links"] = {f"{src}>{dst}": _write_link(each) for (src, dst), each in link.items()}
-    for name, value in (("topology", topology), ("compute", compute)):
+    for name, value in (("topology", topology), ("compute", costs)):
         if value is not None:
             constants[name] = repr(value)
+    if measures:
+        constants["compute"] = "measured"
     if injections:
         constants["inject"] = [repr(each) for each in injections]
     metadata = {
@@ -129,7 +133,7 @@ def simulate(
         "constants": constants,
         "versions": {"ringsim": __version__},
     }
-    return Run(call, Settings(world_size, link, topology, when, compute, seed, injections, record, metadata)).finish()
+    return Run(call, Settings(world_size, link, topology, when, costs, measures, seed, injections, record, metadata)).finish()
 
 
 def _is_integer(value: object) -> bool:

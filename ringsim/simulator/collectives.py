@@ -317,8 +317,8 @@ class Collectives(RankCore):
             results: what the handle returns, where that is not the outputs.
             timeout: limit of the wait.
         """
-        if self.fails_at is not None:
-            self._count_operation()
+        if self.hooked:
+            self._before_operation()
         how = "" if reduction is None else str(getattr(reduction, "op", reduction)).rpartition(".")[2]
         payload = Payload(*describe(list(inputs if carried is None else carried), copies), how)
         kind = Kind(self.tape.number_payload(payload), payload, False)

@@ -62,6 +62,8 @@ class Operation:
         """
         rank, slot = self.rank, self.slot
         hub = rank.hub
+        if rank.measures:
+            hub.pay()
         if slot >= 0:
             rank.tape.times[slot + 1] = hub.now
         if self.done_s > hub.now:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 
+from ringsim.computing import stretch
 from ringsim.errors import Deadlock
 from ringsim.simulator.generators import Streams, seed_streams
 from ringsim.simulator.modes import Modes
@@ -67,6 +69,7 @@ class Hub:
     def __init__(self) -> None:
         self.now = 0.0
         self.polls = 0
+        self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
         self._asking: set[Runner] = set()
         self._due: list[tuple[float, int, Any]] = []
         self._number = itertools.count().__next__
@@ -102,6 +105,23 @@ class Hub:
                 return
             heappush(due, (time_s, self._number(), self.current))
             self.pause()
+
+    def measure(self) -> None:
+        """Makes the computing of ranks take the time that this thread takes for it, from now on: see ``pay``."""
+        give_way = self.pause
+
+        def pause() -> None:
+            give_way()
+            self._resumed_s = time.thread_time()
+
+        self.pause = pause
+
+    def pay(self) -> None:
+        """Lets as much time pass on the calling rank as it has computed since it went on; where that is measured."""
+        spent_s = stretch(time.thread_time() - self._resumed_s)
+        self._resumed_s = time.thread_time()
+        self.advance(spent_s)
+        self._resumed_s = time.thread_time()
 
     def poll(self) -> None:
         """Gives way until one of those that do not merely ask has been at work.
@@ -141,6 +161,7 @@ class Hub:
             heappush(self._due, _STARTING)
             for runner, function in runners:
                 runner.greenlet = greenlet(function)
+                self._resumed_s = time.thread_time()
                 self._enter(runner)
                 self.current = outside
             heappop(self._due)

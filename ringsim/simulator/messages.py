@@ -51,8 +51,8 @@ class Messages(RankCore):
             dst = self._peer("dst", group, dst, group_dst)
         if tag.__class__ is not int or not 0 <= tag < _TAG_END:
             tag = self._check_tag(tag)
-        if self.fails_at is not None:
-            self._count_operation()
+        if self.hooked:
+            self._before_operation()
         kind = self._kinds[tensor.dtype, tensor.shape]
         slot = -1
         if self.records:
@@ -89,8 +89,8 @@ class Messages(RankCore):
             src = ANY_SOURCE if src is None and group_src is None else self._peer("src", group, src, group_src)
         if tag.__class__ is not int or not 0 <= tag < _TAG_END:
             tag = self._check_tag(tag)
-        if self.fails_at is not None:
-            self._count_operation()
+        if self.hooked:
+            self._before_operation()
         kind = self._kinds[tensor.dtype, tensor.shape]
         slot = -1
         if self.records:

@@ -36,6 +36,7 @@ class World:
         carrier: says how long messages take.
         office: brings sends and recvs together.
         everybody: the group of all ranks.
+        measures: whether computing takes the time that it takes here.
         calibration: says how long a rank is busy when it posts a message; None for no time.
         made: the members of the groups that were made, and the groups, in order.
     """
@@ -47,6 +48,7 @@ class World:
     office: PostOffice
     everybody: SimulatedGroup
     calibration: Calibration | None = None
+    measures: bool = False
     made: list[tuple[tuple[int, ...], SimulatedGroup]] = field(default_factory=list)
 
 
@@ -57,14 +59,12 @@ class RankCore(Backend):
         world: what it shares with the others.
         number: its rank.
         seed: of its random numbers.
-
-    Attributes:
         fails_at: the number of the operation in whose place it fails, None for none.
     """
 
     name = "simulator"
 
-    def __init__(self, world: World, number: int, seed: int) -> None:
+    def __init__(self, world: World, number: int, seed: int, fails_at: int | None = None) -> None:
         self.world = world
         self.number = number
         self.hub = world.hub
@@ -72,12 +72,14 @@ class RankCore(Backend):
         self.everybody = world.everybody
         self.calibration = world.calibration
         self.runner = Runner(number, seed)
-        self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
+        self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size(), world.measures) if world.records else None
         self.records = world.records
         self._post = world.tape.post
         self._kinds = world.tape.kinds
         self._send, self._recv = world.office.send, world.office.recv
-        self.fails_at: int | None = None
+        self.fails_at = fails_at
+        self.measures = world.measures
+        self.hooked = world.measures or fails_at is not None
         self._operations = 0
         self._joined = True
         self._made = 0
@@ -246,12 +248,14 @@ class RankCore(Backend):
             warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
         return found
 
-    def _count_operation(self) -> None:
-        """Counts an operation that is about to be posted.
+    def _before_operation(self) -> None:
+        """Counts an operation that is about to be posted, and lets what was computed before it take its time.
 
         Raises:
             RankFailed: the rank was made to fail in its place.
         """
+        if self.measures:
+            self.hub.pay()
         if self.fails_at is not None and self._operations >= self.fails_at:
             raise make_failure(self.number, self.fails_at, self.everybody.size())
         self._operations += 1
