@@ -18,6 +18,7 @@ from ringsim.errors import RingError
 from ringsim.link import Link
 from ringsim.pipeline.costs import Costs
 from ringsim.simulator.schedule_api import simulate_schedule
+from ringsim.simulator.schedule_run import ScheduleRun
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 SMALL: dict[str, Any] = {
@@ -48,12 +49,8 @@ def changed(table: str, **entries: Any) -> dict[str, Any]:
     return {**SMALL, table: {key: value for key, value in merged.items() if value is not None}}
 
 
-def simulated(file: Path) -> Any:
-    told = read_description(file)
-    return simulate_schedule(
-        told.schedule, told.costs, num_ranks=told.num_ranks, num_microbatches=told.num_microbatches, num_chunks=told.num_chunks,
-        link=told.link, size_bytes=told.size_bytes, semantics=told.semantics, ahead=told.ahead,
-    )  # fmt: skip
+def simulated(file: Path) -> ScheduleRun:
+    return read_description(file).simulate()
 
 
 # -- what it says
@@ -133,6 +130,18 @@ def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
     assert degraded > simulated(write(tmp_path, base)).makespan
 
 
+def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    actions = "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n"
+    tables = {**changed("schedule", name=None, microbatches=None, actions=actions), "ring": {"ranks": 2}}
+    assert main(["simulate", str(write(tmp_path, tables))]) == 0
+    text = capsys.readouterr().out
+    named = simulated(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
+    assert f"  step           {1e3 * float(named.makespan):,.6g} ms\n" in text, "it is 1F1B"
+    assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
+    assert "  closed form    none for a schedule of one's own\n" in text
+    assert "2 live at a time on rank 0, 1 on rank 1" in text
+
+
 # -- what is wrong with it
 
 
@@ -153,8 +162,13 @@ def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
         (changed("ring", ranks=None, rank=4), "It has rank; is that meant?"),
         (changed("schedule", name="1fb1"), "Did you mean '1f1b'?"),
         (changed("schedule", chunks=3), "num_chunks"),
+        (changed("schedule", actions="rank 0: 0F0 0B0"), "actions must be for the 4 ranks of [ring], got 1"),
+        (changed("schedule", actions="0F0"), "actions must be a schedule, got"),
+        (changed("schedule", actions=7), "actions must be a text, got 7"),
+        ({**changed("schedule", actions="rank 0: 0F0 0B0"), "ring": {"ranks": 1}}, "must have keys that are known, got name"),
         (changed("schedule", semantics="eager"), "semantics must be one of rendezvous, buffered"),
-        (changed("schedule", microbatches=10**9), "must have 20,000,000 forward passes or fewer, got 4,000,000,000"),
+        (changed("schedule", microbatches=10**9), "a step of 1f1b must have 20,000,000 forward passes or fewer, got 4,000,000,000"),
+        (changed("schedule", name="zb_h1", microbatches=10**6), "of zb_h1 must have 1,000,000 forward passes or fewer, got 4,000,000"),
         (changed("model", forward_ms=[10, 10]), "forward must be one number, or a list of one for each of 4 stages, got 2"),
         (changed("model", forward_ms=[]), "got []"),
         (changed("model", input_ms=10), "must have weight, got none"),
@@ -164,6 +178,7 @@ def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
         ({**SMALL, "slow": [{"rank": 1, "factor": 0.5}]}, "factor must be a number from 1, got 0.5 ([[slow]] of "),
         ({**SMALL, "slow": {"rank": 1, "factor": 2}}, "slow must be a list of tables, [[slow]]"),
         ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 2}]}, "must be neighbours in a ring of 4, got 0 and 2"),
+        ({**changed("ring", ranks=1), "edge": [{**SMALL["link"], "from": 0, "to": 0}]}, "neighbours in a ring of 1, got 0 and 0"),
         ({**SMALL, "links": {"latency_us": 1}}, "the description must have keys that are known, got links"),
         ({key: value for key, value in SMALL.items() if key != "link"}, "the description must have link, got none"),
     ],

@@ -12,7 +12,8 @@
                                                                rank = 2
                                                                factor = 1.5
 
-In place of times, ``[model]`` may have the shapes of a transformer, and the arithmetic that a rank does in a second.
+In place of a name, ``[schedule]`` may have ``actions``, written out. In place of times, ``[model]`` may have the shapes of a transformer,
+and the arithmetic that a rank does in a second.
 """
 
 from __future__ import annotations
@@ -27,16 +28,23 @@ from ringsim.cli.toml_table import BANDWIDTH, SIZE, TIME, TomlTable
 from ringsim.errors import ArgumentError, RingError, ScheduleError
 from ringsim.injections import Degrade, Injection, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
+from ringsim.pipeline.closed_forms import Step
 from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.partition_plan import by_count
 from ringsim.pipeline.programs import SEMANTICS, Semantics
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, find_num_chunks, make_schedule
+from ringsim.pipeline.schedule import Schedule
+from ringsim.pipeline.schedule_text import from_text
+from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.pipeline.validation import validate
+from ringsim.simulator.schedule_api import simulate_schedule
+from ringsim.simulator.schedule_run import ScheduleRun
 
 __all__ = ["Description", "read_description"]
 
-_ONE_EACH: Final = ("gpipe", "afab", "1f1b")  # stage s is on rank s, so nobody needs the actions to know who has it
+_BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing their actions out; stage s is on rank s
 _MOST_FORWARDS: Final = 20_000_000
+_MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute, and a gigabyte
 
 Links = Link | dict[tuple[int, int], Link]
 
@@ -46,10 +54,7 @@ class Description:
     """A step to be simulated.
 
     Attributes:
-        schedule: its name.
-        num_ranks: how many ranks.
-        num_microbatches: how many microbatches.
-        num_chunks: stages on each rank; None where the schedule leaves no choice.
+        schedule: a named one, or one that is written out.
         costs: of the computations, in seconds; what slow ranks take is in them.
         link: what messages cost: one for all, or by (from rank, to rank).
         size_bytes: of an activation, and of its gradient.
@@ -57,10 +62,7 @@ class Description:
         ahead: how many computations before its use a receive is posted.
     """
 
-    schedule: str
-    num_ranks: int
-    num_microbatches: int
-    num_chunks: int | None
+    schedule: Step | Schedule
     costs: Costs
     link: Links
     size_bytes: int
@@ -72,6 +74,15 @@ class Description:
         """Whether not all stages take the same time."""
         costs = self.costs
         return any(isinstance(times, Sequence) for times in (costs.forward, costs.input, costs.weight, costs.backward))
+
+    def simulate(self) -> ScheduleRun:
+        """Simulates the step."""
+        more: Any = {"link": self.link, "size_bytes": self.size_bytes, "semantics": self.semantics, "ahead": self.ahead}
+        step = self.schedule
+        if isinstance(step, Schedule):
+            return simulate_schedule(step, self.costs, **more)
+        counts: Any = {"num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, "num_chunks": step.num_chunks}
+        return simulate_schedule(step.name, self.costs, **counts, **more)
 
 
 def read_description(file: Path) -> Description:
@@ -103,18 +114,10 @@ def _describe(whole: TomlTable) -> Description:
     edges, slow, degrade = (whole.tables(key) for key in ("edge", "slow", "degrade"))
     whole.finish()
     num_ranks = ring.integer("ranks", least=1)
-    name = schedule.choice("name", SCHEDULE_NAMES)
-    num_microbatches = schedule.integer("microbatches", least=1)
-    num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
-    try:
-        size = num_ranks * find_num_chunks(name, num_chunks) * num_microbatches
-    except ScheduleError as error:
-        raise ArgumentError(f"chunks must be what the schedule allows, got {num_chunks} ({ring.file}): {error}") from None
-    if size > _MOST_FORWARDS:
-        raise ArgumentError(f"a step must have {_MOST_FORWARDS:,} forward passes or fewer, got {size:,} ({ring.file}). Take fewer ranks.")
+    step = _read_actions(schedule, num_ranks) if "actions" in schedule else _read_step(schedule, num_ranks)
     semantics: Any = schedule.choice("semantics", SEMANTICS, "rendezvous")
     ahead = schedule.integer("ahead", 1)
-    owners = range(num_ranks) if name in _ONE_EACH else make_schedule(name, num_ranks, num_microbatches, num_chunks).stage_ranks
+    owners = _find_owners(step)
 
     costs, size_bytes = (_read_shapes if "layers" in model else _read_times)(model, len(owners))
     link = _read_link(every_link)
@@ -126,16 +129,54 @@ def _describe(whole: TomlTable) -> Description:
     check_injections(inject, num_ranks)
     factors = [slowed_by(inject, rank) for rank in owners]
     return Description(
-        schedule=name,
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        num_chunks=num_chunks,
+        schedule=step,
         costs=_slow_down(costs, factors) if max(factors) > 1 else costs,
         link=_lay_links(num_ranks, link, links, inject) if links or degrade else link,
         size_bytes=size_bytes,
         semantics=semantics,
         ahead=ahead,
     )
+
+
+def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
+    """Reads which of the known schedules is meant, for how many."""
+    name = schedule.choice("name", SCHEDULE_NAMES)
+    num_microbatches = schedule.integer("microbatches", least=1)
+    num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
+    try:
+        step = Step(name, num_ranks, num_microbatches, num_chunks)
+    except ScheduleError as error:
+        raise ArgumentError(f"chunks must be what the schedule allows, got {num_chunks} ({schedule.file}): {error}") from None
+    size, most = step.num_stages * num_microbatches, _MOST_FORWARDS if name in _BY_RULE else _MOST_WRITTEN_OUT
+    if size > most:
+        raise ArgumentError(
+            f"a step of {name} must have {most:,} forward passes or fewer, got {size:,} ({schedule.file}). Take fewer microbatches."
+        )
+    return step
+
+
+def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
+    """Reads a schedule that is written out, one line a rank."""
+    text = schedule.text("actions")
+    try:
+        own = from_text(text)
+        validate(own)
+    except ScheduleError as error:
+        raise ArgumentError(f"actions must be a schedule, got one that is not ({schedule.file}): {' '.join(str(error).split())}") from None
+    if own.num_ranks != num_ranks:
+        raise ArgumentError(
+            f"actions must be for the {num_ranks} ranks of [ring], got {own.num_ranks} ({schedule.file}). Write a line for each rank."
+        )
+    return own
+
+
+def _find_owners(step: Step | Schedule) -> Sequence[int]:
+    """Returns the rank of each stage."""
+    if isinstance(step, Schedule):
+        return step.stage_ranks
+    if step.name in _BY_RULE:
+        return range(step.num_ranks)
+    return make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks).stage_ranks
 
 
 def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
@@ -195,7 +236,7 @@ def _read_link(table: TomlTable) -> Link:
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
     """Reads which link is meant; stages lie on neighbours in the ring, so no message takes another."""
     src, dst = table.integer("from"), table.integer("to")
-    if max(src, dst) >= num_ranks or (dst - src) % num_ranks not in (1, num_ranks - 1):
+    if src == dst or max(src, dst) >= num_ranks or (dst - src) % num_ranks not in (1, num_ranks - 1):
         raise ArgumentError(
             f"from and to must be neighbours in a ring of {num_ranks}, got {src} and {dst} ({table.name} of {table.file}). "
             "Stages send to no others."

@@ -87,6 +87,13 @@ class TomlTable:
             raise self._complain(key, "true or false", value)
         return value
 
+    def text(self, key: str) -> str:
+        """Returns a text, which must be there; see ``integer``."""
+        value = self._take(key, None)
+        if not isinstance(value, str):
+            raise self._complain(key, "a text", value)
+        return value
+
     def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
         """Returns one of several words; see ``integer``."""
         value = self._take(key, default)

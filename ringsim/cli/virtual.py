@@ -10,9 +10,10 @@ from ringsim.cli.description import Description, read_description
 from ringsim.cli.verb import Verbs, add_verb, write_picture
 from ringsim.errors import ScheduleError
 from ringsim.pipeline.actions import Action
-from ringsim.pipeline.closed_forms import Step, makespan, peak_live
+from ringsim.pipeline.closed_forms import makespan, peak_live
+from ringsim.pipeline.evaluator import evaluate
+from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
-from ringsim.simulator.schedule_api import simulate_schedule
 from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_unit
 
@@ -34,17 +35,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     described = read_description(options.file)
-    step = simulate_schedule(
-        described.schedule,
-        described.costs,
-        num_ranks=described.num_ranks,
-        num_microbatches=described.num_microbatches,
-        num_chunks=described.num_chunks,
-        link=described.link,
-        size_bytes=described.size_bytes,
-        semantics=described.semantics,
-        ahead=described.ahead,
-    )
+    step = described.simulate()
     print(_report(described, step))
     if options.save is not None:
         step.trace().save(options.save)
@@ -60,7 +51,7 @@ def _report(described: Description, step: ScheduleRun) -> str:
     path = step.critical_path
     microbatches = f"{step.num_microbatches:,} microbatch{'' if step.num_microbatches == 1 else 'es'}"
     lines = [
-        f"{described.schedule} on {count(step.num_ranks, 'rank')}, {microbatches} (simulated, {described.semantics}, "
+        f"{step.name} on {count(step.num_ranks, 'rank')}, {microbatches} (simulated, {described.semantics}, "
         f"{bytes_text(described.size_bytes)} a message)",
         f"  step           {_say(float(step.makespan))}",
         f"  closed form    {_formula(described, step)}",
@@ -77,26 +68,30 @@ def _formula(described: Description, step: ScheduleRun) -> str:
     """What the closed form says: of this very step where one is known, else of one that is like it but for its messages."""
     if step.closed_form is not None:
         return _say(float(step.closed_form))
-    try:
-        shape = Step(described.schedule, described.num_ranks, described.num_microbatches, described.num_chunks)
-        if not described.stages_differ:
+    shape = described.schedule
+    if isinstance(shape, Schedule):
+        return "none for a schedule of one's own"
+    if not described.stages_differ:
+        try:
             return f"none with these messages; {_say(float(makespan(shape, described.costs)))} if they took no time"
-    except ScheduleError as error:
-        return f"none: {error}"
+        except ScheduleError as error:
+            return f"none: {error}"
     forward, backward = (
         [float(described.costs.get_duration(Action(stage, kind, 0))) for stage in range(shape.num_stages)] for kind in "FB"
     )
-    if described.schedule in ("gpipe", "afab"):
-        took = gpipe_makespan(described.num_microbatches, forward, backward)
+    if shape.name in ("gpipe", "afab"):
+        took = gpipe_makespan(shape.num_microbatches, forward, backward)
         return f"none with these messages; {_say(float(took))} if they took no time"
-    if described.schedule == "1f1b":
-        return f"none for stages that differ; {_say(float(one_f_one_b_bound(described.num_microbatches, forward, backward)))} at least"
+    if shape.name == "1f1b":
+        return f"none for stages that differ; {_say(float(one_f_one_b_bound(shape.num_microbatches, forward, backward)))} at least"
     return "none for stages that differ"
 
 
 def _live(described: Description) -> str:
+    """How many activations are live at a time: of a named schedule by formula, of another counted."""
+    shape = described.schedule
     try:
-        peaks = peak_live(Step(described.schedule, described.num_ranks, described.num_microbatches, described.num_chunks))
+        peaks = evaluate(shape).peak_live if isinstance(shape, Schedule) else peak_live(shape)
     except ScheduleError as error:
         return f"no formula: {error}"
     most, least = max(peaks), min(peaks)

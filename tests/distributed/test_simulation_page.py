@@ -10,6 +10,7 @@ import pytest
 
 from ringsim.cli.description import read_description
 from ringsim.cli.toml_table import TomlTable
+from ringsim.pipeline.closed_forms import Step
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
 UNIT = re.compile(r"_(s|ms|us|ns|bytes|kib|mib|gib|gb_per_s|mb_per_s)$")
@@ -46,7 +47,7 @@ def test_its_description_is_read(tmp_path: Path) -> None:
     file = tmp_path / "page.toml"
     file.write_text(blocks("toml")[0])
     told = read_description(file)
-    assert (told.num_ranks, told.num_microbatches, told.schedule, told.size_bytes) == (8, 16, "1f1b", 4 * 2**20)
+    assert (told.schedule, told.size_bytes) == (Step("1f1b", 8, 16), 4 * 2**20)
 
 
 def test_its_keys_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,14 @@ def test_its_keys_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.Mo
         file = tmp_path / "example.toml"
         file.write_text((examples / f"{name}.toml").read_text() + ending)
         read_description(file)
-    file.write_text(blocks("toml")[0].replace("backward_ms = 20 ", "input_ms = 10\nweight_ms = 10 "))
+    other = blocks("toml")[0].replace("backward_ms = 20 ", "input_ms = 10\nweight_ms = 10 ")
+    file.write_text(other)
+    read_description(file)
+    file.write_text(
+        re.sub(r"(?m)^name = .*\nmicrobatches = .*$", 'actions = "rank 0: 0F0 0B0"', other.split("[[slow]]")[0]).replace(
+            "ranks = 8", "ranks = 1"
+        )
+    )
     read_description(file)
     rows = re.findall(r"^\| `(\[+\w+\]+)`(?:, by \w+)? \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     told: dict[str, set[str]] = {}
