@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import RankFailed, RingError
+from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
 from ringsim.simulator.generators import Streams, seed_streams
-from ringsim.state import get_state
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
@@ -306,74 +305,3 @@ def test_a_mode_that_a_rank_leaves_behind_is_an_error() -> None:
             run(leave_behind, 1)
     finally:
         torch.set_default_device(None)
-
-
-COUNTS: dict[str, int] = {"calls": 0}
-
-
-def own_arguments(values: list[int]) -> list[int]:
-    values.append(ringsim.current_ring().rank)
-    switch()
-    return values
-
-
-def test_arguments_are_the_ranks_own() -> None:
-    values: list[int] = []
-    assert run(own_arguments, 3, values) == [[0], [1], [2]]
-    assert values == []
-
-
-def own_state() -> tuple[int, bool]:
-    ring = ringsim.current_ring()
-    with ringsim.span("outer", microbatch=ring.rank):
-        switch()
-        with ringsim.span("inner"):
-            switch()
-    return ringsim.current_ring().rank, get_state().ring is ring
-
-
-def test_spans_and_rings_are_the_ranks_own() -> None:
-    trace = simulate(own_state, world_size=3, link=LINK)
-    assert trace.results == [(0, True), (1, True), (2, True)]
-    frame = trace.to_pandas()
-    assert (frame.microbatch == frame["rank"]).all()
-
-
-def printing() -> None:
-    rank = ringsim.current_ring().rank
-    print("one", rank)
-    switch()
-    print("two", rank, force=rank == 2)  # type: ignore[call-overload]
-    switch()
-    ringsim.suppress_output(0)
-    print("three", rank)
-
-
-def test_prints_are_kept_by_rank_and_shown_as_those_of_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    trace = simulate(printing, world_size=3, link=LINK)
-    assert trace.output == [f"one {rank}\ntwo {rank}\nthree {rank}\n" for rank in range(3)]
-    shown = capsys.readouterr().out.splitlines()
-    assert sorted(shown) == [
-        "[rank 0] one 0",
-        "[rank 0] three 0",
-        "[rank 0] two 0",
-        "[rank 1] three 1",
-        "[rank 2] three 2",
-        "[rank 2] two 2",
-    ]
-
-
-def test_a_failed_rank_leaves_everything_as_it_was() -> None:
-    def fail() -> None:
-        torch.set_default_dtype(torch.float64)
-        switch()
-        if ringsim.current_ring().rank == 1:
-            raise ValueError("here")
-        dist.barrier()
-
-    before = torch.random.get_rng_state()
-    with pytest.raises(RankFailed, match="rank 1 of 3 raised ValueError: here"):
-        run(fail)
-    assert torch.get_default_dtype() == torch.float32
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert get_state().ring is None

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from ringsim.comm import torch_hooks
+from ringsim.errors import RingError
 from ringsim.state import get_state
 from ringsim.traces.events import NONE, RECV, SEND, SPAN, Events, Group, Ints
 from ringsim.traces.joining import join_events
@@ -61,7 +62,15 @@ class Segment:
 
 
 def begin_records() -> Records:
-    """Begins to record for the log: shares the recorder at work, or starts one in a private directory, which goes with the process."""
+    """Begins to record for the log: shares the recorder at work, or starts one in a private directory, which goes with the process.
+
+    Raises:
+        RingError: the rank is simulated.
+    """
+    if get_state().clock is not None:
+        raise RingError(
+            "the log of ringsim.comm must be used on real ranks, got a simulated one. Read the trace instead: trace.to_pandas()."
+        )
     recorder, directory = get_state().recorder, None
     if recorder is None:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -43,6 +45,8 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Run", "Settings"]
 
+_PORT: Final = 29_500  # of nobody: a ring has one
+_TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SHOWN: Final = 4  # ranks whose lines an error shows
 
 
@@ -149,7 +153,7 @@ class Run:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 if not isinstance(error, GreenletExit):
-                    self._reports.append(report_exception(rank.number, error))
+                    self._reports.append(report_exception(rank.number, _explain_torch(error, rank)))
                 with contextlib.suppress(RingError):
                     self._hub.leave()
 
@@ -170,6 +174,7 @@ class Run:
             pred_group=pred_group,
             succ_group=succ_group,
             local_rank=number,
+            port=_PORT,
             backend=rank,
         )
         return RankState(
@@ -282,6 +287,19 @@ class Run:
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._returned]
         failed = [describe_end(report) for report in self._reports if report.rank not in self._verdict_on]
         return sorted([*returned, *(end for end in failed if end is not None)], key=lambda end: int(end["rank"]))
+
+
+def _explain_torch(error: BaseException, rank: SimulatedRank) -> BaseException:
+    """Returns an error that says what to do, where ``torch.distributed`` itself was called; any other error as it is."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, RingError) or not frames or not frames[-1][0].f_code.co_filename.endswith(_TORCH_FILE):
+        return error
+    explained = RingError(
+        f"a simulated rank must talk with ringsim.comm, got a call of torch.distributed, which says: {error} ({rank.here()}). "
+        "Write: from ringsim import comm as dist."
+    )
+    explained.__cause__ = error
+    return explained.with_traceback(error.__traceback__)
 
 
 def _judge_order(world: WorldView, nothing: Diagnosis) -> Diagnosis:

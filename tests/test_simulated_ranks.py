@@ -1,0 +1,134 @@
+"""Simulated ranks as the programs that run on them see them: arguments, rings, prints, and what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_simulated_state import LINK, run, switch
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import RankFailed, RingError
+from ringsim.simulator.api import simulate
+from ringsim.state import get_state
+
+
+def own_arguments(values: list[int]) -> list[int]:
+    values.append(ringsim.current_ring().rank)
+    switch()
+    return values
+
+
+def test_arguments_are_the_ranks_own() -> None:
+    values: list[int] = []
+    assert run(own_arguments, 3, values) == [[0], [1], [2]]
+    assert values == []
+
+
+def own_state() -> tuple[int, bool]:
+    ring = ringsim.current_ring()
+    with ringsim.span("outer", microbatch=ring.rank):
+        switch()
+        with ringsim.span("inner"):
+            switch()
+    return ringsim.current_ring().rank, get_state().ring is ring
+
+
+def test_spans_and_rings_are_the_ranks_own() -> None:
+    trace = simulate(own_state, world_size=3, link=LINK)
+    assert trace.results == [(0, True), (1, True), (2, True)]
+    frame = trace.to_pandas()
+    assert (frame.microbatch == frame["rank"]).all()
+
+
+def printing() -> None:
+    rank = ringsim.current_ring().rank
+    print("one", rank)
+    switch()
+    print("two", rank, force=rank == 2)  # type: ignore[call-overload]
+    switch()
+    ringsim.suppress_output(0)
+    print("three", rank)
+
+
+def test_prints_are_kept_by_rank_and_shown_as_those_of_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = simulate(printing, world_size=3, link=LINK)
+    assert trace.output == [f"one {rank}\ntwo {rank}\nthree {rank}\n" for rank in range(3)]
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == [
+        "[rank 0] one 0",
+        "[rank 0] three 0",
+        "[rank 0] two 0",
+        "[rank 1] three 1",
+        "[rank 2] three 2",
+        "[rank 2] two 2",
+    ]
+
+
+def test_a_failed_rank_leaves_everything_as_it_was() -> None:
+    def fail() -> None:
+        torch.set_default_dtype(torch.float64)
+        switch()
+        if ringsim.current_ring().rank == 1:
+            raise ValueError("here")
+        dist.barrier()
+
+    before = torch.random.get_rng_state()
+    with pytest.raises(RankFailed, match="rank 1 of 3 raised ValueError: here"):
+        run(fail)
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert get_state().ring is None
+
+
+def in_torchs_own_words() -> None:
+    ring = ringsim.current_ring()
+    torch.distributed.send(torch.zeros(1), ring.succ, group=ring.succ_group)
+
+
+def in_torchs_own_world() -> None:
+    torch.distributed.barrier()
+
+
+@pytest.mark.parametrize("worker", [in_torchs_own_words, in_torchs_own_world])
+def test_calls_of_torch_itself_are_told_what_to_write(worker: Callable[[], None]) -> None:
+    with pytest.raises(RingError, match="from ringsim import comm as dist") as caught:
+        run(worker)
+    assert "torch.distributed." in str(caught.value)  # the user's own line
+
+
+def asks_for_the_ring_again() -> tuple[str, tuple[int, ...], float]:
+    ringsim.initialize_distributed(world_size=4, rank=dist.get_rank())
+    ringsim.initialize_distributed()
+    ringsim.destroy_distributed()
+    rank = dist.get_rank()
+    first = rank // 2 * 2
+    ringsim.initialize_distributed("127.0.0.1", 29501, 4, rank, 0, "cpu", ring_ranks=[first, first + 1])
+    ring = ringsim.current_ring()
+    out, back = torch.full((1,), float(rank)), torch.zeros(1)
+    sending = dist.isend(out, ring.succ, group=ring.succ_group)
+    dist.recv(back, ring.pred, group=ring.pred_group)
+    sending.wait()
+    return ringsim.get_comm_device(), ring.ranks, back.item()
+
+
+def test_rings_are_asked_for_again_and_made_anew() -> None:
+    assert run(asks_for_the_ring_again, 4) == [
+        ("cpu", (0, 1), 1.0), ("cpu", (0, 1), 0.0), ("cpu", (2, 3), 3.0), ("cpu", (2, 3), 2.0),
+    ]  # fmt: skip
+
+
+def simulates() -> None:
+    simulate(switch, world_size=2, link=LINK)
+
+
+def logs() -> None:
+    dist.configure(enabled=True, prof_all=True)
+
+
+@pytest.mark.parametrize(("worker", "words"), [(simulates, "outside of simulated ranks"), (logs, "must be used on real ranks")])
+def test_what_is_not_there_says_so(worker: Callable[[], None], words: str) -> None:
+    with pytest.raises(RingError, match=words):
+        run(worker)
