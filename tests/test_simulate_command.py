@@ -87,6 +87,23 @@ def test_a_closed_form_stands_beside_the_simulated_value(tmp_path: Path, capsys:
     assert "4 live at a time on rank 0, 1 on rank 3" in text
 
 
+@pytest.mark.parametrize(
+    ("told", "step_ms"),
+    [({"semantics": "buffered"}, 490), ({"semantics": "rendezvous", "ahead": 0}, 520)],  # 330 + 16 and + 19 messages in a row
+)
+def test_messages_start_as_the_schedule_says(
+    told: dict[str, Any], step_ms: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {
+        **changed("schedule", **told),
+        "link": {"latency_ms": 10, "bandwidth_gb_per_s": 1},
+        "model": changed("model", activation_kib=0)["model"],
+    }
+    assert main(["simulate", str(write(tmp_path, tables))]) == 0
+    text = capsys.readouterr().out
+    assert f"  step           {step_ms} ms\n  closed form    {step_ms} ms\n" in text
+
+
 def test_activations_that_are_as_many_everywhere_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(write(tmp_path, changed("schedule", name="gpipe")))]) == 0
     assert "8 live at a time on every rank\n" in capsys.readouterr().out
