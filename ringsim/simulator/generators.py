@@ -8,6 +8,7 @@ that fails (another build of torch or Python) the slow ways are taken; what the 
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import struct
 import sys
@@ -60,8 +61,9 @@ class Streams:
             outside = _take_slowly()
             try:
                 regions = _find_regions()
-                if regions is not None and _try_out(regions):
+                if regions is not None and _try_out(regions, _make_peek(regions)):
                     self.regions = regions
+                    self._peek = _make_peek(regions)
             finally:
                 _put_slowly(outside)
         self.fast = bool(self.regions)
@@ -70,16 +72,18 @@ class Streams:
         """Returns the states as they are.
 
         Args:
-            state: what an earlier call returned, and nobody needs any more: it is written over.
+            state: what an earlier call returned and ``put`` put in last; it is written over.
         """
         if not self.fast:
             return _take_slowly()
+        seen = self._peek()
         if state is None:
-            state = [memoryview(bytearray(len(region))) for region in self.regions]
-            state.append(None)
-        words, numpy_words, ahead, torch_words, _ = state
+            state = [*(memoryview(bytearray(len(region))) for region in self.regions), None, None]
+        elif state[5] == seen:
+            return state  # nothing was drawn since these were put in
+        words, numpy_words, ahead, torch_words, _, _ = state
         words[:], numpy_words[:], ahead[:], torch_words[:] = self.regions
-        state[4] = _python.gauss_next
+        state[4], state[5] = _python.gauss_next, seen
         return state
 
     def put(self, state: Any) -> None:
@@ -88,7 +92,7 @@ class Streams:
             _put_slowly(state)
             return
         words, numpy_words, ahead, torch_words = self.regions
-        words[:], numpy_words[:], ahead[:], torch_words[:], _python.gauss_next = state
+        words[:], numpy_words[:], ahead[:], torch_words[:], _python.gauss_next, _ = state
 
 
 def _take_slowly() -> Any:
@@ -152,8 +156,37 @@ def _find_torch() -> memoryview | None:
     return None if at < _TORCH_HEAD else whole[at - _TORCH_HEAD : at + _KEY_BYTES + _TORCH_TAIL]
 
 
-def _try_out(regions: tuple[memoryview, ...]) -> bool:
-    """Tells whether copying the memory brings back all that was drawn, numbers drawn ahead included."""
+def _make_peek(regions: tuple[memoryview, ...]) -> Callable[[], tuple[Any, ...]]:
+    """Makes what returns a few words of the states, of which one is another whenever a number was drawn: places, and numbers drawn ahead.
+
+    The first words tell whether all 624 were made anew, after as many draws.
+    """
+    words, numpy_words, ahead = regions[0].cast("I"), regions[1].cast("I"), regions[2].cast("q")
+    torch_words, tail = regions[3].cast("q"), len(regions[3]) // 8 - 3
+
+    def peek() -> tuple[Any, ...]:
+        return (
+            *(words[0], words[1], _python.gauss_next),
+            *(numpy_words[0], numpy_words[_WORDS], ahead[0]),
+            *(torch_words[1], torch_words[2], torch_words[tail], torch_words[tail + 2]),
+        )
+
+    return peek
+
+
+def _try_out(regions: tuple[memoryview, ...], peek: Callable[[], tuple[Any, ...]]) -> bool:
+    """Tells whether copying the memory brings back all that was drawn, numbers drawn ahead included, and each draw can be seen."""
+    each: tuple[Callable[[], Any], ...] = (
+        *(random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1), lambda: [random.random() for _ in range(_WORDS // 2)]),
+        *(np.random.random, np.random.standard_normal, np.random.standard_normal, lambda: np.random.random(_WORDS // 2)),
+        *(functools.partial(torch.randn, 1, dtype=dtype) for dtype in (torch.float32, torch.float32, torch.float64, torch.float64)),
+        *(functools.partial(torch.rand, size) for size in (1, _WORDS, 3 * _WORDS)),
+    )
+    for draw_one in each:
+        before = peek()
+        draw_one()
+        if peek() == before:
+            return False
     draws: tuple[Callable[[], Any], ...] = (
         lambda: (random.random(), random.gauss(0, 1)),
         lambda: (float(np.random.standard_normal()), int(np.random.randint(1 << 30))),
@@ -166,8 +199,8 @@ def _try_out(regions: tuple[memoryview, ...]) -> bool:
             gauss = _python.gauss_next
             said = _say(_take_slowly())
             first = [draw() for draw in draws]
-            for region, before in zip(regions, kept, strict=True):
-                region[:] = before
+            for region, bytes_before in zip(regions, kept, strict=True):
+                region[:] = bytes_before
             _python.gauss_next = gauss
             if _say(_take_slowly()) != said or [draw() for draw in draws] != first:
                 return False
