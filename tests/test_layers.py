@@ -71,6 +71,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "group_names",
                 "gpu_times",
                 "follower",
+                "recount",
                 "counterparts",
                 "torch_names",
                 "prechecks",
