@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
@@ -178,7 +179,7 @@ class Follower:
     def _describe(self, what: str, theirs: Payload, at: int) -> Difference:
         neighbour, view = self.neighbour, self.neighbour.view
         file = neighbour.entry("file", view[at + _FILE]).get("name", "")
-        place = f" at {file}:{view[at + _LINE]}" if file else ""
+        place = f" at {os.path.basename(file)}:{view[at + _LINE]}" if file else ""
         return Difference(what, theirs, OP_NAMES[view[at + _STATE] & 0xFFFF], neighbour.rank, view[at + _PEER], place)
 
     def _make_read(self) -> Callable[[], None]:
