@@ -3,8 +3,8 @@
     python benchmarks/quiet_runs.py [--runs 100] [--poll-ms 2] [--busy PROCESSES]
 
 The programs are those of ``tests/distributed/quiet_programs.py``. The watcher looks ten times as often as by default, and one process that
-does nothing but compute runs beside them for each processor. Prints, for each program, how many runs ended in an alarm, in another error, or
-with a result that is not the one that is known beforehand; and exits with 1 where any did.
+does nothing but compute runs beside them for each processor. Prints, for each program, how many runs ended in an alarm, and how many in
+another error or with a result that is not the one that is known beforehand; and exits with 1 where any did.
 """
 
 from __future__ import annotations
