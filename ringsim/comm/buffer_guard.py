@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 import weakref
 import zlib
@@ -174,7 +175,7 @@ class BufferGuard:
         while frame is not None:
             name = frame.f_code.co_filename
             if (sites[name] if name in sites else sites.learn(name)) >= 0:
-                return f"{name}:{frame.f_lineno}"
+                return f"{os.path.basename(name)}:{frame.f_lineno}"
             frame = frame.f_back
         return "an unknown line"
 

@@ -47,7 +47,7 @@ def world_of_events(
         world_size: number of ranks, those included that left no event.
         ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others the events tell
             whether they are blocked.
-        end_ns: when the run ended; the last moment recorded where it is not given.
+        end_ns: until when ranks waited; the last moment recorded where it is not given.
 
     Returns:
         The world.
@@ -143,8 +143,15 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[s
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Reads when the run ended, in ns from its start; None where the metadata does not say."""
-    said = metadata.get("end_ns")
+    """Reads until when ranks waited, in ns from the start of the run; None where the metadata does not say.
+
+    That is when it was decided to end them, or else the end of the run.
+
+    Example:
+        >>> read_end_ns({"given_up_ns": 7, "end_ns": 9}), read_end_ns({"end_ns": 9}), read_end_ns({"end_ns": "soon"})
+        (7, 9, None)
+    """
+    said = metadata.get("given_up_ns", metadata.get("end_ns"))
     return said if type(said) is int and 0 <= said < 2**63 else None
 
 

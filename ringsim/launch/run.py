@@ -22,7 +22,7 @@ from ringsim.launch.config import Kind
 from ringsim.launch.failure import Report, describe_end, indent, make_error, raised_where, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
-from ringsim.launch.notebook import name_cells
+from ringsim.launch.notebook import name_cells, rename_places
 from ringsim.launch.output import Outputs
 from ringsim.launch.processes import has_proc, look_at
 from ringsim.launch.progress import Progress
@@ -108,6 +108,7 @@ class _Run:
         self._next_look = 0.0
         self._pids: dict[int, int] = {}
         self._stopped: list[int] = []
+        self._given_up_ns: int | None = None  # when it was decided to end the ranks
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
             self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
@@ -186,6 +187,7 @@ class _Run:
             self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
             self._next_look = now + self._watcher.pause_s
             if self._verdict is not None:
+                self._given_up_ns = time.monotonic_ns()
                 write_verdict(self._ranks.directory, self._verdict)
                 for rank in self._verdict.ranks:
                     self._say(rank, WAKE)
@@ -248,6 +250,7 @@ class _Run:
 
     def _end_early(self) -> Trace | None:
         """Ends all ranks and returns what they had recorded; their files tell, however they ended."""
+        self._given_up_ns = self._given_up_ns or time.monotonic_ns()
         running = [(rank, look_at(pid)) for rank, pid in self._pids.items() if rank not in self._results]
         self._stopped = [rank for rank, process in running if process is not None and process.state == "T"]
         self._ranks.kill()
@@ -263,11 +266,14 @@ class _Run:
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._outputs.follow(last=True)
         events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
-        cells = name_cells(events.tables.files)
-        events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
+        cells, tables = name_cells(events.tables.files), events.tables
+        files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
+        events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", []), *self._notes()]
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
+        if self._given_up_ns is not None:  # to end ranks takes time in which nobody waits for anything any more
+            metadata["given_up_ns"] = self._given_up_ns - self._start_ns
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 
     def _metadata(self) -> dict[str, Any]:
