@@ -31,6 +31,7 @@ __all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "world_of_
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
+_ABLE: Final = ("unknown", "running")  # states of which the events tell more
 _BLOCKING: Final = OP_CODES["monitored_barrier"]  # it blocks while it is posted
 
 
@@ -45,8 +46,8 @@ def world_of_events(
     Args:
         events: what was recorded.
         world_size: number of ranks, those included that left no event.
-        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others the events tell
-            whether they are blocked.
+        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others, and of those
+            that were "running", the events tell whether they are blocked.
         end_ns: until when ranks waited; the last moment recorded where it is not given.
 
     Returns:
@@ -98,8 +99,10 @@ def world_of_events(
         )
     views = []
     for rank in range(world_size):
-        state, about = ends.get(rank, ("", ""))
-        views.append(RankView(state or ("blocked" if blocked[rank] else "unknown"), tuple(posted[rank]), about))
+        state, about = ends.get(rank, ("unknown", ""))
+        if state in _ABLE and blocked[rank]:
+            state, about = "blocked", ""
+        views.append(RankView(state, tuple(posted[rank]), about))
     return World(tuple(views))
 
 
@@ -128,8 +131,8 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[str, str]]:
     """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
 
-    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ..."}``; a rank whose error merely
-    echoes that of another, and one that was ended from outside, has no entry.
+    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ..."}``; one that was ended from
+    outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
     """
     said = metadata.get("ends")
     ends = {}

@@ -43,7 +43,7 @@ from ringsim.launch.config import RankConfig
 from ringsim.launch.failure import report_exception
 from ringsim.launch.job import Job
 from ringsim.launch.verdicts import pass_on, raise_verdict
-from ringsim.launch.wake import ASK, WAKE, list_threads, shut_connections
+from ringsim.launch.wake import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
@@ -163,6 +163,8 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
                 message = channel.recv()
                 if message == ASK:
                     say(("threads", list_threads()))
+                elif message == WHERE:
+                    say(("where", find_place(os.path.dirname(torch.__file__))))
                 elif message == WAKE:
                     shut_connections(_read_port(config))
                 else:
