@@ -11,17 +11,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_programs import Groups, Programs, awaited, circles, joined, named, programs_of_messages, said, said_circles
-from part_writer import GROUPS, Writer
-from rendezvous_machine import Instruction, Machine, Op
+from part_writer import GROUPS
+from rendezvous_machine import Instruction, Machine
+from watched_machine import WatchedMachine
 
 from ringsim.diagnose.finding import Diagnosis
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.world_of_events import world_of_events
-from ringsim.launch.verdicts import Verdict, error_of_kind
-from ringsim.launch.wake import Threads
-from ringsim.launch.watcher import Watcher
+from ringsim.launch.verdicts import error_of_kind
 from ringsim.pipeline.programs import Receive, Run, Send, Wait, run_programs
-from ringsim.traces.events import OP_CODES, Group
+from ringsim.traces.events import Group
 
 SIZE = 4
 SOME: Groups = {"world": (0, 1, 2, 3), "ring:0>1": (0, 1), "ring:1>2": (1, 2), "odd": (1, 3)}
@@ -83,69 +82,18 @@ def test_a_trace_is_called_stuck_where_the_evaluator_says_so(programs: Programs,
     agree(diagnosis_of(machine), programs, run)
 
 
-class Watched:
-    """A machine whose ranks write parts, and a watcher over them."""
-
-    def __init__(self, directory: Path, machine: Machine) -> None:
-        self.machine = machine
-        self.writers = [Writer(directory, rank, len(machine.programs)) for rank in range(len(machine.programs))]
-        self.watcher = Watcher(directory, len(machine.programs), ask=self.answer)
-        self.slots: dict[int, int] = {}  # by the machine's operation
-        self.began: set[int] = set()
-
-    def answer(self, rank: int) -> None:
-        threads = self.watcher._parts.parts[rank].awaiting_threads()
-        self.watcher.hear(rank, Threads(frozenset(threads), idle=False))
-
-    def write(self) -> None:
-        """Writes down what the machine has done since the last time."""
-        for writer, posted in zip(self.writers, self.machine.posted, strict=True):
-            for op in posted:
-                self._write_one(writer, op)
-
-    def _write_one(self, writer: Writer, op: Op) -> None:
-        hot = writer.recorder.hot
-        if id(op) not in self.slots:
-            slot = hot.make_post(OP_CODES[op.op])(writer.groups[op.group], op.peer, op.tag, writer.payload)
-            assert slot is not None
-            self.slots[id(op)] = slot
-        if op.wait >= 0 and id(op) not in self.began:
-            self.began.add(id(op))
-            hot.begin_wait(self.slots[id(op)])
-        if op.done >= 0 and self.slots[id(op)] >= 0:
-            hot.finish(self.slots[id(op)])
-            self.slots[id(op)] = -1
-
-    def look(self) -> Verdict | None:
-        return self.watcher.look(["exited" if rank in self.machine.finished else "running" for rank in range(len(self.writers))])
-
-
 @settings(max_examples=120)
-@given(programs=programs_of_messages(SIZE, ALL), order=st.randoms(use_true_random=False), looks=st.integers(1, 3))
-def test_the_watcher_calls_ranks_stuck_where_the_evaluator_says_so(programs: Programs, order: Any, looks: int) -> None:
+@given(programs=programs_of_messages(SIZE, ALL), order=st.randoms(use_true_random=False))
+def test_the_watcher_calls_ranks_stuck_where_the_evaluator_says_so(programs: Programs, order: Any) -> None:
     run = run_programs(programs)
-    machine = machine_of(programs, ALL)
-    verdicts: list[Verdict] = []
-    with tempfile.TemporaryDirectory() as directory:
-        watched = Watched(Path(directory), machine)
-
-        def look(_: Machine) -> None:
-            watched.write()
-            for _ in range(looks if order.random() < 0.5 else 0):
-                verdict = watched.look()
-                if verdict is not None:
-                    verdicts.append(verdict)
-
-        machine.run(order.choice, look)
-        for _ in range(3):  # one to see the end, one to suspect, one to be sure
-            look_at_the_end = watched.look()
-        for writer in watched.writers:
-            writer.recorder.close()
-    for verdict in verdicts:
+    with tempfile.TemporaryDirectory() as directory, WatchedMachine(Path(directory), machine_of(programs, ALL)) as watched:
+        on_the_way = watched.run(order)
+        at_the_end = watched.look_at_the_end()
+    for verdict in on_the_way:
         assert said(verdict.diagnosis) <= awaited(programs, run)
-    assert (look_at_the_end is not None) == bool(run.blocked)
-    if look_at_the_end is not None:
-        agree(look_at_the_end.diagnosis, programs, run)
+    assert (at_the_end is not None) == bool(run.blocked)
+    if at_the_end is not None:
+        agree(at_the_end.diagnosis, programs, run)
 
 
 def count_ends(draw_programs: Callable[[], st.SearchStrategy[Programs]]) -> dict[str, int]:
