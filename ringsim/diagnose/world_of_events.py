@@ -203,16 +203,16 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
     index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
-    # A recv from anybody may take any send that is left over; which one is not known before it is done.
+    # A recv from anybody may take any send that is left over; which one is not known before it is done. There must be one for each.
+    left = sends[counterparts[sends] <= index[sends]]
+    earlier: dict[tuple[int, int, int], int] = {}
     for event in from_any.tolist():
-        fits = sends[
-            (events.peer[sends] == events.rank[event])
-            & (events.group[sends] == events.group[event])
-            & (events.tag[sends] == events.tag[event])
-            & (counterparts[sends] <= index[sends])
-        ]
-        counterparts[event] = len(fits)
+        rank, group, tag = int(events.rank[event]), int(events.group[event]), int(events.tag[event])
+        fits = left[(events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)]
+        before = earlier.get((rank, group, tag), 0)
+        counterparts[event] = max(len(fits) - before, 0)
         counterparts[fits] = index[fits] + 1
+        earlier[rank, group, tag] = before + 1
     return index, counterparts
 
 

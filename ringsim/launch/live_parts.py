@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
 from ringsim.launch.live_part import Channel, Head, LivePart
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND, Group
 
 __all__ = ["LiveParts"]
 
@@ -55,11 +55,15 @@ class LiveParts:
         """
         channels: dict[Channel, int] = {}
         collectives = []
+        from_any: dict[tuple[Group, int, int], list[int]] = {}  # (group, receiver, tag): slots of recvs from any source that are not done
         for part in self.parts:
             part.count()
             part.read_names()
             channels.update(part.channels())
             collectives.append(part.collectives())
+            for slot in part.open_from_any:
+                operation, group = part.operation(slot, now_ns)
+                from_any.setdefault((group, part.rank, operation.tag), []).append(slot)
 
         def place(part: LivePart, slot: int) -> Posted:
             operation, group = part.operation(slot, now_ns)
@@ -69,13 +73,16 @@ class LiveParts:
                 entered = [self.parts[other].operation(slots[index], now_ns)[0] for other, slots in others if index < len(slots)]
                 return Posted(operation, group, awaited, index, entered=tuple(entered))
             if operation.peer == ANY_SOURCE:
-                ends = [(Channel(group, src, part.rank, operation.tag, SEND), src) for src in group.ranks]
-                free = [channels.get(one, 0) - channels.get(one._replace(kind=RECV), 0) for one, _ in ends]
-                return Posted(operation, group, awaited, 0, counterparts=sum(max(number, 0) for number in free))
+                ends = [Channel(group, src, part.rank, operation.tag, SEND) for src in group.ranks]
+                left = sum(max(channels.get(one, 0) - channels.get(one._replace(kind=RECV), 0), 0) for one in ends)
+                earlier = sum(other < slot for other in from_any.get((group, part.rank, operation.tag), ()))
+                return Posted(operation, group, awaited, 0, counterparts=max(left - earlier, 0))
             sends = operation.kind == SEND
             ends_of = (part.rank, operation.peer) if sends else (operation.peer, part.rank)
-            counterpart = Channel(group, *ends_of, operation.tag, RECV if sends else SEND)
-            return Posted(operation, group, awaited, index, counterparts=channels.get(counterpart, 0))
+            there = channels.get(Channel(group, *ends_of, operation.tag, RECV if sends else SEND), 0)
+            if sends:  # a recv from any source that is not done may be on its way to get this very message
+                there += len(from_any.get((group, operation.peer, operation.tag), ()))
+            return Posted(operation, group, awaited, index, counterparts=there)
 
         views = []
         for part, state in zip(self.parts, states, strict=True):
