@@ -120,10 +120,7 @@ def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] 
         return None
     operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
     edges = tuple(
-        Edge(rank, peer, one.operation)
-        for rank in blocked
-        for one in world.ranks[rank].awaited
-        for peer in hindering(world, set(), rank, one)
+        Edge(rank, peer, one.operation) for rank in blocked for one in world.ranks[rank].awaited for peer in hindering(world, rank, one)
     )
     wanted = {edge.peer for edge in edges}
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
