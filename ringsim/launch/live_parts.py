@@ -7,7 +7,8 @@ other rank of which that is true, at the same moments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
@@ -73,8 +74,7 @@ class LiveParts:
                 entered = [self.parts[other].operation(slots[index], now_ns)[0] for other, slots in others if index < len(slots)]
                 return Posted(operation, group, awaited, index, entered=tuple(entered))
             if operation.peer == ANY_SOURCE:
-                ends = [Channel(group, src, part.rank, operation.tag, SEND) for src in group.ranks]
-                left = sum(max(channels.get(one, 0) - channels.get(one._replace(kind=RECV), 0), 0) for one in ends)
+                left = _left_for_anybody(part, group, operation.tag, channels, now_ns)
                 earlier = sum(other < slot for other in from_any.get((group, part.rank, operation.tag), ()))
                 return Posted(operation, group, awaited, 0, counterparts=max(left - earlier, 0))
             sends = operation.kind == SEND
@@ -89,6 +89,20 @@ class LiveParts:
             posted = tuple(place(part, slot) for slot in part.open_slots())
             views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted))
         return World(tuple(views))
+
+
+def _left_for_anybody(part: LivePart, group: Group, tag: int, channels: Mapping[Channel, int], now_ns: int) -> int:
+    """Counts the messages to a rank that a recv from any source may get.
+
+    A recv from one source that is not done either may get some of them; which of the two gets which is not known before, so none is its.
+    """
+    posted = [part.operation(slot, now_ns) for slot in part.open_slots()]
+    open_from = Counter(one.peer for one, its in posted if (one.kind, one.tag, its) == (RECV, tag, group))
+    left = 0
+    for src in group.ranks:
+        sent = Channel(group, src, part.rank, tag, SEND)
+        left += max(channels.get(sent, 0) - channels.get(sent._replace(kind=RECV), 0) + open_from[src], 0)
+    return left
 
 
 def _state(part: LivePart, state: str, *, blocked: bool) -> str:
