@@ -78,6 +78,7 @@ def world_of_events(
     blocked = _blocked_ranks(events, speaks, awaited, world_size)
     posted: list[list[Posted]] = [[] for _ in range(world_size)]
     idle = np.zeros(world_size, dtype=np.int64)
+    entered: dict[int, tuple[Operation, ...]] = {}  # by call; one tuple for all who wait in it
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
         if rank >= world_size:
@@ -86,7 +87,9 @@ def world_of_events(
             idle[rank] += 1
             if idle[rank] > MOST_POSTED:
                 continue
-        others = calls.others(event) if kind[event] == COLLECTIVE else ()
+        call = calls.call_of(event) if kind[event] == COLLECTIVE else NONE
+        if call != NONE and call not in entered:
+            entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
         posted[rank].append(
             Posted(
                 operation_of(events, event, last_ns),
@@ -94,7 +97,7 @@ def world_of_events(
                 awaited=bool(awaited[event]),
                 index=int(index[event]),
                 counterparts=int(counterparts[event]),
-                entered=tuple(operation_of(events, other) for other in others),
+                entered=entered.get(call, ()),
             )
         )
     views = []
@@ -203,15 +206,17 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
     index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
-    # A recv from anybody may take any send that is left over; which one is not known before it is done. There must be one for each.
-    left = sends[counterparts[sends] <= index[sends]]
+    # A recv from anybody may take any send that is left over, or that an open recv from one rank leaves to it; which one is not known
+    # before it is done. There must be one for each.
+    spare = np.bincount(of_recv[events.status[recvs] == IN_FLIGHT], minlength=count)
+    left = sends[counterparts[sends] - spare[of_send] <= index[sends]]
     earlier: dict[tuple[int, int, int], int] = {}
     for event in from_any.tolist():
         rank, group, tag = int(events.rank[event]), int(events.group[event]), int(events.tag[event])
         fits = left[(events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)]
         before = earlier.get((rank, group, tag), 0)
         counterparts[event] = max(len(fits) - before, 0)
-        counterparts[fits] = index[fits] + 1
+        counterparts[fits] = np.maximum(counterparts[fits], index[fits] + 1)
         earlier[rank, group, tag] = before + 1
     return index, counterparts
 

@@ -7,10 +7,12 @@ other rank of which that is true, at the same moments.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
 from ringsim.launch.live_part import Channel, Head, LivePart
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND, Group
@@ -55,13 +57,15 @@ class LiveParts:
             now_ns: CLOCK_MONOTONIC.
         """
         channels: dict[Channel, int] = {}
-        collectives = []
+        collectives: dict[Group, dict[int, array[int]]] = {}  # group, rank: slots
+        calls: dict[tuple[Group, int], tuple[Operation, ...]] = {}  # (group, place): what its members posted, one tuple for all of them
         from_any: dict[tuple[Group, int, int], list[int]] = {}  # (group, receiver, tag): slots of recvs from any source that are not done
         for part in self.parts:
             part.count()
             part.read_names()
             channels.update(part.channels())
-            collectives.append(part.collectives())
+            for on, slots in part.collectives().items():
+                collectives.setdefault(on, {})[part.rank] = slots
             for slot in part.open_from_any:
                 operation, group = part.operation(slot, now_ns)
                 from_any.setdefault((group, part.rank, operation.tag), []).append(slot)
@@ -70,9 +74,10 @@ class LiveParts:
             operation, group = part.operation(slot, now_ns)
             awaited, index = slot in part.head.awaited, part.index(slot)
             if operation.kind == COLLECTIVE:
-                others = [(other, collectives[other].get(group, ())) for other in group.ranks if other != part.rank]
-                entered = [self.parts[other].operation(slots[index], now_ns)[0] for other, slots in others if index < len(slots)]
-                return Posted(operation, group, awaited, index, entered=tuple(entered))
+                if (group, index) not in calls:
+                    entered = ((rank, slots[index]) for rank, slots in collectives[group].items() if index < len(slots))
+                    calls[group, index] = tuple(self.parts[rank].operation(its, now_ns)[0] for rank, its in entered)
+                return Posted(operation, group, awaited, index, entered=calls[group, index])
             if operation.peer == ANY_SOURCE:
                 left = _left_for_anybody(part, group, operation.tag, channels, now_ns)
                 earlier = sum(other < slot for other in from_any.get((group, part.rank, operation.tag), ()))
