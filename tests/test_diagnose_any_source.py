@@ -72,3 +72,14 @@ def test_the_watcher(programs: list[list[Instruction]], order: Any) -> None:
     assert all(set(verdict.ranks) <= machine.unfinished for verdict in on_the_way)
     if not unknown_sources(machine):
         assert (set(at_the_end.ranks) if at_the_end is not None else set()) == machine.unfinished
+
+
+def test_one_message_may_be_got_by_either_of_two_recvs() -> None:
+    """Gloo gives it to the recv that was open when it came: here the one from anybody, or the one from rank 1."""
+    receives: list[Instruction] = [("irecv", ANY_SOURCE, ANY_TAG, 0), ("irecv", 1, ANY_TAG, 0), ("wait", 0)]
+    for sends, ranks in [([("isend", 0, ANY_TAG, 0)], ()), ([], (0,))]:
+        machine = Machine([receives, sends], [Group("world", (0, 1))])
+        for rank in (0, 1, 0, 0):
+            machine.step(rank)
+        stuck = analyse(world_of_events(machine.events(), 2, {1: ("exited", "")}))
+        assert (stuck.ranks if stuck is not None else ()) == ranks
