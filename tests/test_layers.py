@@ -118,7 +118,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
         *("ringsim.plot.inner_iterations", "ringsim.plot.schedule"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
-        *("ringsim.plot.bandwidth_chart", "ringsim.plot.waitfor"),
+        *("ringsim.plot.bandwidth_chart", "ringsim.plot.edge_labels", "ringsim.plot.waitfor"),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
