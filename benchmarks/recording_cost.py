@@ -1,4 +1,4 @@
-"""What recording one operation costs (post, wait, done, source line), beside torch.profiler and DeepSpeed's communication logger.
+"""What recording one operation costs (post, wait, done, source line), and what the checks cost on top, beside others' recorders.
 
 Run: ``python benchmarks/recording_cost.py`` (about a minute); ``--deepspeed`` installs DeepSpeed into an environment of its own first,
 ``--quick`` takes a look. Cost is CPU time of the calling thread on torch's fake backend, where an operation does nothing else: the
@@ -27,7 +27,11 @@ PING_BYTES = 8
 # Operations a turn. DeepSpeed's logger gets slower with every event that it has seen, so its turns are short.
 OPERATIONS = {"torch.profiler": 300, "DeepSpeed, logger on": 100, "DeepSpeed, logger off": 1000}
 DEEPSPEED = ("DeepSpeed, logger off", "DeepSpeed, logger on")
-METHODS = ("bare", "bare again", "ringsim off", "ringsim on", "ringsim on, send", "bare, send", "torch.profiler")
+CHECK_GOAL_NS = 3000.0  # what the checks may cost on top
+METHODS = (
+    *("bare", "bare again", "bare, send", "ringsim off", "ringsim on", "ringsim on, send"),
+    *("ringsim checking", "ringsim checking, send", "torch.profiler"),
+)
 
 
 @contextmanager
@@ -63,7 +67,7 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
             from ringsim.traces.recorder import Recorder
 
             recorder = Recorder(stack.enter_context(tempfile.TemporaryDirectory()), rank=0, world_size=2)
-            install(recorder)
+            install(recorder, check="basic" if method.startswith("ringsim checking") else "off")
             stack.callback(recorder.close)
             if method == "ringsim off":
                 run(100)
@@ -165,6 +169,11 @@ def main() -> None:
     cost = difference(times["ringsim on"], times["bare"])[0]
     print(
         f"recording costs {cost / 1e3:.2f} us an operation; the goal of {GOAL_NS / 1e3:.1f} us is {'met' if cost <= GOAL_NS else 'missed'}"
+    )
+    checks = difference(times["ringsim checking"], times["ringsim on"])[0]
+    print(
+        f"the checks, which are on by default, cost {checks / 1e3:.2f} us more; the goal of {CHECK_GOAL_NS / 1e3:.1f} us is "
+        f"{'met' if checks <= CHECK_GOAL_NS else 'missed'}"
     )
     if options.deepspeed is not None:
         first, last = times[DEEPSPEED[1]][0], times[DEEPSPEED[1]][-1]

@@ -1,7 +1,8 @@
 """A small machine that runs programs of sends, recvs and collectives as Gloo does: an independent answer to who can go on.
 
 A program is a list of instructions for each rank. What a rank may do next never depends on time, so which ranks finish does not depend on
-the order in which the machine lets them run.
+the order in which the machine lets them run. A recv from any rank is the exception: it gets whichever message was sent first. Its tag must
+not be that of a recv from one rank.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringsim.traces.events import IN_FLIGHT, OK, OP_CODES, Events, Group, Payload, Tables, make_events
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, OK, OP_CODES, Events, Group, Payload, Tables, make_events
 
 # ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), ("wait", which handle), ("wait_all",)
 Instruction = tuple[Any, ...]
@@ -66,9 +67,23 @@ class Machine:
                 if len(theirs) <= index or theirs[index].op != op.op:
                     return False
             return True
+        if op.peer == ANY_SOURCE:
+            return self.source(op) is not None
+        if any(one.peer == ANY_SOURCE for one in self.posted[op.peer] if (one.tag, one.group) == (op.tag, op.group)):
+            return any(self._sent_to(recv) is op for recv in self.posted[op.peer] if recv.peer == ANY_SOURCE)
         mine = self._channel(op.rank, op.op.lstrip("i"), op.peer, op.tag, op.group)
         other = "recv" if op.op.lstrip("i") == "send" else "send"
         return len(self._channel(op.peer, other, op.rank, op.tag, op.group)) > mine.index(op)
+
+    def source(self, recv: Op) -> int | None:
+        """Returns whose message a recv from any rank gets, None where there is none yet."""
+        send = self._sent_to(recv)
+        return send.rank if send is not None else None
+
+    def _sent_to(self, recv: Op) -> Op | None:
+        index = self._channel(recv.rank, "recv", ANY_SOURCE, recv.tag, recv.group).index(recv)
+        sends = [op for rank in range(len(self.programs)) for op in self._channel(rank, "send", recv.rank, recv.tag, recv.group)]
+        return sorted(sends, key=lambda op: op.post)[index] if len(sends) > index else None
 
     def _channel(self, rank: int, kind: str, peer: int, tag: int, group: int) -> list[Op]:
         return [one for one in self.posted[rank] if (one.op.lstrip("i"), one.peer, one.tag, one.group) == (kind, peer, tag, group)]
@@ -121,7 +136,7 @@ class Machine:
             "rank": [op.rank for op in rows],
             "op": [OP_CODES[op.op] for op in rows],
             "group": [op.group for op in rows],
-            "peer": [op.peer for op in rows],
+            "peer": [self.source(op) if op.peer == ANY_SOURCE and op.done >= 0 else op.peer for op in rows],
             "tag": [op.tag for op in rows],
             "payload": [0 for _ in rows],
             "file": [0 for _ in rows],

@@ -161,12 +161,14 @@ def test_a_killed_process_leaves_every_record_up_to_that_moment(tmp_path: Path) 
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"go on\n"
-        live = read_parts(tmp_path)[0]
+        views = [read_parts(tmp_path)[0] for _ in range(4)]
         os.kill(process.pid, signal.SIGKILL)
     events, pieces = read_parts(tmp_path)
+    views.append(events)
     assert pieces["complete"]
-    assert 20_000 < len(live) <= len(events)
-    for seen in (live, events):
+    assert len(views[0]) > 20_000
+    assert [len(one) for one in views] == sorted(len(one) for one in views)
+    for seen in views:
         assert (seen.tag == np.arange(len(seen))).all()  # none is missing, none is torn
         assert (seen.post_ns[1:] >= seen.post_ns[:-1]).all()
         finished = seen.status == OK

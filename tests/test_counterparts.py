@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import socket
+import threading
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.follower import disagreement
 from ringsim.errors import MessageMismatch
 from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, Payload
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 
@@ -151,6 +152,52 @@ def test_what_the_library_refuses_ends_the_comparison(pair: tuple[Rank, Rank]) -
     assert not one.post(0, 0, sends=False)
     assert not one.post(0, 1, sends=False)
     assert not zero.post(1, 0, sends=True)
+
+
+def test_what_a_check_refuses_is_never_seen_as_posted(pair: tuple[Rank, Rank]) -> None:
+    """The other rank may look between the posting and the refusal: there is no between."""
+    zero, one = pair
+    seen = []
+    refuse = one.recorder.hot.make_post(OP_CODES["irecv"], status=ERROR)
+    slot = refuse(one.group, 0, 0, 1)
+    seen.append(zero.post(1, 0, sends=True))
+    one.recorder.hot.fail(slot)
+    assert not one.post(0, 0, sends=False)
+    seen += [zero.post(1, 1, sends=True), one.post(0, 1, sends=False)]
+    assert seen == [False, False, False]
+
+
+def test_an_operation_that_is_refused_a_little_later_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
+    zero, one = pair
+    slot = one.recorder.hot.make_post(OP_CODES["irecv"])(one.group, 0, 0, 1)
+    refusal = threading.Timer(0.005, one.recorder.hot.fail, [slot])
+    refusal.start()
+    assert not zero.post(1, 0, sends=True)  # sees a recv of another size, and waits for what becomes of it
+    refusal.join()
+    assert not one.post(0, 0, sends=False)
+    assert one.post(0, 1, sends=False) is False
+    assert zero.post(1, 0, sends=True)  # what follows is compared as before
+
+
+def test_an_operation_that_was_counted_and_then_refused_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
+    """The program catches the error and tries again: from here on one of the other rank's would be held against the one before."""
+    zero, one = pair
+    slot = one.recorder.hot.make_post(OP_CODES["irecv"])(one.group, 0, 0, 0)
+    assert not zero.post(1, 0, sends=True)
+    one.recorder.hot.fail(slot)
+    assert not one.post(0, 0, sends=False)  # the second try
+    assert not zero.post(1, 1, sends=True)
+    assert not one.post(0, 1, sends=False)
+
+
+def test_a_collective_that_was_counted_and_then_refused_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
+    zero, one = pair
+    slot = one.recorder.hot.make_post(OP_CODES["all_reduce"])(one.group, NONE, NONE, 0)
+    assert not zero.reduce(0)
+    one.recorder.hot.fail(slot)
+    assert not one.reduce(0)
+    assert not zero.reduce(1)
+    assert not one.reduce(1)
 
 
 def test_a_recv_from_anybody_is_passed_over(pair: tuple[Rank, Rank]) -> None:

@@ -42,10 +42,10 @@ ends = st.one_of(
 
 
 @settings(max_examples=200)
-@given(trace=traces, ends=ends, end_ns=json_values, complete=st.booleans())
-def test_explains_anything(trace: Trace, ends: Any, end_ns: Any, complete: bool) -> None:
+@given(trace=traces, ends=ends, end_ns=json_values, given_up_ns=json_values, complete=st.booleans())
+def test_explains_anything(trace: Trace, ends: Any, end_ns: Any, given_up_ns: Any, complete: bool) -> None:
     """Whatever a trace holds, there is an answer: findings of known kinds, ranks of the run, and sentences."""
-    metadata = {**trace.metadata, "ends": ends, "end_ns": end_ns, "complete": complete}
+    metadata = {**trace.metadata, "ends": ends, "end_ns": end_ns, "given_up_ns": given_up_ns, "complete": complete}
     diagnosis = Trace(trace.events, metadata).explain()
     for finding in diagnosis.findings:
         for one in (finding, *finding.consequences):
@@ -189,7 +189,7 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
     rows = ({"rank": 0, "op": "send", "peer": 1, "status": 3}, {"rank": 0, "op": "mark", "label": 0})
     ends = [{"rank": 0, "state": "failed", "about": "raised ArgumentError: tag must be 0 or more, got -1."}]
     (finding,) = run_of(*rows, labels=labels, ends=ends).findings
-    assert (finding.kind, finding.message) == ("invalid_argument", "tag must be 0 or more, got -1.")
+    assert (finding.kind, finding.message) == ("invalid_argument", "rank 0: tag must be 0 or more, got -1.")
     assert [one.op for one in finding.operations] == ["send"]
     assert finding.consequences == ()
 
@@ -263,6 +263,19 @@ def test_picture_of_many_ranks_shows_those_that_matter() -> None:
     assert {70, 90} <= ranks
     assert len(ranks) == MOST_RANKS
     assert any("Not drawn: 88 ranks" in text.get_text() for text in ax.texts)
+
+
+@pytest.mark.parametrize(
+    ("said", "waited_s"),
+    [({}, 0.0), ({"end_ns": 2_000_000_000}, 1.9), ({"given_up_ns": 600_000_000, "end_ns": 2_000_000_000}, 0.5)],
+)
+def test_nobody_waits_any_more_once_it_is_decided_to_end_the_run(said: dict[str, int], waited_s: float) -> None:
+    """The time that it took to end the ranks and to read what they left counted as time that they had waited."""
+    story = Story(2)
+    for rank in (0, 1):
+        story.op(rank, "recv", (100, 100, -1), peer=1 - rank, tag=0, group="world")
+    (finding,) = story.trace(complete=False, **said).explain().findings
+    assert [operation.waited_s for operation in finding.operations] == pytest.approx([waited_s] * 2)
 
 
 def test_same_diagnosis_same_bytes() -> None:

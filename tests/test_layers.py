@@ -90,6 +90,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "group_names",
                 "gpu_times",
                 "follower",
+                "recount",
                 "counterparts",
                 "torch_names",
                 "prechecks",
@@ -159,7 +160,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
         *("ringsim.plot.inner_iterations", "ringsim.plot.schedule", "ringsim.plot.overlay"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
-        *("ringsim.plot.bandwidth_chart", "ringsim.plot.waitfor"),
+        *("ringsim.plot.bandwidth_chart", "ringsim.plot.edge_labels", "ringsim.plot.waitfor"),
         *("ringsim.plot.path_line", "ringsim.plot.busy_map", "ringsim.plot.schedule_run"),
     ),
     (

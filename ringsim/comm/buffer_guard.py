@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -60,6 +62,7 @@ class BufferGuard:
         self._recorder = recorder
         self._uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's own memory of warnings: one for each line
         self._mode = _Watch(self)
 
     def start(self) -> None:
@@ -119,8 +122,11 @@ class BufferGuard:
         size_bytes = tensor.numel() * tensor.element_size()
         if size_bytes == 0 or not tensor.is_contiguous():
             return None
+        file, line = self._find_line()
+        if tensor.requires_grad and not sends:
+            self._warn_of_grad(file, line)
         first = tensor.data_ptr()
-        end, what = first + size_bytes, f"{'send' if sends else 'recv'} posted at {self._find_line()}"
+        end, what = first + size_bytes, f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         for use in self.overlapping(first, end):
             if not (sends and use.sends):
                 self._complain("buffer_hazard", RingError, "a buffer must belong to one message at a time, got two that overlap",
@@ -167,16 +173,27 @@ class BufferGuard:
             recorder.notice(kind, message)
         raise error(message)
 
-    def _find_line(self) -> str:
+    def _warn_of_grad(self, file: str, line: int) -> None:
+        """Warns where a message is received into a tensor that autograd follows: no error, for some programs mean just that."""
+        recorder = self._recorder
+        warnings.warn_explicit(
+            "a tensor to be received into must not require grad, got one that does "
+            f"(rank {recorder.rank} of {recorder.world_size}, recv posted at {os.path.basename(file)}:{line}). "
+            "Autograd does not see messages: no gradient goes back to the sender by itself. Receive into a plain tensor, call "
+            "requires_grad_() on it afterwards, and send its grad back.",
+            UserWarning, file, line, registry=self._warned,
+        )  # fmt: skip
+
+    def _find_line(self) -> tuple[str, int]:
         """Returns the user's file and line that led here."""
         sites = self._recorder.sites
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
             if (sites[name] if name in sites else sites.learn(name)) >= 0:
-                return f"{name}:{frame.f_lineno}"
+                return name, frame.f_lineno
             frame = frame.f_back
-        return "an unknown line"
+        return "an unknown file", 0
 
 
 class _Watch(TorchDispatchMode):

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringsim.comm.follower import NEVER, PAYLOAD, Channel, Difference, Follower, describe_payload
+from ringsim.comm.follower import PAYLOAD, Channel, Difference, Follower, describe_payload
+from ringsim.comm.recount import count_operations, was_refused
 from ringsim.errors import MessageMismatch, RendezvousFailed
-from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, Payload
+from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Payload
 from ringsim.traces.neighbour import Neighbour
 from ringsim.traces.recorder import Recorder
 
@@ -65,7 +66,7 @@ class Counterparts:
 
     def make_compare(self, sends: bool) -> Callable[[int, int, Any, int], None]:
         """Makes the function ``compare(group, peer, tag, payload)`` for sends, or for recvs; it raises where the other side disagrees."""
-        known, meet, complain = self._known[sends], self._meet_channel, self._complain
+        known, meet, is_sure, complain = self._known[sends], self._meet_channel, self._is_sure, self._complain
 
         def compare(group: int, peer: int, tag: Any, payload: int) -> None:
             while True:
@@ -88,7 +89,9 @@ class Counterparts:
                     if channel.agreed != (payload, number):
                         difference = follower.find_difference(payload, number, theirs[0])
                         if difference is not None:
-                            complain(difference, sends, group, peer, tag, payload)
+                            if is_sure(channel, group, SEND if sends else RECV, peer, tag):
+                                complain(difference, sends, group, peer, tag, payload)
+                            continue
                         channel.agreed = payload, number
                     theirs.popleft()
                     return
@@ -113,7 +116,7 @@ class Counterparts:
         """Compares nothing on a channel any more, for the library refused what was compared: the counts differ from now on."""
         channel = self._known[sends].get((group, peer, tag))
         if channel is not None:
-            channel.ahead = NEVER
+            channel.give_up()
 
     def compare_collective(self, group: int, op: int, payload: int, root: int) -> None:
         """Compares a collective with those of the ranks around this one in the group.
@@ -133,9 +136,30 @@ class Counterparts:
             return
         for peer in self._partners[group]:
             follower = self._followers.get(peer) or self._follow(peer)
-            difference = follower.compare_collective(number, op, payload, root)
-            if difference is not None:
-                self._complain_collective(difference, group, op, payload, root)
+            while (difference := follower.compare_collective(number, op, payload, root)) is not None:
+                with follower.lock:
+                    sure = self._is_sure(follower.channel(number), group, COLLECTIVE, None, None)
+                if sure:
+                    self._complain_collective(difference, group, op, payload, root)
+
+    def _is_sure(self, channel: Channel, group: int, kind: int, peer: int | None, tag: Any) -> bool:
+        """Tells whether the next operation of the other rank on a channel is this rank's last one; where it is not, mends the channel."""
+        if not channel.theirs:
+            return False
+        follower, common = channel.follower, self._groups[group]
+        if was_refused(follower.neighbour, channel.theirs[0]):
+            channel.theirs.popleft()
+            return False
+        me = Neighbour(self._recorder.directory, self._recorder.rank)
+        my_groups = [number for number, known in self._groups.items() if known == common]
+        other_kind = {SEND: RECV, RECV: SEND, COLLECTIVE: COLLECTIVE}[kind]
+        from_peer = None if peer is None else me.rank
+        same = me.open() and count_operations(me, my_groups, kind, peer, tag) == count_operations(
+            follower.neighbour, follower.list_groups(common), other_kind, from_peer, tag, channel.theirs[0]
+        )
+        if not same:
+            channel.give_up()
+        return same
 
     def _follow(self, peer: int) -> Follower:
         neighbour = Neighbour(self._recorder.directory, peer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
@@ -90,6 +91,12 @@ class Channel:
         elif self.theirs is not None:
             self.theirs.append(at)
 
+    def give_up(self) -> None:
+        """Compares nothing any more: which operations belong together is not known."""
+        self.ahead = NEVER
+        if self.theirs:
+            self.theirs.clear()
+
 
 class Follower:
     """Reads what another rank posts, and holds it against what this one posts.
@@ -117,6 +124,10 @@ class Follower:
     def channel(self, key: Any) -> Channel:
         """Returns a channel, by (common group, tag, whether this rank sends), or by common group."""
         return self._channels.get(key) or self._channels.setdefault(key, Channel(self))
+
+    def list_groups(self, common: int | None) -> list[int]:
+        """Lists the other's numbers of a group."""
+        return [number for number, known in self._groups.items() if known == common]
 
     def forget_idle(self) -> bool:
         """Lets go of channels on which nothing is open, where there are many; False where there are few."""
@@ -168,7 +179,7 @@ class Follower:
     def _describe(self, what: str, theirs: Payload, at: int) -> Difference:
         neighbour, view = self.neighbour, self.neighbour.view
         file = neighbour.entry("file", view[at + _FILE]).get("name", "")
-        place = f" at {file}:{view[at + _LINE]}" if file else ""
+        place = f" at {os.path.basename(file)}:{view[at + _LINE]}" if file else ""
         return Difference(what, theirs, OP_NAMES[view[at + _STATE] & 0xFFFF], neighbour.rank, view[at + _PEER], place)
 
     def _make_read(self) -> Callable[[], None]:
@@ -204,7 +215,7 @@ class Follower:
                         channel = meet(*key)
                     if channel is not None:
                         if peer == ANY_SOURCE and kind == RECV:
-                            channel.ahead = NEVER
+                            channel.give_up()
                         else:
                             channel.take(at)
                 at += WORDS

@@ -13,10 +13,10 @@ import torch
 from torch.distributed import ProcessGroup, c10d_logger, distributed_c10d
 
 from ringsim.errors import ArgumentError, RingError
-from ringsim.traces.events import NONE
+from ringsim.traces.events import ERROR, NONE
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Prechecks"]
+__all__ = ["Prechecks", "make_record_refused"]
 
 _TAG_MAX: Final = 2**31 - 1
 _MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
@@ -149,6 +149,18 @@ class Prechecks:
         known = isinstance(tag, int) and -(2**31) <= tag <= _TAG_MAX
         self._recorder.notice("invalid_argument", message, group, peer, tag if known else NONE, payload)
         raise ArgumentError(message) from None
+
+
+def make_record_refused(recorder: Recorder, op: int, ops: dict[str, int]) -> Callable[..., None]:
+    """Makes the function that records an operation which torch will not see: failed from the beginning, for other ranks look on."""
+    post = recorder.hot.make_post(op, ops, status=ERROR)
+
+    def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
+        slot = post(group, peer, tag, payload)
+        if slot is not None:
+            recorder.hot.fail(slot)
+
+    return record_refused
 
 
 def _do_nothing(_: str) -> None:

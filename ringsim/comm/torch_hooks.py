@@ -22,7 +22,7 @@ from ringsim.comm.collectives import COLLECTIVES, find_unfit
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.gpu_times import NO_EVENT, Begun, GpuTimes, find_gpu
 from ringsim.comm.group_making import record_new_groups
-from ringsim.comm.prechecks import Prechecks
+from ringsim.comm.prechecks import Prechecks, make_record_refused
 from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS, TorchNames
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
@@ -226,10 +226,7 @@ class _Hooks:
         checks, counterparts, sends = self.checks, self.counterparts, method == "send"
         compare: Callable[..., None] = (lambda *_: None) if counterparts is None else counterparts.make_compare(sends)
 
-        def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
-            slot = post(group, peer, tag, payload)
-            if slot is not None:
-                fail(slot)
+        record_refused = make_record_refused(self.recorder, ops[poster.__name__], ops)
 
         def complain(error: BaseException, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
             if counterparts is not None and not isinstance(error, RingError):
@@ -310,11 +307,7 @@ class _Hooks:
         hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
         pending, open_batches = self.pending, self.open_batches
         post = recorder.hot.make_post(collective.op, COLLECTIVE_OPS)
-
-        def record_refused(group: int, peer: int, tag: int, payload: int) -> None:
-            slot = post(group, peer, tag, payload)
-            if slot is not None:
-                recorder.hot.fail(slot)
+        record_refused = make_record_refused(recorder, collective.op, COLLECTIVE_OPS)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -41,6 +42,8 @@ class CollectiveCalls:
             >>> calls = CollectiveCalls.of(make_events(barrier, Tables(groups=(Group("world", (0, 1)),))))
             >>> calls.call.tolist(), calls.last.tolist(), calls.complete.tolist()
             ([0, 1, 0], [2, 1], [True, False])
+            >>> calls.call_of(2), calls.events_of(0)
+            (0, (0, 2))
         """
         event = np.flatnonzero((events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events))
         place = number_places(number_rows(events.group[event], events.rank[event]))
@@ -52,7 +55,18 @@ class CollectiveCalls:
         sizes = np.array([len(group.ranks) for group in events.tables.groups], dtype=np.int64)
         return cls(event, call, place, last, np.bincount(call, minlength=number) >= sizes[events.group[last]])
 
-    def others(self, event: int) -> tuple[int, ...]:
-        """Returns the events of the other ranks that are part of the call of ``event``."""
-        mine = self.call[self.event == event]
-        return tuple(other for other in self.event[np.isin(self.call, mine)].tolist() if other != event)
+    def call_of(self, event: int) -> int:
+        """Returns the number of the call that an event is part of, -1 for none."""
+        at = int(np.searchsorted(self.event, event))
+        return int(self.call[at]) if at < len(self.event) and self.event[at] == event else NONE
+
+    def events_of(self, call: int) -> tuple[int, ...]:
+        """Returns the events that a call is made of, ascending."""
+        order, starts = self._by_call
+        return tuple(self.event[order[starts[call] : starts[call + 1]]].tolist())
+
+    @cached_property
+    def _by_call(self) -> tuple[Ints, Ints]:
+        """The events in the order of their calls, and where each call begins."""
+        order = np.argsort(self.call, kind="stable")
+        return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))

@@ -14,6 +14,7 @@ from ringsim.diagnose.mismatches import find_collective_mismatches, find_message
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World, hindering
 from ringsim.diagnose.world_of_events import read_end_ns, read_ends, world_of_events
+from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
@@ -27,6 +28,7 @@ _OUR_ERRORS: Final = (
     "RingError",
 )  # raised where a finding stands in the trace, too
 _MOST_WAITS: Final = 4
+_AT_WORK: Final = ("running", "stopped", "unknown")
 
 
 def explain(trace: Trace) -> Diagnosis:
@@ -111,32 +113,45 @@ def _renamed(finding: Finding) -> Finding:
 
 
 def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] | None:
-    """Says of a run that was ended from outside who waited, and what those did for whom they waited."""
+    """Says of a run that was ended from outside who waited, and what the others did."""
     blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
-    if not blocked or trace.metadata.get("complete") is True:
+    seen = [rank for rank, view in enumerate(world.ranks) if view.state in _AT_WORK and view.about]
+    if not (blocked or seen) or trace.metadata.get("complete") is True:
         return None
     operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
     edges = tuple(
-        Edge(rank, peer, one.operation)
-        for rank in blocked
-        for one in world.ranks[rank].awaited
-        for peer in hindering(world, set(), rank, one)
+        Edge(rank, peer, one.operation) for rank in blocked for one in world.ranks[rank].awaited for peer in hindering(world, rank, one)
     )
-    activity = Activity(trace.events, trace.world_size)
-    last_ns = int(max(trace.events.post_ns.max(), trace.events.wait_ns.max(), trace.events.done_ns.max()))
-    busy = [
-        f"rank {peer} {view.about}"
-        if (view := world.ranks[peer]).state == "stopped"
-        else f"rank {peer} was {activity.doing(peer, last_ns - 1, last_ns)}"
-        for peer in sorted({edge.peer for edge in edges})
-        if world.ranks[peer].state not in ("blocked", "exited")
-    ]
+    wanted = {edge.peer for edge in edges}
+    others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
+    able = [rank for rank in others if world.ranks[rank].state in _AT_WORK]
+    busy = "; ".join(_tell_busy(trace, world, rank) for rank in able[:_MOST_WAITS])
+    busy += f"; and {len(able) - _MOST_WAITS} more ranks" if len(able) > _MOST_WAITS else ""
+    if not blocked:
+        message = f"no rank waited for another when the run was ended: {busy}."
+        return Finding("stalled", tuple(seen), (), message, "Look at what they do, or give the run more time."), ()
     waits = "; ".join(wait_text(one) for one in operations[:_MOST_WAITS])
     more = f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else ""
     message = f"{name_ranks(blocked)} still waited when the run was ended: {waits}{more}."
     if busy:
-        message += f" Meanwhile {'; '.join(busy[:_MOST_WAITS])}."
+        message += f" Meanwhile {busy}."
     hint = (
         "They were not stuck for good: the ranks that they waited for might have helped. Look at what those do, or give the run more time."
     )
     return Finding("stalled", tuple(blocked), operations, message, hint), edges
+
+
+def _tell_busy(trace: Trace, world: World, rank: int) -> str:
+    """Says what a rank was doing that did not wait: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
+    events, view = trace.events, world.ranks[rank]
+    mine = events.rank == rank
+    times = [column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)]
+    last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0
+    since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
+    if view.state == "stopped":
+        words, details = view.about or "is stopped by a signal", ["SIGSTOP, or one like it", since]
+    else:
+        doing = Activity(events, trace.world_size).doing(rank, max(last_ns, end_ns) - 1, max(last_ns, end_ns))
+        named = doing.startswith("still ") or not view.about  # by a span, else the line says more
+        words, details = f"was {doing if named else view.about}", [since, view.about if named else ""]
+    return f"rank {rank} {words}" + (f" ({', '.join(filter(None, details))})" if any(details) else "")

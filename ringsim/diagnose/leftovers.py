@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -33,10 +34,11 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> from ringsim.traces.notices import word_notice
         >>> names = Tables(labels=(word_notice("buffer_hazard", "two buffers overlap."),))
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
-        'two buffers overlap.'
+        'rank 1: two buffers overlap.'
     """
     labels = {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
     found: dict[tuple[str, str], Finding] = {}
+    finders: dict[tuple[str, str], set[int]] = {}
     for event in np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels))).tolist():
         kind, message = labels[int(events.label[event])]
         before = found.get((kind, message))
@@ -47,7 +49,10 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         if before is not None:
             ranks, operations = ranks | set(before.ranks), (*before.operations, *operations)
         found[kind, message] = Finding(kind, tuple(sorted(ranks)), operations, message)
-    return tuple(found.values())
+        finders.setdefault((kind, message), set()).add(int(events.rank[event]))
+    # Of a mismatch all sides are named first, of what is one rank's own mistake that rank.
+    named = {key: one.ranks if one.kind.endswith("_mismatch") else sorted(finders[key]) for key, one in found.items()}
+    return tuple(replace(one, message=f"{name_ranks(named[key])}: {one.message}") for key, one in found.items())
 
 
 def _refused_before(events: Events, mark: int) -> int | None:

@@ -18,8 +18,9 @@ Source:
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,7 +68,8 @@ class Posted:
             rank's collectives on the group. 0 for a recv from any source.
         counterparts: how many the other side has posted on that channel so far; for a recv from any source, how many sends there are
             that it could take. Not for collectives.
-        entered: for a collective: what other members posted as their ``index``-th collective on the group; who is missing has not.
+        entered: for a collective: what members posted as their ``index``-th collective on the group, this rank's own included or not;
+            who is missing has not. Where all members share one tuple, they are looked at together.
     """
 
     operation: Operation
@@ -177,67 +179,123 @@ def analyse(world: World) -> Stuck | None:
         >>> analyse(World((receives(0, 1), RankView("running")))) is None
         True
     """
-    free = {rank for rank, view in enumerate(world.ranks) if view.state not in GONE and not view.awaited}
-    waiting: dict[int, list[tuple[int, Posted]]] = {}  # rank -> the blocked ranks that it may help, and in what
-    open_needs: dict[int, int] = {}  # blocked rank -> how many of its operations need a rank that is not free yet
+    needs: dict[Hashable, _Need] = {}
+    concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it may help with
+    missing: dict[int, int] = {}  # blocked rank -> how many of its operations cannot finish yet
     for rank, view in enumerate(world.ranks):
-        awaited = view.awaited
-        if awaited:
-            hindered = [one for one in awaited if hindering(world, free, rank, one)]
-            open_needs[rank] = len(hindered)
-            for one in hindered:
-                for peer in hindering(world, set(), rank, one):
-                    waiting.setdefault(peer, []).append((rank, one))
-    fresh = deque(rank for rank, needs in open_needs.items() if needs == 0)
-    free.update(fresh)
-    while fresh:
-        for rank, one in waiting.get(fresh.popleft(), ()):
-            if rank in free or hindering(world, free, rank, one):
-                continue
-            if not any(hindering(world, free, rank, other) for other in world.ranks[rank].awaited):
-                free.add(rank)
-                fresh.append(rank)
-    stuck = tuple(rank for rank in open_needs if rank not in free)
+        for one in view.awaited:
+            key = _need_key(one)
+            if key not in needs:
+                needs[key] = need = _make_need(world, rank, one)
+                for member in need.wanted:
+                    concerned.setdefault(member, []).append(need)
+            needs[key].waiters.append(rank)
+            missing[rank] = missing.get(rank, 0) + 1
+    free = deque(rank for rank, view in enumerate(world.ranks) if view.state not in GONE and rank not in missing)
+
+    def release(ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            missing[rank] -= 1
+            if missing[rank] == 0:
+                free.append(rank)
+
+    for need in needs.values():
+        release(need.met())
+    while free:
+        rank = free.popleft()
+        for need in concerned.get(rank, ()):
+            need.left.discard(rank)
+            release(need.met())
+    stuck = tuple(rank for rank, number in missing.items() if number)
     if not stuck:
         return None
     hindrances = tuple(
-        Hindrance(rank, one, peers) for rank in stuck for one in world.ranks[rank].awaited if (peers := hindering(world, free, rank, one))
+        Hindrance(rank, one, peers)
+        for rank in stuck
+        for one in world.ranks[rank].awaited
+        if (peers := needs[_need_key(one)].hindering(rank))
     )
     return Stuck(stuck, find_cycle(hindrances), hindrances)
 
 
-def hindering(world: World, free: set[int], rank: int, one: Posted) -> tuple[int, ...]:
-    """Returns the ranks that keep an operation from finishing while only ``free`` ranks act; none where it will finish.
+def hindering(world: World, rank: int, one: Posted) -> tuple[int, ...]:
+    """Returns the ranks that must do something before an operation can finish, ascending; of a recv from any source, one of them.
 
     Args:
         world: the ranks.
-        free: those that can act.
         rank: whose operation it is.
         one: the operation.
     """
+    return _make_need(world, rank, one).hindering(rank)
+
+
+class _Need:
+    """What one operation waits for, or all those that wait for the same: of a collective, and of recvs from any source, there are many.
+
+    Attributes:
+        never: ranks that will not do their part, whatever happens.
+        wanted: ranks that must be able to act; a rank that waits itself is never waited for by itself, though it may be among them.
+        any_of: whether one of ``wanted`` is enough.
+        left: those of ``wanted`` that cannot act yet.
+        waiters: who waits, once for each operation, and has not been told that it can finish.
+    """
+
+    __slots__ = ("_peers", "any_of", "left", "never", "waiters", "wanted")
+
+    def __init__(self, never: tuple[int, ...] = (), wanted: tuple[int, ...] = (), *, any_of: bool = False) -> None:
+        self.never, self.wanted, self.any_of = never, wanted, any_of
+        self.left = set(wanted)
+        self.waiters: list[int] = []
+        self._peers: tuple[int, ...] | None = None
+
+    def met(self) -> list[int]:
+        """Returns those who wait and can finish by now, each once."""
+        if self.never or (self.any_of and len(self.left) == len(self.wanted)) or (not self.any_of and len(self.left) > 1):
+            return []
+        if self.left and not self.any_of:
+            (last,) = self.left  # it waits for nobody but itself, if it waits
+            found = [rank for rank in self.waiters if rank == last]
+            self.waiters = [rank for rank in self.waiters if rank != last] if found else self.waiters
+            return found
+        found, self.waiters = self.waiters, []
+        return found
+
+    def hindering(self, rank: int) -> tuple[int, ...]:
+        """Returns who keeps an operation of a rank from finishing, ascending. Nobody may be set free after the first call."""
+        if self._peers is None:
+            helped = self.any_of and len(self.left) < len(self.wanted)
+            self._peers = () if helped else tuple(sorted({*self.never, *self.left}))
+        return tuple(peer for peer in self._peers if peer != rank) if rank in self.left else self._peers
+
+
+def _need_key(one: Posted) -> Hashable:
+    """Returns what is equal for operations that wait for the same."""
+    operation = one.operation
+    if operation.kind == COLLECTIVE:
+        made = operation.shape if operation.op == "new_group" else ()
+        return operation.op, made, one.group, one.index, id(one.entered)
+    return operation.peer, one.matched, operation.peer == operation.rank, one.group if operation.peer == ANY_SOURCE else None
+
+
+def _make_need(world: World, rank: int, one: Posted) -> _Need:
     peer = one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
         # Who makes a group waits for its members; the others pass by.
         members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
-        return tuple(
-            member
-            for member in members
-            if member != rank
-            and _known(world, member)
-            and (
-                world.ranks[member].state in _DEAD or not meets(one.operation, entered[member]) if member in entered else member not in free
-            )
-        )
+        known = [member for member in members if _known(world, member)]
+        differ = {other.rank for other in one.entered if not meets(one.operation, other)}
+        never = tuple(other for other in known if other in entered and (other in differ or world.ranks[other].state in _DEAD))
+        return _Need(never, tuple(other for other in known if other not in entered))
     if peer == ANY_SOURCE:
-        others = tuple(member for member in one.group.ranks if member != rank)
-        helped = one.matched or any(member in free or not _known(world, member) for member in others)
-        return () if helped else others
+        others = [member for member in one.group.ranks if member != rank]
+        helped = one.matched or not others or any(not _known(world, member) for member in others)
+        return _Need() if helped else _Need(wanted=one.group.ranks, any_of=True)
     if peer == NONE or not _known(world, peer):
-        return ()
+        return _Need()
     if one.matched:
-        return (peer,) if world.ranks[peer].state in _DEAD else ()
-    return () if peer in free else (peer,)
+        return _Need(never=(peer,)) if world.ranks[peer].state in _DEAD else _Need()
+    return _Need(never=(peer,)) if peer == rank else _Need(wanted=(peer,))
 
 
 def _known(world: World, rank: int) -> bool:
@@ -246,29 +304,74 @@ def _known(world: World, rank: int) -> bool:
 
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     """Returns a shortest cycle of ranks that wait for each other, beginning with its lowest rank; empty where there is none."""
-    graph: dict[int, list[int]] = {}
-    for hindrance in hindrances:
-        graph.setdefault(hindrance.rank, []).extend(hindrance.peers)
+    links = list(hindrances)
+    ranks = {link.rank for link in links}
+    alone = [link.rank for link in links if link.rank in link.peers]
+    if alone:
+        return (min(alone),)
+    inside = {id(link.peers): link.peers for link in links}  # many share theirs
+    inside = {key: tuple(peer for peer in peers if peer in ranks) for key, peers in inside.items()}
+    graph: dict[int, list[tuple[int, ...]]] = {}
+    for link in links:
+        graph.setdefault(link.rank, []).append(inside[id(link.peers)])
     best: tuple[int, ...] = ()
-    for start in graph:
-        came_from: dict[int, int] = {}
-        fresh = deque([start])
-        while fresh and start not in came_from:
-            rank = fresh.popleft()
-            for peer in graph.get(rank, ()):
-                if peer not in came_from and (peer == start or peer in graph):
-                    came_from[peer] = rank
-                    fresh.append(peer)
-        if start in came_from:
-            path = [start]
-            while (rank := came_from[path[-1]]) != start:
-                path.append(rank)
-            cycle = (start, *reversed(path[1:]))
-            if not best or len(cycle) < len(best):
-                best = cycle
-            if len(best) <= 2:
-                break
+    ways: _Ways | None = None
+    for start in list(graph):
+        if start not in graph:
+            continue
+        cycle = _cycle_through(start, graph)
+        if cycle and (not best or len(cycle) < len(best)):
+            best = cycle
+        if len(best) == 2:
+            break
+        ways = ways or _Ways(graph)
+        ways.remove(start)  # no other cycle through it is shorter; nor is there one any more through those that wait for it alone
     if not best:
         return ()
     first = best.index(min(best))
     return best[first:] + best[:first]
+
+
+def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -> tuple[int, ...]:
+    """Returns a shortest cycle through a rank, beginning with it; empty where there is none."""
+    came_from: dict[int, int] = {}
+    fresh = deque([start])
+    while fresh and start not in came_from:
+        rank = fresh.popleft()
+        for peer in itertools.chain.from_iterable(graph[rank]):
+            if peer in graph and peer not in came_from:
+                came_from[peer] = rank
+                fresh.append(peer)
+    if start not in came_from:
+        return ()
+    path = [start]
+    while (rank := came_from[path[-1]]) != start:
+        path.append(rank)
+    return (start, *reversed(path[1:]))
+
+
+class _Ways:
+    """Takes ranks out of a graph, and with them those that then lead nowhere."""
+
+    def __init__(self, graph: dict[int, list[tuple[int, ...]]]) -> None:
+        self._graph = graph
+        self._behind: dict[int, list[int]] = {rank: [] for rank in graph}
+        self._ahead: dict[int, int] = {}
+        for rank, peers in graph.items():
+            inside = set(itertools.chain.from_iterable(peers))
+            self._ahead[rank] = len(inside)
+            for peer in inside:
+                self._behind[peer].append(rank)
+        for rank in [rank for rank, ahead in self._ahead.items() if ahead == 0]:
+            self.remove(rank)
+
+    def remove(self, rank: int) -> None:
+        """Takes out a rank; one that is out already stays out."""
+        leaving = [rank]
+        while leaving:
+            rank = leaving.pop()
+            if self._graph.pop(rank, None) is not None:
+                for behind in self._behind[rank]:
+                    self._ahead[behind] -= 1
+                    if self._ahead[behind] == 0:
+                        leaving.append(behind)

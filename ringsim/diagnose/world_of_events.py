@@ -31,6 +31,7 @@ __all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "world_of_
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
+_ABLE: Final = ("unknown", "running")  # states of which the events tell more
 _BLOCKING: Final = OP_CODES["monitored_barrier"]  # it blocks while it is posted
 
 
@@ -45,9 +46,9 @@ def world_of_events(
     Args:
         events: what was recorded.
         world_size: number of ranks, those included that left no event.
-        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others the events tell
-            whether they are blocked.
-        end_ns: when the run ended; the last moment recorded where it is not given.
+        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others, and of those
+            that were "running", the events tell whether they are blocked.
+        end_ns: until when ranks waited; the last moment recorded where it is not given.
 
     Returns:
         The world.
@@ -77,6 +78,7 @@ def world_of_events(
     blocked = _blocked_ranks(events, speaks, awaited, world_size)
     posted: list[list[Posted]] = [[] for _ in range(world_size)]
     idle = np.zeros(world_size, dtype=np.int64)
+    entered: dict[int, tuple[Operation, ...]] = {}  # by call; one tuple for all who wait in it
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
         if rank >= world_size:
@@ -85,7 +87,9 @@ def world_of_events(
             idle[rank] += 1
             if idle[rank] > MOST_POSTED:
                 continue
-        others = calls.others(event) if kind[event] == COLLECTIVE else ()
+        call = calls.call_of(event) if kind[event] == COLLECTIVE else NONE
+        if call != NONE and call not in entered:
+            entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
         posted[rank].append(
             Posted(
                 operation_of(events, event, last_ns),
@@ -93,13 +97,15 @@ def world_of_events(
                 awaited=bool(awaited[event]),
                 index=int(index[event]),
                 counterparts=int(counterparts[event]),
-                entered=tuple(operation_of(events, other) for other in others),
+                entered=entered.get(call, ()),
             )
         )
     views = []
     for rank in range(world_size):
-        state, about = ends.get(rank, ("", ""))
-        views.append(RankView(state or ("blocked" if blocked[rank] else "unknown"), tuple(posted[rank]), about))
+        state, about = ends.get(rank, ("unknown", ""))
+        if state in _ABLE and blocked[rank]:
+            state, about = "blocked", ""
+        views.append(RankView(state, tuple(posted[rank]), about))
     return World(tuple(views))
 
 
@@ -128,8 +134,8 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[str, str]]:
     """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
 
-    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ..."}``; a rank whose error merely
-    echoes that of another, and one that was ended from outside, has no entry.
+    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ..."}``; one that was ended from
+    outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
     """
     said = metadata.get("ends")
     ends = {}
@@ -143,8 +149,15 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[s
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Reads when the run ended, in ns from its start; None where the metadata does not say."""
-    said = metadata.get("end_ns")
+    """Reads until when ranks waited, in ns from the start of the run; None where the metadata does not say.
+
+    That is when it was decided to end them, or else the end of the run.
+
+    Example:
+        >>> read_end_ns({"given_up_ns": 7, "end_ns": 9}), read_end_ns({"end_ns": 9}), read_end_ns({"end_ns": "soon"})
+        (7, 9, None)
+    """
+    said = metadata.get("given_up_ns", metadata.get("end_ns"))
     return said if type(said) is int and 0 <= said < 2**63 else None
 
 
@@ -193,16 +206,18 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
     index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
-    # A recv from anybody may take any send that is left over; which one is not known before it is done.
+    # A recv from anybody may take any send that is left over, or that an open recv from one rank leaves to it; which one is not known
+    # before it is done. There must be one for each.
+    spare = np.bincount(of_recv[events.status[recvs] == IN_FLIGHT], minlength=count)
+    left = sends[counterparts[sends] - spare[of_send] <= index[sends]]
+    earlier: dict[tuple[int, int, int], int] = {}
     for event in from_any.tolist():
-        fits = sends[
-            (events.peer[sends] == events.rank[event])
-            & (events.group[sends] == events.group[event])
-            & (events.tag[sends] == events.tag[event])
-            & (counterparts[sends] <= index[sends])
-        ]
-        counterparts[event] = len(fits)
-        counterparts[fits] = index[fits] + 1
+        rank, group, tag = int(events.rank[event]), int(events.group[event]), int(events.tag[event])
+        fits = left[(events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)]
+        before = earlier.get((rank, group, tag), 0)
+        counterparts[event] = max(len(fits) - before, 0)
+        counterparts[fits] = np.maximum(counterparts[fits], index[fits] + 1)
+        earlier[rank, group, tag] = before + 1
     return index, counterparts
 
 

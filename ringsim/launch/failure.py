@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringsim import errors
+from ringsim.launch.notebook import rename_places
 
+PASSED_ON: Final = " ended with an error that explains this: "  # how ringsim words one of a rank whose peer has left word why it ended
 # How torch words an error of a rank whose peer is gone.
 _CONSEQUENCES: Final = (
+    PASSED_ON,
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection refused",
@@ -82,7 +85,7 @@ def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     for filename, name in names.items():
         where = where.replace(f"{filename}, line", f"{name}, line")
         traced = traced.replace(f'File "{filename}", line', f"{name}, line")
-    return replace(report, where=where, traceback=traced)
+    return replace(report, where=where, traceback=rename_places(traced, names), text=rename_places(report.text, names))
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
@@ -133,7 +136,8 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
     """
-    if (report.is_consequence and not report.of_ringsim) or report.error in _ECHOES or _TIMED_OUT in report.text:
+    echo = report.error in _ECHOES or PASSED_ON in report.text or _TIMED_OUT in report.text
+    if echo or (report.is_consequence and not report.of_ringsim):
         return None  # how it ended says nothing of why: what it waited for does
     if report.error == "SystemExit":
         state, about = "exited", f"left with sys.exit({report.text})"

@@ -259,6 +259,11 @@ class LivePart:
             found[Channel(self._groups.get(group, _NO_GROUP), *ends, tag, kind)] = count
         return found
 
+    @property
+    def open_from_any(self) -> tuple[int, ...]:
+        """The slots of the recvs from any source that are not done; after ``count``."""
+        return tuple(self._from_any)
+
     def collectives(self) -> dict[Group, array[int]]:
         """Returns the slots of the collectives on each group, in order; after ``count``."""
         return {self._groups.get(group, _NO_GROUP): slots for group, slots in self._collectives.items()}

@@ -7,12 +7,15 @@ other rank of which that is true, at the same moments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
 from ringsim.launch.live_part import Channel, Head, LivePart
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND, Group
 
 __all__ = ["LiveParts"]
 
@@ -54,34 +57,57 @@ class LiveParts:
             now_ns: CLOCK_MONOTONIC.
         """
         channels: dict[Channel, int] = {}
-        collectives = []
+        collectives: dict[Group, dict[int, array[int]]] = {}  # group, rank: slots
+        calls: dict[tuple[Group, int], tuple[Operation, ...]] = {}  # (group, place): what its members posted, one tuple for all of them
+        from_any: dict[tuple[Group, int, int], list[int]] = {}  # (group, receiver, tag): slots of recvs from any source that are not done
         for part in self.parts:
             part.count()
             part.read_names()
             channels.update(part.channels())
-            collectives.append(part.collectives())
+            for on, slots in part.collectives().items():
+                collectives.setdefault(on, {})[part.rank] = slots
+            for slot in part.open_from_any:
+                operation, group = part.operation(slot, now_ns)
+                from_any.setdefault((group, part.rank, operation.tag), []).append(slot)
 
         def place(part: LivePart, slot: int) -> Posted:
             operation, group = part.operation(slot, now_ns)
             awaited, index = slot in part.head.awaited, part.index(slot)
             if operation.kind == COLLECTIVE:
-                others = [(other, collectives[other].get(group, ())) for other in group.ranks if other != part.rank]
-                entered = [self.parts[other].operation(slots[index], now_ns)[0] for other, slots in others if index < len(slots)]
-                return Posted(operation, group, awaited, index, entered=tuple(entered))
+                if (group, index) not in calls:
+                    entered = ((rank, slots[index]) for rank, slots in collectives[group].items() if index < len(slots))
+                    calls[group, index] = tuple(self.parts[rank].operation(its, now_ns)[0] for rank, its in entered)
+                return Posted(operation, group, awaited, index, entered=calls[group, index])
             if operation.peer == ANY_SOURCE:
-                ends = [(Channel(group, src, part.rank, operation.tag, SEND), src) for src in group.ranks]
-                free = [channels.get(one, 0) - channels.get(one._replace(kind=RECV), 0) for one, _ in ends]
-                return Posted(operation, group, awaited, 0, counterparts=sum(max(number, 0) for number in free))
+                left = _left_for_anybody(part, group, operation.tag, channels, now_ns)
+                earlier = sum(other < slot for other in from_any.get((group, part.rank, operation.tag), ()))
+                return Posted(operation, group, awaited, 0, counterparts=max(left - earlier, 0))
             sends = operation.kind == SEND
             ends_of = (part.rank, operation.peer) if sends else (operation.peer, part.rank)
-            counterpart = Channel(group, *ends_of, operation.tag, RECV if sends else SEND)
-            return Posted(operation, group, awaited, index, counterparts=channels.get(counterpart, 0))
+            there = channels.get(Channel(group, *ends_of, operation.tag, RECV if sends else SEND), 0)
+            if sends:  # a recv from any source that is not done may be on its way to get this very message
+                there += len(from_any.get((group, operation.peer, operation.tag), ()))
+            return Posted(operation, group, awaited, index, counterparts=there)
 
         views = []
         for part, state in zip(self.parts, states, strict=True):
             posted = tuple(place(part, slot) for slot in part.open_slots())
             views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted))
         return World(tuple(views))
+
+
+def _left_for_anybody(part: LivePart, group: Group, tag: int, channels: Mapping[Channel, int], now_ns: int) -> int:
+    """Counts the messages to a rank that a recv from any source may get.
+
+    A recv from one source that is not done either may get some of them; which of the two gets which is not known before, so none is its.
+    """
+    posted = [part.operation(slot, now_ns) for slot in part.open_slots()]
+    open_from = Counter(one.peer for one, its in posted if (one.kind, one.tag, its) == (RECV, tag, group))
+    left = 0
+    for src in group.ranks:
+        sent = Channel(group, src, part.rank, tag, SEND)
+        left += max(channels.get(sent, 0) - channels.get(sent._replace(kind=RECV), 0) + open_from[src], 0)
+    return left
 
 
 def _state(part: LivePart, state: str, *, blocked: bool) -> str:

@@ -44,8 +44,8 @@ from ringsim.injections import jitter_of, slowed_by
 from ringsim.launch.config import RankConfig
 from ringsim.launch.failure import report_exception
 from ringsim.launch.job import Job
-from ringsim.launch.verdicts import raise_verdict
-from ringsim.launch.wake import ASK, WAKE, list_threads, shut_connections
+from ringsim.launch.verdicts import pass_on, raise_verdict
+from ringsim.launch.wake import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
@@ -90,7 +90,10 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         say(("result", _pack_result(result, config)))
         status = 0
     except BaseException as error:  # whatever it was: the launcher must hear of it
-        say(("failed", report_exception(config.rank, error)))
+        report = report_exception(config.rank, error)
+        with contextlib.suppress(OSError):  # the disk may be full: others say less, then
+            pass_on(Path(config.directory), config.rank, config.world_size, error)
+        say(("failed", report))
     _flush()
     if status == 0:
         inbox.get()  # "bye"
@@ -163,6 +166,8 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
                 message = channel.recv()
                 if message == ASK:
                     say(("threads", list_threads()))
+                elif message == WHERE:
+                    say(("where", find_place(os.path.dirname(torch.__file__))))
                 elif message == WAKE:
                     shut_connections(_read_port(config))
                 else:

@@ -7,6 +7,7 @@ rank waits for another inside the block.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -28,6 +29,7 @@ from ringsim.errors import RingError
 from ringsim.launch.board import make_board
 from ringsim.launch.joined import JoinedWatch
 from ringsim.launch.processes import has_proc
+from ringsim.launch.verdicts import pass_on
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save
@@ -113,6 +115,9 @@ class Recording:
         if recorder is None:
             return
         if self._watch is not None:
+            if error is not None:
+                with contextlib.suppress(OSError):  # the disk may be full: others say less, then
+                    pass_on(recorder.directory, self._rank, self._world_size, error)
             self._watch.stop()
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None

@@ -22,13 +22,13 @@ from ringsim.launch.config import Kind
 from ringsim.launch.failure import Report, describe_end, indent, make_error, raised_where, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
-from ringsim.launch.notebook import name_cells
+from ringsim.launch.notebook import name_cells, rename_places
 from ringsim.launch.output import Outputs
 from ringsim.launch.processes import has_proc, look_at
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
 from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
-from ringsim.launch.wake import ASK, WAKE, WAKE_S
+from ringsim.launch.wake import ASK, WAKE, WAKE_S, WHERE
 from ringsim.launch.watcher import POLL_S, Watcher
 from ringsim.traces.parts import read_parts
 from ringsim.traces.value import Trace
@@ -37,6 +37,8 @@ _POLL_S: Final = 0.05
 GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
 _Error = TypeVar("_Error", RingError, Interrupted)
 _SHOWN: Final = 4  # ranks whose lines an error shows
+ANSWER_S: Final = 0.3  # what ranks get, before they are ended, to say where they are: one that computes in C++ may keep its interpreter
+_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # states of processes; in all others they compute
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class _Run:
         self._watcher: Watcher | None = None
         self._next_look = 0.0
         self._pids: dict[int, int] = {}
-        self._stopped: list[int] = []
+        self._places: dict[int, tuple[str, int] | None] = {}  # where ranks were, by their own word
+        self._processes: dict[int, str] = {}  # what those did that had to be ended: "computing", "asleep", "stopped"
+        self._given_up_ns: int | None = None  # when it was decided to end the ranks
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
             self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
@@ -132,7 +136,8 @@ class _Run:
         if len(self._results) < self._size:
             missing = [rank for rank in range(self._size) if rank not in self._results]
             error = RunTimeout(
-                f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then. "
+                f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
+                f"{'' if len(self._loaded) == self._size else ', for they were still being started'}. "
                 "Raise limit_s, or look at error.trace for where they were."
             )
             raise self._explained(error)
@@ -186,6 +191,7 @@ class _Run:
             self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
             self._next_look = now + self._watcher.pause_s
             if self._verdict is not None:
+                self._given_up_ns = time.monotonic_ns()
                 write_verdict(self._ranks.directory, self._verdict)
                 for rank in self._verdict.ranks:
                     self._say(rank, WAKE)
@@ -233,6 +239,8 @@ class _Run:
                 self._send("go")
         elif what == "threads" and self._watcher is not None:
             self._watcher.hear(rank, value)
+        elif what == "where":
+            self._places[rank] = value
         elif what == "result":
             self._results[rank] = value
         elif what == "failed":
@@ -248,8 +256,9 @@ class _Run:
 
     def _end_early(self) -> Trace | None:
         """Ends all ranks and returns what they had recorded; their files tell, however they ended."""
-        running = [(rank, look_at(pid)) for rank, pid in self._pids.items() if rank not in self._results]
-        self._stopped = [rank for rank, process in running if process is not None and process.state == "T"]
+        self._given_up_ns = self._given_up_ns or time.monotonic_ns()
+        if self._verdict is None:
+            self._look_at_the_rest()
         self._ranks.kill()
         self._ranks.wait_for_end()
         results: list[Any] = [None] * self._size
@@ -260,14 +269,32 @@ class _Run:
         except RingError:
             return None  # no rank had begun to record
 
+    def _look_at_the_rest(self) -> None:
+        """Finds out what the ranks are doing that are still there."""
+        left = [rank for rank in self._pids if rank not in self._results and rank not in self._reports]
+        found = {rank: process for rank in left if (process := look_at(self._pids[rank])) is not None and process.state not in "ZX"}
+        self._processes = {rank: _CALLED.get(process.state, "computing") for rank, process in found.items()}
+        asked = {rank for rank, doing in self._processes.items() if doing != "stopped"}
+        for rank in asked:
+            self._say(rank, WHERE)
+        channels = [self._ranks.channels[rank] for rank in asked]
+        deadline = time.monotonic() + ANSWER_S
+        while asked - self._places.keys() and channels and (left_s := deadline - time.monotonic()) > 0:
+            for channel in wait(channels, timeout=left_s):
+                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
+                    channels.remove(channel)  # type: ignore[arg-type]
+
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._outputs.follow(last=True)
         events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
-        cells = name_cells(events.tables.files)
-        events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
+        cells, tables = name_cells(events.tables.files), events.tables
+        files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
+        events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", []), *self._notes()]
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
+        if self._given_up_ns is not None:  # to end ranks takes time in which nobody waits for anything any more
+            metadata["given_up_ns"] = self._given_up_ns - self._start_ns
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 
     def _metadata(self) -> dict[str, Any]:
@@ -289,12 +316,22 @@ class _Run:
         }
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
+        """Says how the ranks ended, for ``explain``, and what those did that were ended here."""
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
         woken = self._verdict.ranks if self._verdict is not None else ()
         failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
-        stopped = [{"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""} for rank in self._stopped]
-        return sorted([*returned, *failed, *stopped], key=lambda end: int(end["rank"]))
+        known = {end["rank"] for end in (*returned, *failed)}
+        others = [self._unfinished_end(rank, doing) for rank, doing in self._processes.items() if rank not in known]
+        return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))
+
+    def _unfinished_end(self, rank: int, doing: str) -> dict[str, Any]:
+        """Says what a rank did when it was ended; of one that waited, the trace knows better."""
+        if doing == "stopped":
+            return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
+        place = self._places.get(rank)
+        name, line = place if place is not None else ("", 0)
+        name = name_cells([name]).get(name, os.path.basename(name))
+        return {"rank": rank, "state": "running", "about": f"{doing} at {name}:{line}" if name else doing, "error": ""}
 
     def _notes(self) -> list[str]:
         threads = set(self._loaded.values())

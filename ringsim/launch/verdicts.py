@@ -7,19 +7,24 @@ It is written to the run's directory before anybody is woken, so that a rank who
     writes verdict.json
     wakes --------------------------------->   its connections are shut, wait() raises
                                                reads verdict.json, raises Deadlock at the user's line
+
+A rank that ends because the other side of its message disagrees leaves word there in the same way: what it ends is not its own wait alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
+from ringsim.launch.failure import PASSED_ON
 
-__all__ = ["Verdict", "clear_verdict", "error_of_kind", "raise_verdict", "read_verdict", "write_verdict"]
+__all__ = ["Verdict", "clear_verdict", "error_of_kind", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
 
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -64,8 +69,28 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Writes a verdict down, whole or not at all."""
-    unfinished = directory / f"{_FILE}.unfinished"
-    unfinished.write_text(json.dumps({"kind": verdict.diagnosis.kind, "ranks": verdict.ranks, "text": str(verdict.diagnosis)}))
+    _write(directory, verdict.diagnosis.kind, verdict.ranks, str(verdict.diagnosis))
+
+
+def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -> None:
+    """Leaves word of what ends a rank, where it explains why the waits of others break: of a message, one side alone sees the mismatch.
+
+    A verdict that is there already stands.
+
+    Args:
+        directory: of the run's parts.
+        rank: who ends.
+        world_size: number of ranks.
+        error: why.
+    """
+    if isinstance(error, MessageMismatch) and not (directory / _FILE).exists():
+        others = [other for other in range(world_size) if other != rank]
+        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{PASSED_ON}{error}")
+
+
+def _write(directory: Path, kind: str, ranks: Sequence[int], text: str) -> None:
+    unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
+    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text}))
     unfinished.replace(directory / _FILE)
 
 

@@ -1,4 +1,6 @@
-"""Ending the waits of a rank from within: nothing in torch does, so its connections to the other ranks are shut.
+"""What is asked and wanted of a rank while its first thread is at work or blocked: where it is, and that its waits end.
+
+Nothing in torch ends a wait, so the rank's connections to the other ranks are shut.
 
 A blocked ``wait()`` of Gloo lets go of the interpreter, so another thread can do this; the wait then raises. It does not where a message is
 half-way through, nor in a recv from any source.
@@ -14,10 +16,13 @@ import threading
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["ASK", "OUR_THREADS", "WAKE", "WAKE_S", "Threads", "list_threads", "shut_connections"]
+from ringsim.traces.call_sites import CallSites
+
+__all__ = ["ASK", "OUR_THREADS", "WAKE", "WAKE_S", "WHERE", "Threads", "find_place", "list_threads", "shut_connections"]
 
 ASK: Final = "threads?"  # what the watcher wants of a rank: its threads
 WAKE: Final = "wake"  # and that it shuts its connections
+WHERE: Final = "where?"  # what the launcher wants of it before it ends it: at which line of the user's it is
 
 # A thread whose innermost frame is in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
@@ -49,6 +54,20 @@ def list_threads() -> Threads:
         else:
             busy.append(ident)
     return Threads(frozenset(busy), idle)
+
+
+def find_place(library: str) -> tuple[str, int] | None:
+    """Returns file and line of the user's program where the first thread of this process is; None where it is in none.
+
+    Args:
+        library: directory of torch, whose files are not the user's.
+    """
+    sites = CallSites(lambda _: 0)
+    sites.declare_library(library, speaker="")
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and sites.learn(frame.f_code.co_filename) < 0:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def shut_connections(keep_port: int) -> int:

@@ -6,10 +6,13 @@ for a post. A blocking send is a post and its wait::
     send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
     isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
 
-The k-th send from a rank to another under a tag meets the k-th receive there. What happens follows from the lists alone, whatever order the
-ranks really run in: each rank does its list in order, so a rank that can go on can go on at any time later too. So it is enough to let each
-rank run until it waits for something that is not posted yet, and to come back when it is. When nobody is left who can run, either all have
-ended or nobody ever will: those that are left each wait for one other, and following them leads into a circle, or to a rank that has ended.
+The k-th send from a rank to another under a tag meets the k-th receive there; where there are groups, a pair (group, tag) is the tag. Only
+a receive from any rank cannot be written so: whom it meets depends on who comes first.
+
+What happens follows from the lists alone, whatever order the ranks really run in: each rank does its list in order, so a rank that can go
+on can go on at any time later too. So it is enough to let each rank run until it waits for something that is not posted yet, and to come
+back when it is. When nobody is left who can run, either all have ended or nobody ever will: those that are left each wait for one other,
+and following them leads into a circle, or to a rank that has ended.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.plot import style
+from ringsim.plot.edge_labels import BOW, Box, bowed, label_edges, words_box
 from ringsim.plot.paths import node_angle, place
 from ringsim.plot.timeline import WIDTH_INCHES, draw_timeline, timeline_height
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
@@ -31,13 +32,15 @@ __all__ = ["plot_waitfor", "png"]
 MOST_RANKS: Final = 12  # nodes; of more, those of the root causes are drawn
 MOST_LABELS: Final = 8
 MOST_TIMELINE_RANKS: Final = 64
-GRAPH_INCHES: Final = (4.4, 3.6)
+HALF: Final = (2.0, 1.44)  # of the graph's width and height, in units of its circle's radius
+GRAPH_INCHES: Final = (5.0, 3.6)
 TIMELINE_SHARE: Final = 0.6  # of the timeline's own width
 GAP_POINTS: Final = 16.0
 BEFORE: Final = 0.5  # of the time for which ranks have been stuck, that much before it is shown, too
 BEFORE_NS: Final = 20_000_000  # at least this
 RADIUS: Final = 0.2
-LABEL_SIZE: Final = 8.5
+CROWDED: Final = 0.32  # of the distance between two neighbours: a node's radius at most
+FILE_LETTERS: Final = 20
 NOTE_LETTERS: Final = 76
 MOST_NOTES: Final = 4
 
@@ -135,18 +138,22 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> style.Margins:
     edges = diagnosis.edges or _edges_of(diagnosis.findings)
     ranks = _shown_ranks(diagnosis, edges)
     states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()  # of a run that finished: nothing to say
-    ax.set(xlim=(-1.75, 1.75), ylim=(-1.45, 1.45), aspect="equal")
+    ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
     ax.set_axis_off()
+    ax.apply_aspect()  # labels are placed by the size that the axes will have
     at = {rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0) for index, rank in enumerate(ranks)}
+    radius = min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
-    for index, edge in enumerate(sorted(shown, key=lambda one: not one.in_cycle)):
-        _draw_edge(ax, edge, at, labelled=index < MOST_LABELS)
+    taken: list[Box] = []
     for rank, (x, y) in at.items():
-        _draw_rank(ax, rank, float(x), float(y), states[rank] if states else "")
+        taken += _draw_rank(ax, rank, float(x), float(y), radius, states[rank] if states else "")
+    unlabelled = _draw_edges(ax, shown, at, radius, taken)
     notes = _notes(diagnosis)
     hidden = diagnosis.world_size - len(ranks)
     if hidden > 0:
         notes.append(f"Not drawn: {count(hidden, 'rank')}{_hidden_edges(len(edges) - len(shown))}.")
+    if unlabelled > 0:
+        notes.append(f"No room was left for what {count(unlabelled, 'arrow')} would say.")
     handles = _legend(diagnosis, shown, ranks)
     metadata = diagnosis.trace.metadata if diagnosis.trace is not None else {}
     return style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
@@ -191,49 +198,65 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
     return sorted(list(dict.fromkeys([*wanted, *range(diagnosis.world_size)]))[:MOST_RANKS])
 
 
-def _draw_edge(ax: Axes, edge: Edge, at: dict[int, Any], *, labelled: bool) -> None:
-    """Draws an arrow that bows to its left, so that the way back lies apart; on it what is waited in."""
-    start, end = at[edge.rank], at[edge.peer]
-    colour = style.VERMILLION if edge.in_cycle else style.MUTED
-    if edge.rank == edge.peer:
-        ax.add_patch(Circle((start[0], start[1] + RADIUS), RADIUS * 0.8, fill=False, edgecolor=colour, linewidth=2, zorder=2))
-        return
-    points = RADIUS / (ax.get_xlim()[1] - ax.get_xlim()[0]) * ax.get_window_extent().width * 72 / ax.figure.dpi
-    ax.add_patch(
-        FancyArrowPatch(
-            tuple(start),
-            tuple(end),
-            connectionstyle="arc3,rad=0.18",
-            arrowstyle="-|>,head_length=7,head_width=4",
-            shrinkA=points + 1,
-            shrinkB=points + 2,
-            color=colour,
-            linewidth=2.6 if edge.in_cycle else 1.2,
-            linestyle="solid" if edge.in_cycle else (0, (4, 2)),
-            zorder=3 if edge.in_cycle else 2,
-            gid=f"waits-{edge.rank}-{edge.peer}",
+def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Box]) -> int:
+    """Draws an arrow for each two ranks of which one waits for the other, and beside it in what; returns how many have no words.
+
+    The arrow bows to the right of its way, so that the way back lies apart.
+    """
+    pairs: dict[tuple[int, int], list[Edge]] = {}
+    for edge in sorted(edges, key=lambda one: not one.in_cycle):
+        pairs.setdefault((edge.rank, edge.peer), []).append(edge)
+    points = radius / (ax.get_xlim()[1] - ax.get_xlim()[0]) * ax.get_window_extent().width * 72 / ax.figure.dpi
+    paths, labels = [], []
+    for (rank, peer), waits in pairs.items():
+        start, end = at[rank], at[peer]
+        colour = style.VERMILLION if waits[0].in_cycle else style.MUTED
+        if rank == peer:
+            ax.add_patch(Circle((start[0], start[1] + radius), radius * 0.8, fill=False, edgecolor=colour, linewidth=2, zorder=2))
+            continue
+        ax.add_patch(
+            FancyArrowPatch(
+                tuple(start),
+                tuple(end),
+                connectionstyle=f"arc3,rad={BOW}",
+                arrowstyle="-|>,head_length=7,head_width=4",
+                shrinkA=points + 1,
+                shrinkB=points + 2,
+                color=colour,
+                linewidth=2.6 if waits[0].in_cycle else 1.2,
+                linestyle="solid" if waits[0].in_cycle else (0, (4, 2)),
+                zorder=3 if waits[0].in_cycle else 2,
+                gid=f"waits-{rank}-{peer}",
+            )
         )
-    )
-    if labelled and edge.operation is not None:
-        way = end - start
-        middle = (start + end) / 2 + 0.09 * np.array([way[1], -way[0]])
-        one = edge.operation
-        text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
-        look = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
-        ax.text(
-            float(middle[0]), float(middle[1]), f"{text}\n{one.place}".strip(), ha="center", va="center", fontsize=LABEL_SIZE, zorder=5,
-            linespacing=0.95, bbox=look,
-        )  # fmt: skip
+        paths.append(bowed(start, end))
+        said = [edge.operation for edge in waits if edge.operation is not None]
+        if said:
+            labels.append((f"{rank} → {peer}: {_label(said)}", paths[-1]))
+    return label_edges(ax, labels[:MOST_LABELS], paths, taken) + max(len(labels) - MOST_LABELS, 0)
 
 
-def _draw_rank(ax: Axes, rank: int, x: float, y: float, state: str) -> None:
+def _label(operations: list[Operation]) -> str:
+    """Returns what a rank waits for of another, in two lines."""
+    one, more = operations[0], len(operations) - 1
+    text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
+    name, _, line = one.place.rpartition(":")
+    if len(name) > FILE_LETTERS:
+        name = f"{name[: FILE_LETTERS // 2]}…{name[-(FILE_LETTERS // 2 - 1) :]}"
+    return f"{text}{f' and {more} more' if more else ''}\n{f'{name}:{line}' if name else ''}".strip()
+
+
+def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Box]:
+    """Draws a node, with words where it is not merely blocked; returns the room that both take."""
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
-    ax.add_patch(Circle((x, y), RADIUS, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
+    ax.add_patch(Circle((x, y), radius, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
     ink = "white" if fill == style.INK else style.INK
-    ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=13, color=ink, zorder=7)
+    ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=13 * min(1.0, radius / 0.17), color=ink, zorder=7)
+    taken = [(x - radius, y - radius, x + radius, y + radius)]
     if words and state != "blocked":
         side = 1 if y >= -0.01 else -1
-        ax.text(x, y + side * (RADIUS + 0.1), words, ha="center", va="center", fontsize=LABEL_SIZE, color=style.INK, zorder=7)
+        taken.append(words_box(ax, x, y + side * (radius + 0.1), words))
+    return taken
 
 
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:

@@ -21,7 +21,6 @@ from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, RECORD
 
 _PEER, _STATUS = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
-_POSTED: Final = IN_FLIGHT << 16  # the column after op
 _UNSET: Final[Any] = object()
 _NO_OPS: Final[Mapping[str, int]] = {}
 
@@ -44,12 +43,12 @@ class HotPath(NamedTuple):
     """The functions, to be bound once by whoever shows operations to a recorder. A slot is the place of a record.
 
     Attributes:
-        make_post: ``make_post(op, ops={}, poster=None, blocking=None)`` makes the function that begins operations of one kind,
-            ``post(group, peer, tag, payload, label=None) -> slot``. It is called by a hook that the library, or the user, called;
+        make_post: ``make_post(op, ops={}, poster=None, blocking=None, status=IN_FLIGHT)`` makes the function that begins operations of one
+            kind, ``post(group, peer, tag, payload, label=None) -> slot``. It is called by a hook that the library, or the user, called;
             the line is the user's, and the label the one in force where none is given. The slot is None once recording has stopped.
             ``op`` is the operation's code; where a frame of the library's speaking file (see ``CallSites``) on the way to the user bears
             a name in ``ops``, the code there is the better one. ``poster`` and ``blocking``, which calls it, are the library's functions
-            on the two commonest ways.
+            on the two commonest ways. ``status`` is the one that a record has from the beginning: ERROR for what is refused at once.
         make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
             it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
             is called instead. ``failed(self)`` is called when ``call`` raises; where it raises, the record stays as it is: the wait was
@@ -97,9 +96,11 @@ def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> 
     place_of = sites.places.get
     claim = itertools.count(step=RECORD_BYTES // 8).__next__  # atomic: every thread gets slots of its own
 
-    def make_post(op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None) -> Callable[..., int | None]:
-        posted = op | _POSTED
-        posted_as = {name: code | _POSTED for name, code in ops.items()}
+    def make_post(
+        op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None, status: int = IN_FLIGHT
+    ) -> Callable[..., int | None]:
+        posted = op | status << 16  # the column after op
+        posted_as = {name: code | status << 16 for name, code in ops.items()}
         poster_code = poster and poster.__code__
         blocking_code, blocking_depth, blocking_posted = None, 0, posted
         if blocking:

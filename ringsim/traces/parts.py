@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from ringsim.traces.tables import read_group, read_payload, read_word
 __all__ = ["read_parts", "read_run"]
 
 _FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
+_LOOK: Final = 1 << 14  # records that are looked at in one go, from the end
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
 _PER_RANK: Final = ("rank", "pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
 _TABLES: Final = ("group", "payload", "label", "file")
@@ -149,11 +151,13 @@ def _read_records(path: Path) -> tuple[Ints, bool]:
     """Returns the valid records of a file, and whether its last one is cut.
 
     A slot that was claimed but never written, because the rank was killed in between, is passed over: other threads may have written
-    the slots after it. The rank may be writing at this moment, and the status of a record is written last: so what a first look finds
-    valid is whole at a second one, which is the one that counts.
+    the slots after it. The rank may be writing at this moment, so the file is looked at three times, for a copy takes longer than a
+    record. The first look tells how far the rank has come: a copy that met it there may lack a record before the last. The second tells
+    which records up to there are valid. Those are whole in the third, for their status is written last.
     """
     try:
-        status = _whole_records(path.read_bytes())["status"]
+        count = _count_written(path)
+        status = _whole_records(path.read_bytes())["status"][:count]
         data = path.read_bytes()
     except FileNotFoundError:
         return np.empty(0, dtype=RECORD), False
@@ -161,6 +165,20 @@ def _read_records(path: Path) -> tuple[Ints, bool]:
     records["status"] = status
     records["done_ns"][status == IN_FLIGHT] = NONE  # an end that came between the two looks
     return records[status != 0], any(data[len(data) // RECORD.itemsize * RECORD.itemsize :])
+
+
+def _count_written(path: Path) -> int:
+    """Returns how many records there are up to the last that is valid; beyond it the file may have room for many."""
+    with path.open("rb") as file:
+        end = file.seek(0, SEEK_END) // RECORD.itemsize
+        while end > 0:
+            begin = max(end - _LOOK, 0)
+            file.seek(begin * RECORD.itemsize)
+            valid = np.flatnonzero(_whole_records(file.read((end - begin) * RECORD.itemsize))["status"])
+            if len(valid):
+                return begin + int(valid[-1]) + 1
+            end = begin
+    return 0
 
 
 def _whole_records(data: bytes) -> Ints:

@@ -100,6 +100,20 @@ def any_source_server(requests: int = 15) -> float:
     return float(answer)
 
 
+def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
+    """A message is on its way to a recv from anybody, and its receiver waits for the one after it."""
+    rank = dist.get_rank()
+    large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
+    if rank == 0:
+        work: Any = dist.irecv(large, tag=1)
+        dist.recv(small, 1, tag=2)
+        work.wait()
+    else:
+        dist.send(large + 1, 0, tag=1)
+        dist.send(small + 1, 0, tag=2)
+    return float(large[-1]) + float(small)
+
+
 def nothing_in_them(rounds: int = 100) -> float:
     """Messages of no bytes."""
     ring = ringsim.current_ring()
@@ -226,6 +240,7 @@ PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = 
     long_compute: (4, lambda rank, size: rank),
     early_finisher: (3, lambda rank, size: 0 if rank == 1 else 7),
     any_source_server: (4, lambda rank, size: 2 if rank else 15 * (size - 1)),
+    large_message_for_anybody: (2, lambda rank, size: 0 if rank else 2),
     nothing_in_them: (3, lambda rank, size: 100),
     hundreds_on_one_tag: (3, lambda rank, size: sum(range(400))),
     large_messages: (2, lambda rank, size: 1),

@@ -121,7 +121,7 @@ def test_a_mistake_raises_at_its_line(
     assert words in text
     assert "rank 0 of 2" in text
     line = line_of(mistake)
-    assert f'{__file__}", line {line},' in text or f"{__file__}:{line}" in text
+    assert f'{__file__}", line {line},' in text or f" at test_fault_buffers.py:{line}" in text
     assert trace is not None
     assert kind in [notice[0] for label in trace.events.tables.labels if (notice := read_notice(label))]
 
@@ -141,6 +141,29 @@ def pair_of_sixteen() -> None:
 def test_without_it_nobody_looks() -> None:
     trace = ringsim.trace(play, world_size=2, args=(changed, 0, 1), limit_s=LIMIT_S)
     assert len(trace.messages) == 1
+
+
+def receives_into_leaves() -> list[float]:
+    """The warning is given once for each line that makes it."""
+    leaf, plain = torch.zeros(4, requires_grad=True), torch.zeros(4)
+    if ringsim.current_ring().rank == 0:
+        for _ in range(3):
+            dist.send(torch.ones(4, requires_grad=True), 1)
+    else:
+        dist.recv(plain, 0)
+        for _ in range(2):
+            dist.recv(leaf, 0)  # here
+    return leaf.tolist()
+
+
+@pytest.mark.parametrize("check", ["basic", "full"])
+def test_a_recv_that_autograd_does_not_see_is_warned_of(check: str) -> None:
+    trace = ringsim.trace(receives_into_leaves, world_size=2, check=check, limit_s=LIMIT_S)
+    assert trace.results[1] == [1.0] * 4
+    assert trace.output[0] == ""
+    warned = f"test_fault_buffers.py:{line_of(receives_into_leaves)}: UserWarning: a tensor to be received into must not require grad"
+    assert trace.output[1].count(warned) == (check == "full")
+    assert [finding.kind for finding in trace.explain().findings if not finding.kind.startswith("late_")] == []
 
 
 def correct() -> tuple[float, list[int], list[Any]]:

@@ -15,7 +15,7 @@ from rank_server import Ended, RankServer, results
 from test_recording import join
 
 import ringsim
-from ringsim.errors import Deadlock
+from ringsim.errors import Deadlock, MessageMismatch
 from ringsim.launch.joined import JoinedWatch
 
 pytestmark = pytest.mark.timeout(90)
@@ -45,6 +45,29 @@ def test_ranks_raise_where_they_are_stuck(server: RankServer, tmp_path: Path) ->
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.ringtrace", "store"]
+
+
+def unlike(directory: str, rank: int) -> str:
+    path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
+
+    def exchange() -> None:
+        fresh = dist.new_group([0, 1])
+        if rank == 0:
+            sent: Any = dist.isend(torch.zeros(4), 1, group=fresh)
+            store.set("posted", "")
+            sent.wait()
+        store.wait(["posted"])
+        dist.recv(torch.zeros(5), 0, group=fresh)
+
+    with pytest.raises(MessageMismatch) as caught, ringsim.trace(path):
+        exchange()
+    return str(caught.value)
+
+
+def test_whoever_posted_first_hears_why_its_wait_broke(server: RankServer, tmp_path: Path) -> None:
+    heard, raised = results(server.run(unlike, [(str(tmp_path), rank) for rank in range(2)]))
+    assert raised.startswith("the two sides of a message must agree on its size")
+    assert heard == f"rank 1 of 2 ended with an error that explains this: {raised}"
 
 
 def from_anybody(directory: str, rank: int) -> None:

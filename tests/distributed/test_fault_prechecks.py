@@ -104,6 +104,42 @@ def test_whoever_catches_a_mismatch_may_try_again() -> None:
     assert ringsim.trace(worker, world_size=2, limit_s=LIMIT_S).results[1] == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("waits", ["send", "all_reduce"])
+def test_whoever_posted_first_hears_why_its_wait_broke(waits: str, tmp_path: Path) -> None:
+    """It saw "Connection closed by peer" alone: the mismatch is seen by whoever posts second."""
+
+    def worker() -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank_of_ring() == 1:
+            store.wait(["posted"])
+            dist.recv(torch.zeros(5), 0) if waits == "send" else dist.all_reduce(torch.zeros(5))
+        try:
+            if waits == "send":
+                work = dist.isend(torch.zeros(4), 1)
+            else:
+                work = dist.all_reduce(torch.zeros(4), async_op=True)
+            store.set("posted", "")
+            work.wait()  # type: ignore[union-attr]
+        except MessageMismatch as error:
+            print(f"heard: {error}")
+            raise
+
+    with pytest.raises(MessageMismatch, match="must") as caught:
+        ringsim.trace(worker, world_size=2, limit_s=LIMIT_S)
+    error = caught.value
+    assert error.trace is not None
+    assert error.trace.output[0].startswith("heard: rank 1 of 2 ended with an error that explains this: ")
+    assert "got float32[5] (20 bytes)" in error.trace.output[0]
+    assert f"in rank 0's {'isend' if waits == 'send' else waits} at " in error.trace.output[0]
+    assert str(error).count("Traceback") == 1
+    assert "lost their peer because of it: rank 0" in str(error)
+    error.trace.save(tmp_path / "run.ringtrace")
+    for trace in (error.trace, ringsim.load(tmp_path / "run.ringtrace")):
+        (finding,) = trace.explain().findings
+        assert (finding.kind, finding.ranks) == ("message_mismatch" if waits == "send" else "collective_mismatch", (0, 1))
+        assert finding.message.startswith("ranks 0 and 1: ")
+
+
 def collective(rank_zero: Callable[[], Any], others: Callable[[], Any]) -> None:
     (others if rank_of_ring() else rank_zero)()
 

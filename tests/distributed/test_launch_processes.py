@@ -10,14 +10,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
-from kernels import gone, until
+from kernels import descendants, gone, until
 from launching import pass_round, running_script
 
 import ringsim
-from ringsim.errors import RankFailed
+from ringsim.errors import Deadlock, RankFailed
 from ringsim.launch import launcher
 from ringsim.launch.config import Kind, start_environment
 from ringsim.launch.forked import ForkedRanks, ForkServer
@@ -54,6 +55,26 @@ def test_no_rank_outlives_its_server(tmp_path: Path) -> None:
         os.kill(server, signal.SIGKILL)
         assert until(lambda: all(gone(pid) for pid in pids), 1.0)
         assert script.wait(20) == 1  # the caller gets an error, not a hang
+
+
+def test_no_rank_is_left_when_an_error_arrives() -> None:
+    """0.1.0 went on once the ranks' channels were closed, when they might still be taken down, or wait for the server to reap them."""
+
+    def wait_for_each_other() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.recv(torch.zeros(1), 1 - dist.get_rank())
+
+    def sleep_and_fail() -> None:
+        if ringsim.current_ring().rank == 0:
+            raise ValueError("no such layer")
+        time.sleep(100)
+
+    for worker, error in [(wait_for_each_other, Deadlock), (sleep_and_fail, RankFailed)] * 10:
+        with pytest.raises(error):
+            ringsim.trace(worker, world_size=2)
+        assert not [name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")]
 
 
 def test_nothing_listens_beyond_loopback() -> None:

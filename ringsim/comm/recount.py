@@ -1,0 +1,62 @@
+"""Counts both sides of a channel anew before two operations are called a mismatch: a wrong accusation would end a correct program.
+
+Which operation of the other rank belongs to which of this one is told by counting, while the other rank goes on. What it has posted may
+still be refused, by the library or by a check, and then never was: the program may catch the error, and try again::
+
+    other rank   all_gather (wrong list): posted ... refused     all_gather (right list): posted ...
+    this rank                  looks here ^                      and again here ^: one operation too many was counted
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OP_KINDS, RECORD
+from ringsim.traces.neighbour import COLUMNS, WORDS, Neighbour
+
+__all__ = ["count_operations", "was_refused"]
+
+_STATE, _WAIT = COLUMNS["op"], COLUMNS["wait_ns"]
+_PATIENCE_S: Final = 0.05  # a refusal comes within microseconds of the posting, where the machine is not overloaded
+_LOOK_EVERY_S: Final = 0.0005
+
+
+def was_refused(neighbour: Neighbour, at: int) -> bool:
+    """Tells whether an operation never reached the library; waits a little for it where that is not decided yet.
+
+    Args:
+        neighbour: the rank that posted it.
+        at: where its record begins.
+    """
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        view = neighbour.view
+        status, waits = view[at + _STATE] >> 16, view[at + _WAIT] != NONE or view[at + _WAIT + 1] != NONE
+        if waits or status != IN_FLIGHT or time.monotonic() > until:
+            return status == ERROR and not waits
+        time.sleep(_LOOK_EVERY_S)
+
+
+def count_operations(
+    part: Neighbour, groups: Collection[int], kind: int, peer: int | None, tag: int | None, last: int | None = None
+) -> int:
+    """Counts the operations of a channel that were not refused.
+
+    Args:
+        part: of the rank that posted them.
+        groups: that rank's numbers of the group.
+        kind: SEND, RECV or COLLECTIVE.
+        peer: the other side's global rank; None for collectives.
+        tag: the messages' tag; None for collectives.
+        last: where the record of the last one begins that counts; None for all there are.
+    """
+    records = np.frombuffer(part.view, RECORD)[: None if last is None else last // WORDS + 1]
+    counts = (records["status"] != 0) & ~((records["status"] == ERROR) & (records["wait_ns"] == NONE))
+    counts &= (OP_KINDS[records["op"]] == kind) & np.isin(records["group"], list(groups))
+    if peer is not None:
+        counts &= (records["peer"] == peer) & (records["tag"] == tag)
+    return int(np.count_nonzero(counts))

@@ -1,0 +1,213 @@
+"""The wait-for analysis against its own rules, applied one by one until nothing changes; and how much work it takes for many ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from part_writer import Writer
+
+from ringsim.diagnose import waitfor
+from ringsim.diagnose.finding import Operation
+from ringsim.diagnose.waitfor import Posted, RankView, World, analyse, find_cycle, hindering
+from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.launch.live_parts import LiveParts
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
+from ringsim.traces.parts import read_parts
+
+DEAD = ("failed", "killed")
+GONE = (*DEAD, "exited")
+CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
+
+
+def goes_on(world: World, free: set[int], rank: int, one: Posted) -> bool:
+    """Tells whether an operation can finish while only ``free`` ranks act, as the rules say it of one operation."""
+    peer, ranks = one.operation.peer, range(len(world.ranks))
+    if one.operation.kind == COLLECTIVE:
+        theirs = {other.rank: other for other in one.entered}
+        members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
+        others = [member for member in members if member != rank and member in ranks]
+        return all(
+            (world.ranks[member].state not in DEAD and waitfor.meets(one.operation, theirs[member])) if member in theirs else member in free
+            for member in others
+        )
+    if peer == ANY_SOURCE:
+        others = [member for member in one.group.ranks if member != rank]
+        return one.matched or not others or any(member in free or member not in ranks for member in others)
+    if peer == NONE or peer not in ranks:
+        return True
+    return world.ranks[peer].state not in DEAD if one.matched else peer in free
+
+
+def stuck_by_the_rules(world: World) -> tuple[int, ...]:
+    free = {rank for rank, view in enumerate(world.ranks) if view.state not in GONE and not view.awaited}
+    changed = True
+    while changed:
+        helped = {
+            rank
+            for rank, view in enumerate(world.ranks)
+            if view.awaited and rank not in free and all(goes_on(world, free, rank, one) for one in view.awaited)
+        }
+        free |= helped
+        changed = bool(helped)
+    return tuple(rank for rank, view in enumerate(world.ranks) if view.awaited and rank not in free)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Ranks in any state, blocked in anything; calls of a collective in which some members share what they know, and others do not."""
+    size = draw(st.integers(1, 5))
+    some = st.lists(st.integers(0, size), unique=True, min_size=1).map(lambda ranks: tuple(sorted(ranks)))  # rank `size` is outside
+    groups = [Group("world", tuple(range(size))), *(Group(f"group {number}", draw(some)) for number in range(2))]
+    calls = []
+    for group in groups:
+        entered = draw(st.lists(st.sampled_from(group.ranks), unique=True))
+        made = [Operation(rank, draw(st.sampled_from(CALLS)), group=group.name) for rank in entered if rank < size]
+        made = [Operation(one.rank, one.op, group=group.name, shape=draw(some)) if one.op == "new_group" else one for one in made]
+        calls.append((group, tuple(made)))
+    views = []
+    for rank in range(size):
+        state = draw(st.sampled_from(["blocked", "blocked", "blocked", "running", "exited", "killed", "failed", "stopped"]))
+        posted = []
+        for _ in range(draw(st.integers(1, 3))):
+            group, made = draw(st.sampled_from(calls))
+            mine = [one for one in made if one.rank == rank]
+            if mine and draw(st.booleans()):
+                known = made if draw(st.booleans()) else tuple(one for one in made if one.rank != rank)
+                posted.append(Posted(mine[0], group, awaited=True, entered=known))
+            else:
+                peer = draw(st.one_of(st.integers(0, size - 1), st.sampled_from([NONE, ANY_SOURCE, size])))
+                operation = Operation(rank, draw(st.sampled_from(["send", "recv"])), peer, 0, group.name)
+                posted.append(Posted(operation, group, awaited=draw(st.integers(0, 4)) > 0, counterparts=draw(st.integers(0, 3)) // 3))
+        views.append(RankView(state, tuple(posted)))
+    return World(tuple(views))
+
+
+@settings(max_examples=600)
+@given(worlds())
+def test_it_finds_what_the_rules_say(world: World) -> None:
+    stuck = analyse(world)
+    expected = stuck_by_the_rules(world)
+    assert (stuck.ranks if stuck is not None else ()) == expected
+    if stuck is None:
+        return
+    able = set(range(len(world.ranks))) - set(expected) - {rank for rank, view in enumerate(world.ranks) if view.state in GONE}
+    found = [(link.rank, id(link.posted), link.peers) for link in stuck.hindrances]
+    assert [entry[:2] for entry in found] == [
+        (rank, id(one)) for rank in expected for one in world.ranks[rank].awaited if not goes_on(world, able, rank, one)
+    ]
+    for link in stuck.hindrances:
+        assert link.peers == tuple(sorted(set(link.peers)))
+        assert not (set(link.peers) - {one.rank for one in link.posted.entered}) & able  # who called something else may act, and yet
+        assert set(link.peers) <= set(hindering(world, link.rank, link.posted))
+    edges = {(link.rank, peer) for link in stuck.hindrances for peer in link.peers}
+    assert all((one, other) in edges for one, other in pairwise([*stuck.cycle, *stuck.cycle[:1]]))
+
+
+def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
+    """Length of a shortest cycle, 0 for none: the first power of the graph that leads from a rank back to itself."""
+    reached = {(rank, rank) for rank in range(size)}
+    for length in range(1, size + 1):
+        reached = {(start, end) for start, middle in reached for begin, end in edges if begin == middle}
+        if any(start == end for start, end in reached):
+            return length
+    return 0
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(1, 7).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))))
+)
+def test_the_cycle_is_a_shortest_one(graph: tuple[int, set[tuple[int, int]]]) -> None:
+    size, edges = graph
+    one = Posted(Operation(0, "barrier"), Group("", ()), awaited=True)
+    links = [waitfor.Hindrance(rank, one, tuple(sorted(peer for start, peer in edges if start == rank))) for rank in range(size)]
+    cycle = find_cycle(links)
+    assert len(cycle) == shortest_cycle(edges, size)
+    assert all(edge in edges for edge in pairwise([*cycle, *cycle[:1]]))
+    assert cycle == () or cycle[0] == min(cycle)
+
+
+def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1) -> World:
+    """All ranks but some wait in a collective, of one kind or of several."""
+    group = Group("world", tuple(range(size)))
+    posted = [Operation(rank, CALLS[rank % kinds], group="world") for rank in range(size)]
+    entered = tuple(one for one in posted if one.rank not in missing)
+    return World(
+        tuple(
+            RankView(state) if one.rank in missing else RankView("blocked", (Posted(one, group, awaited=True, entered=entered),))
+            for one in posted
+        )
+    )
+
+
+def in_messages(size: int, peers: Callable[[int], int]) -> World:
+    group = Group("world", tuple(range(size)))
+    return World(
+        tuple(RankView("blocked", (Posted(Operation(rank, "recv", peers(rank), 0), group, awaited=True),)) for rank in range(size))
+    )
+
+
+WORLDS: dict[str, Callable[[int], World]] = {
+    "all are there": lambda size: in_a_call(size, (), "exited"),
+    "one computes": lambda size: in_a_call(size, (3,), "running"),
+    "one has left": lambda size: in_a_call(size, (3,), "exited"),
+    "half have left": lambda size: in_a_call(size, tuple(range(0, size, 2)), "exited"),
+    "two kinds": lambda size: in_a_call(size, (), "exited", kinds=2),
+    "a ring": lambda size: in_messages(size, lambda rank: (rank + 1) % size),
+}
+
+
+def count_work(call: Callable[[], Any]) -> int:
+    """Returns how many lines of the analysis a call executes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != waitfor.__file__:
+            return None
+        lines += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_work_grows_with_the_ranks_and_not_with_their_square(name: str) -> None:
+    """A barrier of 256 ranks took 2.5 million steps at each look."""
+    few, many = (WORLDS[name](size) for size in (64, 256))
+    assert count_work(lambda: analyse(many)) < 5 * count_work(lambda: analyse(few))
+
+
+def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None:
+    """Else each would be looked at by each: 256 ranks in a barrier made 65,000 operations at each look, and 256 passes over a trace."""
+    size = 5
+    writers = [Writer(tmp_path, rank, size) for rank in range(size)]
+    for rank, writer in enumerate(writers):
+        for op in ("all_reduce", "barrier")[: 2 if rank else 1]:  # rank 0 has not come to the second
+            writer.post(op, 0, NONE, NONE)
+            writer.act("wait", -1)
+    live = LiveParts(tmp_path, size)
+    live.look()
+    now = live.world(["running"] * size, 0)
+    events, _ = read_parts(tmp_path, start_ns=0, world_size=size)
+    for world in (now, world_of_events(events, size)):
+        calls = [[one.entered for one in view.posted if one.operation.op == op] for op in ("all_reduce", "barrier") for view in world.ranks]
+        shared = [calls[:size], calls[size:]]
+        assert [len({id(entered) for its in call for entered in its}) for call in shared] == [1, 1]
+        assert [[one.rank for one in call[1][0]] for call in shared] == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
+    for writer in writers:
+        writer.recorder.close()

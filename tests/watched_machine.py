@@ -1,0 +1,88 @@
+"""A machine whose ranks write parts, and a watcher over them that looks at any moment."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from part_writer import Writer
+from rendezvous_machine import Machine, Op
+
+from ringsim.launch.verdicts import Verdict
+from ringsim.launch.wake import Threads
+from ringsim.launch.watcher import Watcher
+from ringsim.traces.events import ANY_SOURCE, OP_CODES
+
+
+class WatchedMachine(AbstractContextManager["WatchedMachine"]):
+    """Plays a machine's programs into parts. Its groups must be those of ``part_writer``, each of all ranks.
+
+    Args:
+        directory: for the parts.
+        machine: not yet run.
+    """
+
+    def __init__(self, directory: Path, machine: Machine) -> None:
+        self._machine = machine
+        self._size = len(machine.programs)
+        self._writers = [Writer(directory, rank, self._size) for rank in range(self._size)]
+        self._watcher = Watcher(directory, self._size, ask=self._answer)
+        self._slots: dict[int, int] = {}  # by the machine's operation
+        self._began: set[int] = set()
+        self._finished: set[int] = set()
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.recorder.close()
+
+    def run(self, order: Any) -> list[Verdict]:
+        """Runs the machine in a drawn order, and looks every now and then, up to three times; returns all verdicts."""
+        verdicts = []
+
+        def look(_: Machine) -> None:
+            self._write()
+            for _ in range(order.choice([0, 0, 1, 2, 3])):
+                verdict = self._look()
+                if verdict is not None:
+                    verdicts.append(verdict)
+
+        self._machine.run(order.choice, look)
+        return verdicts
+
+    def look_at_the_end(self) -> Verdict | None:
+        """Looks until it is sure: at what there is, at whether it is still so, and once more."""
+        for _ in range(3):
+            verdict = self._look()
+        return verdict
+
+    def _look(self) -> Verdict | None:
+        return self._watcher.look(["exited" if rank in self._machine.finished else "running" for rank in range(self._size)])
+
+    def _answer(self, rank: int) -> None:
+        threads = self._watcher._parts.parts[rank].awaiting_threads()
+        self._watcher.hear(rank, Threads(frozenset(threads), idle=False))
+
+    def _write(self) -> None:
+        """Writes down what the machine has done since the last time."""
+        for writer, posted in zip(self._writers, self._machine.posted, strict=True):
+            for op in posted:
+                self._write_one(writer, op)
+
+    def _write_one(self, writer: Writer, op: Op) -> None:
+        hot = writer.recorder.hot
+        if id(op) not in self._slots:
+            slot = hot.make_post(OP_CODES[op.op])(writer.groups[op.group], op.peer, op.tag, writer.payload)
+            assert slot is not None
+            self._slots[id(op)] = slot
+        slot = self._slots[id(op)]
+        if op.wait >= 0 and id(op) not in self._began:
+            self._began.add(id(op))
+            hot.begin_wait(slot)
+        if op.done >= 0 and id(op) not in self._finished:
+            self._finished.add(id(op))
+            if op.peer == ANY_SOURCE:
+                source = self._machine.source(op)
+                assert source is not None
+                hot.set_peer(slot, source)
+            hot.finish(slot)
