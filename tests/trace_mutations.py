@@ -7,6 +7,7 @@ that watches which lines its choices reach.
 from __future__ import annotations
 
 import io
+import copy
 import json
 import tempfile
 import zipfile
@@ -121,12 +122,12 @@ def change_meta(meta: bytes, choose: Choose) -> bytes:
         if what == 0:
             del container[key]
         elif what == 1 and isinstance(container, list):
-            container.insert(key, container[key])
+            container.insert(key, copy.deepcopy(container[key]))
         elif what == 2:
             other, at = places[choose(0, len(places) - 1)]
-            container[key] = json.loads(json.dumps(other[at]))
-        else:
-            container[key] = ODD_VALUES[choose(0, len(ODD_VALUES) - 1)]
+            container[key] = copy.deepcopy(other[at])
+        else:  # a copy, too: the next change may go into it
+            container[key] = copy.deepcopy(ODD_VALUES[choose(0, len(ODD_VALUES) - 1)])
     return json.dumps(document).encode()
 
 
