@@ -6,8 +6,8 @@ that watches which lines its choices reach.
 
 from __future__ import annotations
 
-import io
 import copy
+import io
 import json
 import tempfile
 import zipfile
