@@ -34,6 +34,7 @@ __all__ = ["Calibration", "calibrate", "median_costs"]
 
 LEAST_MESSAGES: Final = 3  # of a size, that were seen from their beginning to their end
 WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
+SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, where the rank has a core
 # What happens at a moment of a rank; of those at one time, which only a virtual clock has, what ends comes first.
 _DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
 _AROUND: Final = (_DONE, _BEGIN, _END)
@@ -171,6 +172,9 @@ def calibrate(*traces: Trace) -> Calibration:
     )
     if len(overshoots) and (spread := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S:
         notes.append(f"the machine was busy with other things: sleeps ended up to {spread * 1e3:.1f} ms apart, less than 1 ms is usual")
+    posts = gaps[kinds == _POST_RECV]
+    if len(posts) and (slow := float(np.quantile(posts, 0.9))) > SLOWEST_POST_S:
+        notes.append(f"the machine was busy with other things: posting a receive took up to {slow * 1e3:.1f} ms, less than 0.5 ms is usual")
     return Calibration(
         link=link,
         sending=sending,

@@ -99,6 +99,8 @@ def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> N
     assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
     busy = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
     assert busy.notes == ("the machine was busy with other things: sleeps ended up to 4.0 ms apart, less than 1 ms is usual",)
+    slow = calibrate(talk(receiving_ms=0.8).trace())
+    assert slow.notes == ("the machine was busy with other things: posting a receive took up to 0.8 ms, less than 0.5 ms is usual",)
 
 
 def test_messages_that_came_before_anybody_waited_do_not_count() -> None:

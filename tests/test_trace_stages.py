@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -212,3 +214,18 @@ def test_columns_are_in_the_order_of_ranks_and_times() -> None:
     assert list(actions.rank) == sorted(actions.rank)
     for rank in actions.ranks:
         assert (np.diff(actions.of(rank).start) > 0).all()
+
+
+def test_a_microbatch_of_a_huge_number_asks_for_no_memory() -> None:
+    """A damaged file may have any; the schedule of so many microbatches would not fit."""
+    story = Story(1)
+    story.span(0, "step 1f1b", 0, 5)
+    story.span(0, "forward", 1, 2, stage=0, microbatch=2**31 - 2)
+    story.span(0, "backward", 2, 3, stage=0, microbatch=2**31 - 2)
+    actions = find_step(story.trace())
+    tracemalloc.start()
+    try:
+        assert actions.find_known() is None
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

@@ -137,6 +137,8 @@ class StageActions:
             >>> StageActions("1f1b", *columns).find_known()
             Step(name='1f1b', num_ranks=1, num_microbatches=1, num_chunks=1)
         """
+        if self.num_stages * self.num_microbatches > len(self.rank):
+            return None  # a forward for each is missing; and numbers from a damaged file may ask for more than memory holds
         placed = {self.stages_of(rank) for rank in self.ranks}  # as a set: replicas of the pipeline have the same stages
         try:
             step = Step(self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed))
