@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import random
 import resource
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -23,6 +26,7 @@ import matplotlib as mpl
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 REPORT_EVERY_S = 30.0
+ROUND = 50_000  # inputs of a fuzzer's process
 
 
 def soak(inputs: int, seed: int, *, draw: bool) -> int:
@@ -50,8 +54,23 @@ def soak(inputs: int, seed: int, *, draw: bool) -> int:
     return failures
 
 
-def soak_with_atheris(inputs: int) -> None:
-    """The same, the choices made by a fuzzer that sees which lines of ringsim they reach; it ends the process."""
+def soak_with_atheris(inputs: int) -> int:
+    """The same, the choices made by a fuzzer that sees which lines of ringsim they reach; returns 1 where it found something.
+
+    It goes in rounds, each a process: what watches the lines keeps 16 kB an input, which the readers do not.
+    """
+    with tempfile.TemporaryDirectory() as corpus:
+        for done in range(0, inputs, ROUND):
+            count = min(ROUND, inputs - done)
+            command = [sys.executable, __file__, "--atheris", "--inputs", str(count), "--corpus", corpus]
+            if subprocess.run(command, check=False).returncode:
+                return 1
+            print(f"{done + count:,} files, {len(os.listdir(corpus)):,} of them reached new lines, 0 failures", flush=True)
+    return 0
+
+
+def fuzz(inputs: int, corpus: str) -> None:
+    """A round of the fuzzer; it ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["ringsim"]):
@@ -65,7 +84,8 @@ def soak_with_atheris(inputs: int) -> None:
         provider = atheris.FuzzedDataProvider(data)
         load_damaged(mutate(wholes, provider.ConsumeIntInRange), draw=False)
 
-    atheris.Setup([sys.argv[0], f"-runs={inputs}", "-max_len=256", "-len_control=0", "-timeout=20", "-rss_limit_mb=2048"], read_one)
+    options = [f"-runs={inputs}", "-max_len=256", "-len_control=0", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0", corpus]
+    atheris.Setup([sys.argv[0], *options], read_one)
     atheris.Fuzz()
 
 
@@ -76,10 +96,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first file")
     parser.add_argument("--draw", action="store_true", help="draw those that load, too: a hundred times slower")
     parser.add_argument("--atheris", action="store_true", help="let atheris make the choices")
+    parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
     mpl.use("agg")
+    if options.corpus:
+        fuzz(options.inputs, options.corpus)
     if options.atheris:
-        soak_with_atheris(options.inputs)
+        return soak_with_atheris(options.inputs)
     return 1 if soak(options.inputs, options.seed, draw=options.draw) else 0
 
 
