@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -18,8 +19,12 @@ import pytest
 from ringsim.state import RankState, change_state, get_state
 
 # Two cores are shared by many ranks: how long one example takes says nothing.
-hypothesis.settings.register_profile("ringsim", deadline=None)
+hypothesis.settings.register_profile("ringsim", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("ringsim")
+
+# A shell that starts the tests in the background may have Ctrl-C ignored, which every process that a test starts would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must not see the caller's.
 RANK_VARIABLES = (
