@@ -55,8 +55,6 @@ def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
 
     def end() -> None:
         if statuses and statuses[-1] not in (None, 0):
-            sys.stdout.flush()
-            sys.stderr.flush()
             abort(statuses[-1] if isinstance(statuses[-1], int) else 1)
 
     def undo() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from torch.distributed import distributed_c10d
 
 from ringsim.comm.mpi_exit import watch_exit
 from ringsim.errors import ArgumentError, RingError
+
+_LAST_WORDS_S: Final = 0.2  # mpirun drops what is still in the pipes to it when the job is ended: the error would stay unseen
 
 
 def import_mpi() -> Any:
@@ -35,8 +38,15 @@ def enter_job(everybody: Any) -> Callable[[], None]:
     Args:
         everybody: the communicator of all ranks.
     """
-    undo_hook = _end_all_ranks_on_failure(everybody)
-    undo_exit = watch_exit(everybody.Abort)
+
+    def end_job(code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS_S)
+        everybody.Abort(code)
+
+    undo_hook = _end_all_ranks_on_failure(end_job)
+    undo_exit = watch_exit(end_job)
     undo_signpost = _point_torch_to_ringsim()
 
     def undo() -> None:
@@ -47,15 +57,13 @@ def enter_job(everybody: Any) -> Callable[[], None]:
     return undo
 
 
-def _end_all_ranks_on_failure(everybody: Any) -> Callable[[], None]:
+def _end_all_ranks_on_failure(end_job: Callable[[int], None]) -> Callable[[], None]:
     """Lets an exception that ends this process end the job: the others would wait for it until their limits, and MPI at its end."""
     before = sys.excepthook
 
     def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        everybody.Abort(1)
+        end_job(1)
 
     def undo() -> None:
         if sys.excepthook is end_all:
