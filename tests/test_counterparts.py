@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Rank:
         self._compare = {sends: self.counterparts.make_compare(sends) for sends in (True, False)}
         self._collective = hot.make_post(OP_CODES["all_reduce"])
 
-    def post(self, peer: int, payload: int, *, sends: bool, tag: int = 0) -> bool:
+    def post(self, peer: int, payload: int, *, sends: bool, tag: int = 0, waits: bool = True) -> bool:
         slot = self._posts[sends](self.group, peer, tag, payload)
         try:
             self._compare[sends](self.group, peer, tag, payload)
@@ -51,6 +52,9 @@ class Rank:
             assert slot is not None
             self.recorder.hot.fail(slot)
             return True
+        if waits:
+            assert slot is not None
+            self.recorder.hot.begin_wait(slot)
         return False
 
     def post_from_any(self, payload: int) -> int:
@@ -60,11 +64,13 @@ class Rank:
         return slot
 
     def reduce(self, payload: int) -> bool:
-        self._collective(self.group, NONE, NONE, payload)
+        slot = self._collective(self.group, NONE, NONE, payload)
+        assert slot is not None
         try:
             self.counterparts.compare_collective(self.group, OP_CODES["all_reduce"], payload, NONE)
         except MessageMismatch:
             return True
+        self.recorder.hot.begin_wait(slot)
         return False
 
 
@@ -170,13 +176,25 @@ def test_what_a_check_refuses_is_never_seen_as_posted(pair: tuple[Rank, Rank]) -
 def test_an_operation_that_is_refused_a_little_later_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
     zero, one = pair
     slot = one.recorder.hot.make_post(OP_CODES["irecv"])(one.group, 0, 0, 1)
-    refusal = threading.Timer(0.005, one.recorder.hot.fail, [slot])
+    refusal = threading.Timer(0.1, one.recorder.hot.fail, [slot])
     refusal.start()
     assert not zero.post(1, 0, sends=True)  # sees a recv of another size, and waits for what becomes of it
     refusal.join()
     assert not one.post(0, 0, sends=False)
     assert one.post(0, 1, sends=False) is False
     assert zero.post(1, 0, sends=True)  # what follows is compared as before
+
+
+def test_whoever_goes_on_was_not_refused(pair: tuple[Rank, Rank]) -> None:
+    """An operation that nobody waits for yet is a mismatch all the same: here its thread has posted another."""
+    zero, one = pair
+    assert not one.post(0, 1, sends=False, waits=False)
+    assert not one.post(0, 1, sends=False, tag=1, waits=False)
+    begin = time.monotonic()
+    assert zero.post(1, 0, sends=True)
+    decided_s = time.monotonic() - begin
+    assert zero.post(1, 0, sends=True, tag=1)  # the last one: only time tells
+    assert decided_s < time.monotonic() - begin - decided_s
 
 
 def test_an_operation_that_was_counted_and_then_refused_accuses_nobody(pair: tuple[Rank, Rank]) -> None:

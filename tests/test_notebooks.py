@@ -244,7 +244,7 @@ def test_lesson_04_shows_what_it_claims() -> None:
     assert 1.1 < uneven / even < 2, "180 ms against 120"
     assert "the same loss: True" in texts["balance-run"]
     assert [row[:2] for row in columns(texts["empty-run"])] == [[0, 1], [1, 2], [2, 3]]
-    assert [row[-1] for row in columns(texts["header-run"])].count(120) == 3
+    assert [row[-1] for row in columns(texts["header-run"])].count(128) == 3
     assert len(set(re.findall(r"loss (\d\.\d+) on every rank: True", texts["baseline-run"]))) == 1
     assert "ranks: 1, " in texts["baseline-run"]
     assert ",  0 messages" in texts["baseline-run"]

@@ -147,7 +147,7 @@ class Counterparts:
         if not channel.theirs:
             return False
         follower, common = channel.follower, self._groups[group]
-        if was_refused(follower.neighbour, channel.theirs[0]):
+        if was_refused(follower.neighbour, channel.theirs[0], kind):
             channel.theirs.popleft()
             return False
         me = Neighbour(self._recorder.directory, self._recorder.rank)

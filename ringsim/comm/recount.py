@@ -15,28 +15,34 @@ from typing import Final
 
 import numpy as np
 
-from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OP_KINDS, RECORD
-from ringsim.traces.neighbour import COLUMNS, WORDS, Neighbour
+from ringsim.traces.events import COLLECTIVE, ERROR, IN_FLIGHT, NONE, OP_KINDS, RECORD, RECV, SEND
+from ringsim.traces.neighbour import WORDS, Neighbour
 
 __all__ = ["count_operations", "was_refused"]
 
-_STATE, _WAIT = COLUMNS["op"], COLUMNS["wait_ns"]
-_PATIENCE_S: Final = 0.05  # a refusal comes within microseconds of the posting, where the machine is not overloaded
+# A refusal by the library comes 20 ms after the posting, the first in a process: it looks up the names of all functions on the stack. On
+# an overloaded machine that takes many times as long. A message may be posted, and not waited for in a long time, without any refusal.
+_PATIENCE_S: Final = {SEND: 0.5, RECV: 0.5, COLLECTIVE: 2.0}
 _LOOK_EVERY_S: Final = 0.0005
+_FOLLOWING: Final = 256  # records that are looked at
 
 
-def was_refused(neighbour: Neighbour, at: int) -> bool:
-    """Tells whether an operation never reached the library; waits a little for it where that is not decided yet.
+def was_refused(neighbour: Neighbour, at: int, kind: int) -> bool:
+    """Tells whether an operation never reached the library; waits for what becomes of it where that is not decided yet.
 
     Args:
         neighbour: the rank that posted it.
         at: where its record begins.
+        kind: SEND, RECV or COLLECTIVE.
     """
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _PATIENCE_S[kind]
     while True:
-        view = neighbour.view
-        status, waits = view[at + _STATE] >> 16, view[at + _WAIT] != NONE or view[at + _WAIT + 1] != NONE
-        if waits or status != IN_FLIGHT or time.monotonic() > until:
+        records = np.frombuffer(neighbour.view, RECORD)[at // WORDS : at // WORDS + _FOLLOWING]
+        own = records["thread"] == records["thread"][0]
+        # Its thread has posted more: the call has returned. That is looked at before the status, which a refusal writes first.
+        goes_on = np.count_nonzero(own & (records["status"] != 0)) > 1
+        waits, status = records["wait_ns"][0] != NONE, int(records["status"][0])
+        if waits or goes_on or status != IN_FLIGHT or time.monotonic() > until:
             return status == ERROR and not waits
         time.sleep(_LOOK_EVERY_S)
 
