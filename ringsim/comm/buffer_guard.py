@@ -67,11 +67,11 @@ class BufferGuard:
 
     def start(self) -> None:
         """Begins to look at the operations of the calling thread."""
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
 
     def stop(self) -> None:
         """Ends that, on the same thread."""
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
 
     def wrap(self, replacements: dict[tuple[Any, str], Callable[..., Any]]) -> None:
         """Puts this guard in front of the hooks of a recorder.
@@ -200,7 +200,7 @@ class _Watch(TorchDispatchMode):
     """Sees every operation of torch on the thread that entered it."""
 
     def __init__(self, guard: BufferGuard) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
         self._guard = guard
 
     @classmethod

@@ -55,7 +55,7 @@ def gather(segment: Segment, rank: int, world_size: int, *, wait_s: float = WAIT
     """
     default = distributed_c10d._get_default_store()
     entered = default.add(f"ringsim/log/entered/{rank}", 1)  # the n-th summary of this rank is the n-th of every rank
-    store: Any = dist.PrefixStore(f"ringsim/log/{entered}", default)  # type: ignore[attr-defined]
+    store: Any = dist.PrefixStore(f"ringsim/log/{entered}", default)  # type: ignore[attr-defined]  # torch has it, and does not list it
     mine = _pack(segment, rank)
     if rank == 0:
         packed, late = _wait_for_all(store, mine, world_size, wait_s)
