@@ -38,8 +38,7 @@ SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, w
 # What happens at a moment of a rank; of those at one time, which only a virtual clock has, what ends comes first.
 _DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
 _AROUND: Final = (_DONE, _BEGIN, _END)
-TAIL: Final = 0.05  # of the times, at both ends: a rank that lost its core for a moment does not count
-_COPIES: Final = 2  # of each byte: into the connection, and out of it
+TAIL: Final = 0.02  # of the times, at both ends: what happens once in a while is not what a machine is like
 FEW: Final = 5  # from so many times on, at least one at both ends
 
 
@@ -55,8 +54,7 @@ class Calibration:
         receiving_s: what posting a receive takes.
         sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 where no trace has any.
         around_s: what the program takes around each computation, seconds.
-        copying_s_per_byte: how long all cores together take to bring a byte from rank to rank; 0 where the trace does not say how many
-            there are.
+        cores: how many the machine has; 0 where a trace does not say.
         costs: the times of the stages by kind, as they were measured, in seconds; None where no trace has a step of a pipeline.
         num_messages: how many messages ``link`` is from.
         sizes_bytes: their sizes.
@@ -69,7 +67,7 @@ class Calibration:
     receiving_s: float
     sleep_s: float
     around_s: float
-    copying_s_per_byte: float
+    cores: int
     costs: Costs | None
     num_messages: int
     sizes_bytes: tuple[int, ...]
@@ -79,15 +77,12 @@ class Calibration:
     def topology(self) -> OneMachine:
         """The links of this machine, whose ranks share its cores: give it to ``simulate`` instead of ``link``.
 
-        A byte is copied twice, by its sender and by its receiver, and posting a send shows how long once takes. A few large messages at a
-        time so have all the cores that they need, and many have not.
+        Raises:
+            ArgumentError: a trace does not say how many cores there are.
         """
-        return OneMachine(self.link, self.copying_s_per_byte)
-
-    @property
-    def overshoot_s(self) -> float:
-        """What each ``ringsim.compute`` takes beyond the seconds that it was asked for, and what is around it."""
-        return self.sleep_s + self.around_s
+        if not self.cores:
+            raise ArgumentError("a calibration must know how many cores there are, got a trace that does not say. Use its link instead.")
+        return OneMachine(self.link, self.cores)
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
         """Returns what posting a message takes of its rank's time, in seconds.
@@ -182,7 +177,7 @@ def calibrate(*traces: Trace) -> Calibration:
         receiving_s=_typical(gaps[kinds == _POST_RECV]),
         sleep_s=max(_typical(overshoots), 0.0),
         around_s=around / len(overshoots) if len(overshoots) else 0.0,
-        copying_s_per_byte=_COPIES * sending.beta_s_per_byte / cores if cores else 0.0,
+        cores=cores,
         costs=_find_costs(traces),
         num_messages=sum(counts.values()),
         sizes_bytes=tuple(counts),
@@ -232,7 +227,7 @@ def _fit_sizes(sizes: Ints, times: Ints) -> Link:
 
 
 def _typical(times: Ints) -> float:
-    """The mean of all but the longest and the shortest twentieth, at least one of each where there are five; 0 for none."""
+    """The mean of all but the longest and the shortest fiftieth, at least one of each where there are five; 0 for none."""
     ordered = np.sort(times)
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
     return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0

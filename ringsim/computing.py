@@ -31,6 +31,9 @@ class Clock(Protocol):
     def advance(self, seconds: float) -> None:
         """Lets ``seconds`` pass on the calling rank; others may run meanwhile."""
 
+    def work(self, seconds: float) -> None:
+        """The same, for what needs a core: it waits for one where the ranks share them."""
+
 
 def compute(seconds: float) -> None:
     """Takes time, as computing would: a real rank sleeps, a simulated one lets its clock go on.
@@ -52,7 +55,9 @@ def compute(seconds: float) -> None:
     state = get_state()
     with span(f"{COMPUTE}{float(seconds)!r} s"):
         if state.clock is not None:
-            state.clock.advance(stretch(seconds) + state.overshoot_s)
+            state.clock.advance(stretch(seconds) + state.sleep_s)
+            if state.around_s:
+                state.clock.work(state.around_s)
         else:
             begin_s = time.perf_counter()
             time.sleep(stretch(seconds))

@@ -37,7 +37,8 @@ class RankState:
         slowdown: how many times as long ``ringsim.compute`` takes.
         jitter: draws how many times as long the next computation takes; None: as long as it is.
         costs: how long the computations of a stage take on the virtual clock, None for no time.
-        overshoot_s: how much longer ``ringsim.compute`` takes on the virtual clock than it is asked to, as a real sleep does.
+        sleep_s: how much longer ``ringsim.compute`` takes on the virtual clock than it is asked to, as a real sleep does.
+        around_s: what the program takes around it there, which needs a core.
     """
 
     ring: Ring | None = None
@@ -51,7 +52,8 @@ class RankState:
     slowdown: float = 1.0
     jitter: Callable[[], float] | None = None
     costs: CostTable | None = None
-    overshoot_s: float = 0.0
+    sleep_s: float = 0.0
+    around_s: float = 0.0
 
 
 # The only cell that changes: the state of the process, last; first a None while simulated ranks have states of their own.

@@ -8,7 +8,7 @@ Messages that pass the same hop at the same time share it fairly (`ringsim.simul
     Hosts(2, inner, outer)        0 <-> 1 |out ====> network         two ranks a host: a link for each pair of them,
                                           |in  <====                 and one way out and one way in that they share
 
-    OneMachine(link, copying)     0 <-> 1 through the cores          a link for each pair; all share the cores that copy the bytes
+    OneMachine(link, cores)       0 <-> 1                            a link for each pair; all that ranks do but sleep needs a core
 
     FullBisection(link)           0 |out ====> network ====> in| 1   each rank has one way out and one way in; the network between
                                                                      never is too small
@@ -151,35 +151,38 @@ class Hosts:
 
 @dataclass(frozen=True)
 class OneMachine:
-    """Ranks of one machine: each pair has a link of its own, but all bytes are copied by the same cores.
+    """Ranks of one machine: each pair has a link of its own, and all share the cores.
 
-    One message at a time goes at the pace of its link. Many at a time share what the cores can copy.
+    A message needs a core while it is brought over, and so does what a calibration says that a rank takes around its computing and its
+    messages. Who finds no core free waits for one. ``ringsim.compute`` needs none: real ranks sleep.
 
     Args:
         link: what a message costs that is alone.
-        copying_s_per_byte: how long all cores together take to copy a byte from rank to rank, seconds; ``ringsim.calibrate`` finds it.
+        cores: how many there are, from 1.
 
     Raises:
         ArgumentError: a value breaks its rule.
 
     Example:
-        >>> [hop.edge for hop in OneMachine(Link(1e-4, 3e-10), copying_s_per_byte=2e-10).route(0, 5, world_size=8)]
-        [(0, 5), ('cores', 'cores')]
+        >>> OneMachine(Link(1e-4, 3e-10), cores=2)
+        OneMachine(link=Link(alpha_s=0.0001, beta_s_per_byte=3e-10), cores=2)
     """
 
     link: Link
-    copying_s_per_byte: float
+    cores: int
 
     def __post_init__(self) -> None:
         check_link("link", self.link)
-        Link(0.0, self.copying_s_per_byte)  # which checks it
+        cores: object = self.cores
+        if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
+            raise ArgumentError(f"cores must be an integer from 1, got {cores!r}. Take what os.cpu_count() says.")
 
     def check(self, world_size: int) -> None:
         """Any number of ranks has room."""
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes over the pair's link and through the cores; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
-        return [Hop((src, dst), self.link), Hop(("cores", "cores"), Link(0.0, self.copying_s_per_byte))]
+        """Goes over the pair's link; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        return [Hop((src, dst), self.link)]
 
 
 @dataclass(frozen=True)

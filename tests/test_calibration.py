@@ -62,8 +62,7 @@ def test_constants_are_those_that_the_trace_was_made_with() -> None:
     assert found.sending.beta_s_per_byte == pytest.approx(SENDING.beta_s_per_byte, rel=1e-3)
     assert found.receiving_s == pytest.approx(RECEIVING_MS * 1e-3, rel=1e-3)
     assert found.sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
-    assert found.copying_s_per_byte == pytest.approx(2 * SENDING.beta_s_per_byte / 2, rel=1e-3)  # two copies, two cores
-    assert found.topology == OneMachine(found.link, found.copying_s_per_byte)
+    assert found.topology == OneMachine(found.link, cores=2)
     assert (found.num_messages, found.sizes_bytes, found.notes) == (8, (1024, 262144), ())
     assert found.post_s(True, 2048) == found.sending.time_s(2048)
     assert found.post_s(False, 2048) == found.receiving_s
@@ -140,8 +139,9 @@ def test_what_cannot_be_calibrated_from() -> None:
         calibrate(empty)
 
 
-def test_machine_of_unknown_cores_shares_nothing() -> None:
-    assert calibrate(talk().trace(machine={})).copying_s_per_byte == 0
+def test_machine_of_unknown_cores_has_no_topology() -> None:
+    with pytest.raises(ArgumentError, match="a calibration must know how many cores there are"):
+        _ = calibrate(talk().trace(machine={})).topology
 
 
 def test_early_sends_are_told_apart() -> None:

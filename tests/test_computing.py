@@ -24,13 +24,16 @@ class _Clock:
     def advance(self, seconds: float) -> None:
         self.passed.append(seconds)
 
+    def work(self, seconds: float) -> None:
+        self.passed.append(seconds)
+
 
 @pytest.fixture
 def clock() -> Iterator[_Clock]:
     made = _Clock()
     change_state(clock=made)
     yield made
-    change_state(clock=None, slowdown=1.0, overshoot_s=0.0, jitter=None)
+    change_state(clock=None, slowdown=1.0, sleep_s=0.0, around_s=0.0, jitter=None)
 
 
 def test_virtual_clock_goes_on_and_nobody_sleeps(clock: _Clock) -> None:
@@ -56,10 +59,10 @@ def test_jitter_stretches_each_computation_anew(clock: _Clock) -> None:
 
 
 def test_virtual_clock_oversleeps_as_a_real_rank_does(clock: _Clock) -> None:
-    change_state(slowdown=2, overshoot_s=0.125)
+    change_state(slowdown=2, sleep_s=0.125, around_s=0.5)
     compute(1)
     compute(0)
-    assert clock.passed == [2.125, 0.125]
+    assert clock.passed == [2.125, 0.5, 0.125, 0.5]  # the program around it, which needs a core, is not slowed down
 
 
 def test_real_rank_sleeps_at_least_that_long() -> None:

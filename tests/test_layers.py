@@ -73,7 +73,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
         *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),
         "ringsim.simulator",
-        *(f"ringsim.simulator.{name}" for name in ("carriers", "fair_share", "shared_links", "network")),
+        *(f"ringsim.simulator.{name}" for name in ("carriers", "cores", "fair_share", "shared_links", "network")),
         *(f"ringsim.simulator.{name}" for name in ("operations", "schedule_operations", "linear_operations", "prices", "wavefront")),
         *(f"ringsim.simulator.{name}" for name in ("compiled", "worklist", "level_order", "critical_path", "sensitivity", "what_if")),
         *(f"ringsim.simulator.{name}" for name in ("schedule_trace", "schedule_run", "schedule_api", "scaling")),

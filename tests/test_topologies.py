@@ -127,10 +127,8 @@ def test_ranks_must_be_nodes() -> None:
 
 
 def test_ranks_of_one_machine_share_its_cores() -> None:
-    machine = topologies.OneMachine(LINK, copying_s_per_byte=0.5)
-    first, second = (machine.route(src, dst, 8) for src, dst in ((0, 1), (6, 2)))
-    assert [hop.edge for hop in first] == [(0, 1), ("cores", "cores")]
-    assert first[1] == second[1] == topologies.Hop(("cores", "cores"), Link(0.0, 0.5))
-    assert (first[0].link, second[0].edge) == (LINK, (6, 2))
-    with pytest.raises(ArgumentError, match="beta_s_per_byte must be a number from 0, got -1"):
-        topologies.OneMachine(LINK, copying_s_per_byte=-1)
+    machine = topologies.OneMachine(LINK, cores=2)
+    assert machine.route(6, 2, 8) == [topologies.Hop((6, 2), LINK)]
+    for cores in (0, True, 1.5):
+        with pytest.raises(ArgumentError, match=f"cores must be an integer from 1, got {cores}"):
+            topologies.OneMachine(LINK, cores=cores)  # type: ignore[arg-type]  # that is the point

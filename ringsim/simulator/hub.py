@@ -24,6 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from ringsim.computing import stretch
 from ringsim.errors import Deadlock
+from ringsim.simulator.cores import Cores
 from ringsim.simulator.generators import Streams, seed_streams
 from ringsim.simulator.modes import Modes
 
@@ -61,6 +62,7 @@ class Hub:
     Attributes:
         now: the time, in seconds from the start of the run.
         current: the rank that runs.
+        cores: what the ranks share, None where each has its own.
         polls: how often ranks have asked in vain whether something is done, since an operation was posted.
         pause: ``pause()`` gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason. It
             raises a RingError where the rank is in the midst of something that only threads of their own could bear.
@@ -69,6 +71,7 @@ class Hub:
     def __init__(self) -> None:
         self.now = 0.0
         self.polls = 0
+        self.cores: Cores | None = None
         self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
         self._asking: set[Runner] = set()
         self._due: list[tuple[float, int, Any]] = []
@@ -95,6 +98,10 @@ class Hub:
     def advance(self, seconds: float) -> None:
         """Lets time pass on the calling rank; the others run meanwhile."""
         self.sleep_until(self.now + seconds)
+
+    def work(self, seconds: float) -> None:
+        """Lets time pass for which the calling rank needs a core."""
+        self.sleep_until(self.now + seconds if self.cores is None else self.cores.book(self.now, seconds))
 
     def sleep_until(self, time_s: float) -> None:
         """Lets the calling rank go on at a time; the others run until then."""

@@ -63,7 +63,7 @@ class Messages(RankCore):
         handle = Send(op, self, slot, group, kind, tensor, dst, tag)
         self._send(handle)
         if self.calibration is not None:
-            self.hub.advance(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
+            self.hub.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
         return handle
 
     def irecv(
@@ -101,7 +101,7 @@ class Messages(RankCore):
         handle = Recv(op, self, slot, group, kind, tensor, src, tag)
         self._recv(handle)
         if self.calibration is not None:
-            self.hub.advance(self.calibration.post_s(False, kind.size_bytes))
+            self.hub.work(self.calibration.post_s(False, kind.size_bytes))
         return handle
 
     def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:

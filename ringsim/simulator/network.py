@@ -8,8 +8,9 @@ from ringsim.errors import ArgumentError
 from ringsim.injections import Degrade, Injection, degraded_by
 from ringsim.link import Link
 from ringsim.simulator.carriers import Agenda, Carrier, PrivateLinks
+from ringsim.simulator.cores import SharedCores
 from ringsim.simulator.shared_links import SharedLinks
-from ringsim.topologies import Topology
+from ringsim.topologies import OneMachine, Topology
 
 __all__ = ["make_carrier"]
 
@@ -42,6 +43,8 @@ def make_carrier(
     slower = {pair: degraded_by(inject, *pair) for pair in pairs}
     if link is not None:
         return PrivateLinks(link, slower)
+    if isinstance(topology, OneMachine):
+        return SharedCores(topology.link, slower, topology.cores)
     assert topology is not None
     if not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
         raise ArgumentError(f"topology must have the methods check and route, got {topology!r}. Take one of ringsim.topologies.")

@@ -29,6 +29,7 @@ from ringsim.pair_groups import pair_name
 from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
 from ringsim.simulator.backend import SimulatedRank
+from ringsim.simulator.cores import SharedCores
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.network import make_carrier
@@ -95,6 +96,7 @@ class Run:
         self._tape = tape = Tape()
         everyone = tuple(range(size))
         carrier = make_carrier(hub, size, link=settings.link, topology=settings.topology, inject=settings.inject)
+        hub.cores = carrier.cores if isinstance(carrier, SharedCores) else None
         everybody = SimulatedGroup(hub, "world", everyone, tape.number_group("world", everyone), "default_pg")
         when = settings.semantics
         office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
@@ -187,7 +189,8 @@ class Run:
             slowdown=slowed_by(inject, number),
             jitter=jitter_of(inject, number),
             costs=settings.costs,
-            overshoot_s=self._calibration.overshoot_s if self._calibration is not None else 0.0,
+            sleep_s=self._calibration.sleep_s if self._calibration is not None else 0.0,
+            around_s=self._calibration.around_s if self._calibration is not None else 0.0,
         )
 
     @contextlib.contextmanager
