@@ -2,8 +2,8 @@
 
 Each configuration is measured for some steps on real ranks that sleep (`ringsim.pipeline.rehearse`), and predicted with `ringsim.simulate`.
 The statistic is the median step after a warm-up: the first steps of fresh processes load libraries and connect, 1.4 times as long as the
-others at worst. Every configuration that was run counts. Replay, with the time that each computation took in the step itself, says what
-the model of messages leaves. A run on a machine that was busy before it began is inconclusive.
+others at worst. Every configuration that was run counts. Replay has all constants from the run itself, and the time that each computation
+took in the step itself: what is left is what the model cannot say. A run on a machine that was busy before it began is inconclusive.
 """
 
 from __future__ import annotations
@@ -106,15 +106,16 @@ def find_times(trace: Trace, step: int) -> Measured:
     return Measured(took_s)
 
 
-def replay_s(trace: Trace, configuration: Configuration, microbatches: int, warmup: int, calibration: Calibration) -> float:
-    """Returns how long the median step takes on the virtual clock, computations as in the trace."""
-    awake = replace(calibration, sleep_s=0.0)  # the times have it
+def replay_s(trace: Trace, configuration: Configuration, microbatches: int, warmup: int) -> float:
+    """Returns how long the median step takes on the virtual clock, with the computations and the constants of the trace itself.
+
+    The cores are not shared here: what waiting for them took is in the constants already.
+    """
+    own = replace(ringsim.calibrate(trace), sleep_s=0.0)  # the times have it
     found = []
     for step in range(warmup, count_steps(trace.events)):
         args = (configuration, microbatches, 1, find_times(trace, step))
-        found.append(
-            median_step_s(ringsim.simulate(do_steps, world_size=configuration.ranks, args=args, topology=awake.topology, compute=awake))
-        )
+        found.append(median_step_s(ringsim.simulate(do_steps, world_size=configuration.ranks, args=args, link=own.link, compute=own)))
     return float(np.median(found))
 
 
@@ -128,7 +129,7 @@ def examine(configuration: Configuration, microbatches: int, steps: int, warmup:
     virtual = ringsim.simulate(do_all, topology=calibration.topology, compute=calibration, **how)
     comparison = ringsim.compare(real, virtual)
     alone_s = median_step_s(ringsim.simulate(do_all, link=calibration.link, compute=calibration, **how))
-    replayed_s = replay_s(real, configuration, microbatches, warmup, calibration)
+    replayed_s = replay_s(real, configuration, microbatches, warmup)
     steps_s, predicted_s = comparison.real_steps_s[warmup:], float(np.median(comparison.virtual_steps_s))
     median_s = float(np.median(steps_s))
     assert comparison.nominal_s is not None
