@@ -60,6 +60,7 @@ class World:
         calibration: says how long a rank is busy when it posts a message; None for no time.
         made: the groups that were made, in order.
         makers: all ranks, as a group in which groups are made; None before the first.
+        shared: what ranks have given to ``share``, by its number and by rank.
     """
 
     hub: Hub
@@ -72,6 +73,7 @@ class World:
     measures: bool = False
     made: list[Making] = field(default_factory=list)
     makers: SimulatedGroup | None = None
+    shared: dict[int, dict[int, Any]] = field(default_factory=dict)
 
 
 class RankCore(Backend):
@@ -105,6 +107,7 @@ class RankCore(Backend):
         self._operations = 0
         self._joined = True
         self._made = 0
+        self._shares = 0
         self._gone: set[SimulatedGroup] = set()
 
     # -- the job

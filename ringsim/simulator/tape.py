@@ -194,13 +194,13 @@ class Tape:
 
     # -- reading
 
-    def read(self) -> Events:
-        """Returns all that was written, ordered by rank."""
+    def read(self, rank: int | None = None) -> Events:
+        """Returns all that was written, ordered by rank; or what one rank did."""
         records = np.frombuffer(self._memory, dtype=_RECORD, count=self._end // _RECORD_WORDS)
         status = np.where(records["done_s"] < 0, IN_FLIGHT, OK)
         if self.failed:
             status[np.array(sorted(self.failed)) // _RECORD_WORDS] = ERROR
-        order = np.argsort(records["rank"], kind="stable")
+        order = np.argsort(records["rank"], kind="stable") if rank is None else np.flatnonzero(records["rank"] == rank)
         records, status = records[order], status[order]
         columns: dict[str, Any] = {name: records[name] for name in _RECORD.names or () if not name.endswith("_s")}
         for name in ("post", "wait", "done"):
