@@ -128,18 +128,5 @@ class RankRecorder:
         """Lets the wait for an operation complete a record, too; False where it is none, or has been waited for."""
         if not isinstance(handle, Operation) or handle.slot < 0:
             return False
-        wait = handle.wait
-
-        def wait_for_both(timeout: Any = None) -> bool:
-            self._tape.times[slot + 1] = self._hub.now
-            handle.wait = wait  # type: ignore[method-assign]  # the next one completes nothing
-            failed = True
-            try:
-                done = wait(timeout)
-                failed = False
-            finally:
-                self.span_end(slot, failed=failed)
-            return done
-
-        handle.wait = wait_for_both  # type: ignore[method-assign]
+        self._tape.followed[slot] = handle.slot
         return True

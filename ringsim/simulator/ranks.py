@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import GroupMember
 
@@ -295,11 +295,26 @@ class RankCore(Backend):
         return group if self.number in group.places else None
 
     def _enter(self, op: str, group: Any) -> Any:
-        """Returns the group of an operation; outside of it warns, as torch does, and returns None."""
+        """Returns the group of an operation; outside of it, warns of a collective, as torch does, and returns None.
+
+        Raises:
+            ArgumentError: it is a message, which would be lost.
+        """
         found = self._find(group)
+        if found is None and op in ("isend", "irecv"):
+            self._refuse(
+                f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "
+                "Call it on the group's ranks only."
+            )
         if found is None:
             warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
         return found
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Raises ArgumentError for a message that cannot be sent or received, and writes it down, as on torch."""
+        if self.recorder is not None:
+            self.recorder.notice("invalid_argument", message)
+        raise ArgumentError(message)
 
     def _before_operation(self) -> None:
         """Counts an operation that is about to be posted, and lets what was computed before it take its time.
