@@ -13,7 +13,7 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state
-from ringsim.topologies import FullBisection, GraphLinks, Hosts, Topology
+from ringsim.topologies import FullBisection, GraphLinks, Hosts, RingLinks, Topology
 
 LINK = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.25)  # a float takes a second
 
@@ -147,3 +147,34 @@ def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
 def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
     trace = simulate(call, world_size=1000, args=("all_reduce",), topology=topology, record=False)
     assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(expected_s("all_reduce", 1000))
+
+
+def reduce_beside_a_message(built_in: bool, elements: int) -> float:
+    """All ranks reduce while 0 sends to 2; the reduction is torch's, or the same steps written out with messages."""
+    ring, group = ringsim.current_ring(), dist.new_group()
+    handles: list[Any] = [dist.isend(numbers(elements), 2)] if ring.rank == 0 else []
+    handles += [dist.irecv(numbers(elements), 0)] if ring.rank == 2 else []
+    if built_in:
+        dist.all_reduce(numbers(4000), group=group)
+    else:
+        for _ in range(2 * (ring.world_size - 1)):
+            step = [dist.isend(numbers(1000), ring.succ, group), dist.irecv(numbers(1000), ring.pred, group)]
+            for handle in step:
+                handle.wait()
+    clock = get_state().clock
+    assert clock is not None
+    reduced_s = clock.now_s()
+    for handle in handles:
+        handle.wait()
+    return reduced_s
+
+
+@pytest.mark.parametrize("elements", [1, 10, 1000, 10000])
+@pytest.mark.parametrize("topology", [FullBisection(LINK), RingLinks(LINK), Hosts(2, LINK, LINK)], ids=["bisection", "ring", "hosts"])
+def test_beside_a_message_the_flows_take_what_the_steps_take(topology: Topology, elements: int) -> None:
+    built_in, by_hand = (
+        max(simulate(reduce_beside_a_message, world_size=4, args=(built_in, elements), topology=topology).results)
+        for built_in in (True, False)
+    )
+    assert built_in == pytest.approx(by_hand, rel=1e-9)
+    assert built_in > expected_s("all_reduce", 4) * 1000 / 4  # the message is felt
