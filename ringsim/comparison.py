@@ -143,8 +143,12 @@ class Comparison:
         lines.append(f"ends of operations, of the step: {_words(self.operations)}")
         return "\n".join(lines)
 
+    def describe(self) -> str:
+        """Returns one sentence that says what the picture shows: its alternative text."""
+        return f"A measured run and its prediction; {'; '.join(line.strip() for line in repr(self).splitlines())}."
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        return bundle(self, repr(self), "overlay_png", repr(self))
+        return bundle(self, repr(self), "overlay_png", self.describe())
 
 
 def compare(real: Trace, virtual: Trace) -> Comparison:

@@ -140,6 +140,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "ranks",
                 "ordered_office",
                 "messages",
+                "collective_times",
                 "meetings",
                 "collectives",
                 "backend",

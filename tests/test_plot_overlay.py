@@ -96,8 +96,12 @@ def test_what_cannot_be_drawn(comparison: Comparison) -> None:
 
 def test_picture_is_the_same_byte_for_byte(comparison: Comparison) -> None:
     assert png(comparison) == png(comparison)
-    data, _ = comparison._repr_mimebundle_()
+    data, about = comparison._repr_mimebundle_()
     assert data["text/plain"] == repr(comparison)
+    alt = about["image/png"]["alt"]
+    assert alt.startswith("A measured run and its prediction; median step: measured ")
+    assert alt.endswith(".")
+    assert "\n" not in alt
     assert "image/png" in data
 
 

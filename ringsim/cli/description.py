@@ -13,7 +13,7 @@
                                                                factor = 1.5
 
 In place of a name, ``[schedule]`` may have ``actions``, written out. In place of times, ``[model]`` may have the shapes of a transformer,
-and the arithmetic that a rank does in a second.
+and the arithmetic that a rank does in a second. In place of ``[link]`` and ``[[edge]]``, ``[topology]`` may say which links ranks share.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ringsim.cli.toml_table import BANDWIDTH, SIZE, TIME, TomlTable
 from ringsim.errors import ArgumentError, RingError, ScheduleError
-from ringsim.injections import Degrade, Injection, Slow, check_injections, degraded_by, slowed_by
+from ringsim.injections import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
 from ringsim.pipeline.closed_forms import Step
 from ringsim.pipeline.costs import Costs
@@ -39,14 +39,21 @@ from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.pipeline.validation import validate
 from ringsim.simulator.schedule_api import simulate_schedule
 from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.topologies import FullBisection, Hosts, RingLinks
 
-__all__ = ["Description", "read_description"]
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
+
+__all__ = ["Description", "Network", "read_description"]
 
 _BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing their actions out; stage s is on rank s
 _MOST_FORWARDS: Final = 20_000_000
 _MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute, and a gigabyte
+_MOST_REHEARSED: Final = 100_000  # by ranks that take turns: a minute
+_TOPOLOGIES: Final = ("hosts", "full_bisection", "ring")
 
 Links = Link | dict[tuple[int, int], Link]
+Network = Hosts | FullBisection | RingLinks
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,13 @@ class Description:
     Attributes:
         schedule: a named one, or one that is written out.
         costs: of the computations, in seconds; what slow ranks take is in them.
-        link: what messages cost: one for all, or by (from rank, to rank).
+        link: what messages cost that meet no others: one for all, or by (from rank, to rank).
         size_bytes: of an activation, and of its gradient.
         semantics: when a message starts.
         ahead: how many computations before its use a receive is posted.
+        topology: the links that ranks share, None where each pair has one of its own.
+        degrade: links that take longer; they are in ``link`` already.
+        jitter: computations that take now longer, now shorter.
     """
 
     schedule: Step | Schedule
@@ -68,6 +78,14 @@ class Description:
     size_bytes: int
     semantics: Semantics
     ahead: int
+    topology: Network | None = None
+    degrade: tuple[Degrade, ...] = ()
+    jitter: tuple[Jitter, ...] = ()
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether the order in which things happen depends on their times, so that ranks have to go through the step."""
+        return self.topology is not None or bool(self.jitter)
 
     @property
     def stages_differ(self) -> bool:
@@ -75,8 +93,22 @@ class Description:
         costs = self.costs
         return any(isinstance(times, Sequence) for times in (costs.forward, costs.input, costs.weight, costs.backward))
 
+    def rehearse(self) -> Trace:
+        """Simulates the step on ranks, with what they share and what disturbs them."""
+        from ringsim.pipeline.rehearsal import rehearse  # here, for it needs torch
+        from ringsim.simulator.api import simulate
+
+        step = self.schedule
+        if isinstance(step, Step):
+            step = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
+        network: Any = {"link": self.link, "inject": self.jitter}
+        if self.topology is not None:
+            network = {"topology": self.topology, "inject": (*self.degrade, *self.jitter)}
+        more = {"size_bytes": self.size_bytes, "ahead": self.ahead}
+        return simulate(rehearse, world_size=step.num_ranks, args=(step, self.costs), kwargs=more, semantics=self.semantics, **network)
+
     def simulate(self) -> ScheduleRun:
-        """Simulates the step."""
+        """Simulates the step by its schedule, with nothing shared and nobody disturbed."""
         more: Any = {"link": self.link, "size_bytes": self.size_bytes, "semantics": self.semantics, "ahead": self.ahead}
         step = self.schedule
         if isinstance(step, Schedule):
@@ -110,8 +142,12 @@ def read_description(file: Path) -> Description:
 
 
 def _describe(whole: TomlTable) -> Description:
-    model, ring, schedule, every_link = (whole.table(key) for key in ("model", "ring", "schedule", "link"))
-    edges, slow, degrade = (whole.tables(key) for key in ("edge", "slow", "degrade"))
+    model, ring, schedule = (whole.table(key) for key in ("model", "ring", "schedule"))
+    shares = "topology" in whole
+    if shares and ("link" in whole or "edge" in whole):
+        raise ArgumentError(f"the links must be said once, got [topology] and [link] or [[edge]] ({whole.file}). Take one of them out.")
+    every_link = whole.table("topology" if shares else "link")
+    edges, slow, degrade, jitter = (whole.tables(key) for key in ("edge", "slow", "degrade", "jitter"))
     whole.finish()
     num_ranks = ring.integer("ranks", least=1)
     step = _read_actions(schedule, num_ranks) if "actions" in schedule else _read_step(schedule, num_ranks)
@@ -120,14 +156,24 @@ def _describe(whole: TomlTable) -> Description:
     owners = _find_owners(step)
 
     costs, size_bytes = (_read_shapes if "layers" in model else _read_times)(model, len(owners))
-    link = _read_link(every_link)
-    links = {_read_edge(each, num_ranks): _read_link(each) for each in edges}
+    topology = _read_topology(every_link) if shares else None
+    link = _read_link(every_link) if topology is None else Link(0.0, 0.0)
+    links = {} if topology is None else _idle_links(topology, num_ranks)
+    links |= {_read_edge(each, num_ranks): _read_link(each) for each in edges}
     inject: list[Injection] = [Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow]
     inject += [Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade]
-    for each in (model, ring, schedule, every_link, *edges, *slow, *degrade):
+    inject += [Jitter(each.number("fraction"), each.integer("seed", 0)) for each in jitter]
+    for each in (model, ring, schedule, every_link, *edges, *slow, *degrade, *jitter):
         each.finish()
     check_injections(inject, num_ranks)
     factors = [slowed_by(inject, rank) for rank in owners]
+    if (shares or jitter) and len(owners) * step.num_microbatches > _MOST_REHEARSED:
+        raise ArgumentError(
+            f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes or fewer, got "
+            f"{len(owners) * step.num_microbatches:,} ({whole.file}). Take fewer microbatches."
+        )
+    if (shares or jitter) and size_bytes == 0:
+        raise ArgumentError(f"activation must be above 0 with [topology] or [[jitter]], got 0 ({whole.file}). Say what a stage sends.")
     return Description(
         schedule=step,
         costs=_slow_down(costs, factors) if max(factors) > 1 else costs,
@@ -135,6 +181,9 @@ def _describe(whole: TomlTable) -> Description:
         size_bytes=size_bytes,
         semantics=semantics,
         ahead=ahead,
+        topology=topology,
+        degrade=tuple(each for each in inject if isinstance(each, Degrade)),
+        jitter=tuple(each for each in inject if isinstance(each, Jitter)),
     )
 
 
@@ -226,11 +275,29 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     return Costs(forward, input_grad, weight_grad), tokens * hidden * model.integer("bytes_per_number", 2, least=1)
 
 
-def _read_link(table: TomlTable) -> Link:
-    bandwidth = table.quantity("bandwidth", BANDWIDTH)
+def _read_link(table: TomlTable, which: str = "") -> Link:
+    """Reads latency and bandwidth, of keys that begin with ``which``."""
+    bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
     if bandwidth == 0:
-        raise ArgumentError(f"bandwidth must be above 0, got 0 ({table.name} of {table.file}). Nothing would ever arrive.")
-    return Link(table.quantity("latency", TIME), 1 / bandwidth)
+        raise ArgumentError(f"{which}bandwidth must be above 0, got 0 ({table.name} of {table.file}). Nothing would ever arrive.")
+    return Link(table.quantity(f"{which}latency", TIME), 1 / bandwidth)
+
+
+def _read_topology(table: TomlTable) -> Network:
+    kind = table.choice("kind", _TOPOLOGIES)
+    if kind == "hosts":
+        return Hosts(table.integer("ranks_per_host", least=1), _read_link(table, "inner_"), _read_link(table, "outer_"))
+    return FullBisection(_read_link(table)) if kind == "full_bisection" else RingLinks(_read_link(table))
+
+
+def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link]:
+    """Returns what messages between neighbours cost that meet no others."""
+    found = {}
+    for src in range(num_ranks):
+        for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
+            links = [hop.link for hop in topology.route(src, dst, num_ranks)]
+            found[src, dst] = Link(sum(link.alpha_s for link in links), max(link.beta_s_per_byte for link in links))
+    return found
 
 
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:

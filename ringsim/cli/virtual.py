@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ringsim.cli.description import Description, read_description
+from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import Verbs, add_verb, write_picture
 from ringsim.errors import ScheduleError
 from ringsim.pipeline.actions import Action
@@ -14,6 +14,7 @@ from ringsim.pipeline.closed_forms import makespan, peak_live
 from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
+from ringsim.topologies import FullBisection, Hosts
 from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_unit
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ringsim.simulator.schedule_run import ScheduleRun
+    from ringsim.traces.value import Trace
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -36,23 +38,53 @@ def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     described = read_description(options.file)
     step = described.simulate()
-    print(_report(described, step))
+    trace = described.rehearse() if described.needs_ranks else None
+    print(_report(described, step) if trace is None else _report_ranks(described, step, trace))
     if options.save is not None:
-        step.trace().save(options.save)
+        (step.trace() if trace is None else trace).save(options.save)
         print(f"wrote {options.save}")
     if options.plot is not None:
-        print(f"wrote {write_picture(cast('Figure', step.plot().figure), options.plot)}")
+        axes = step.plot() if trace is None else trace.plot_timeline()
+        print(f"wrote {write_picture(cast('Figure', axes.figure), options.plot)}")
     return 0
+
+
+def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
+    microbatches = f"{step.num_microbatches:,} microbatch{'' if step.num_microbatches == 1 else 'es'}"
+    return (
+        f"{step.name} on {count(step.num_ranks, 'rank')}, {microbatches} (simulated, {described.semantics}, "
+        f"{bytes_text(described.size_bytes)} a message{more})"
+    )
+
+
+def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:
+    """The step as ranks went through it, beside what it takes where nothing is shared and nobody disturbed."""
+    bubble = trace.bubble()
+    more = "" if described.topology is None else f", {_describe_topology(described.topology)}"
+    alone = "over links of their own and without jitter" if described.jitter else "over links of their own"
+    return "\n".join(
+        [
+            _title(described, undisturbed, more + (", jitter" if described.jitter else "")),
+            f"  step           {_say(trace.metadata['end_ns'] * 1e-9)}",
+            f"  undisturbed    {_say(float(undisturbed.makespan))} {alone}",
+            f"  bubble         {bubble.of_total:.1%} of the step, {bubble.of_ideal:.1%} of the work",
+            f"  activations    {_live(described)}",
+        ]
+    )
+
+
+def _describe_topology(topology: Network) -> str:
+    if isinstance(topology, Hosts):
+        return f"hosts of {count(topology.ranks_per_host, 'rank')}"
+    return "full bisection" if isinstance(topology, FullBisection) else "links in a ring"
 
 
 def _report(described: Description, step: ScheduleRun) -> str:
     """The step in a few lines, with the formulas beside what was simulated."""
     idle, busy = float(step.idle.sum()), float(step.busy.sum())
     path = step.critical_path
-    microbatches = f"{step.num_microbatches:,} microbatch{'' if step.num_microbatches == 1 else 'es'}"
     lines = [
-        f"{step.name} on {count(step.num_ranks, 'rank')}, {microbatches} (simulated, {described.semantics}, "
-        f"{bytes_text(described.size_bytes)} a message)",
+        _title(described, step),
         f"  step           {_say(float(step.makespan))}",
         f"  closed form    {_formula(described, step)}",
         f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} of the work",

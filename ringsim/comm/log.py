@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
@@ -66,7 +65,7 @@ class LogOptions:
         verbose: whether a line is written through ``logging`` for each selected operation.
         debug: whether the name of the function that calls is added to the name in the log.
         records: where the operations are recorded now, None while the log is stopped.
-        periods: when all operations were selected, of what is recorded there: from and to (CLOCK_MONOTONIC, ns).
+        periods: when all operations were selected, of what is recorded there: from and to, as counts of records.
         kept: what was recorded before, elsewhere.
         plain: whether nothing needs to be done for an operation that is called without ``prof`` and ``log_name``, and whose record
             tells its name: all are selected, and none is written about; or none is selected.
@@ -227,7 +226,7 @@ def configure(
 
 def _change_period(log: LogOptions) -> tuple[tuple[int, int], ...]:
     """Returns the periods in which all operations are selected, with one that is open if they are from now on."""
-    now = time.monotonic_ns()
+    now = 0 if log.records is None else log.records.recorder.count
     periods = tuple((begin, min(end, now)) for begin, end in log.periods)
     return (*periods, (now, _OPEN)) if log.prof_all else periods
 

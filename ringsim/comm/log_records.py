@@ -8,7 +8,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -65,13 +65,11 @@ def begin_records() -> Records:
     """Begins to record for the log: shares the recorder at work, or starts one in a private directory, which goes with the process.
 
     Raises:
-        RingError: the rank is simulated.
+        RingError: the rank is simulated, and nothing of it is recorded.
     """
-    if get_state().clock is not None:
-        raise RingError(
-            "the log of ringsim.comm must be used on real ranks, got a simulated one. Read the trace instead: trace.to_pandas()."
-        )
     recorder, directory = get_state().recorder, None
+    if recorder is None and get_state().clock is not None:
+        raise RingError("the log of ringsim.comm must have records on a simulated rank, got record=False. Leave record=False out.")
     if recorder is None:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")
         recorder = Recorder(directory, 0, _ANY_WORLD)
@@ -100,20 +98,25 @@ def read_segment(records: Records, periods: tuple[tuple[int, int], ...], met: fr
 
     Args:
         records: where.
-        periods: when all operations were to be logged, from and to (CLOCK_MONOTONIC, ns); at other times those with a label were.
+        periods: when all operations were to be logged, from and to, as counts of records; at other times those with a label were. Counts,
+            for a virtual clock may stand still.
         met: connections of earlier segments.
 
     Returns:
         The operations since the log began, or was reset.
     """
     recorder = records.recorder
-    recorder.complete_times()
-    everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
+    if get_state().clock is None:
+        recorder.complete_times()
+        everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
+    else:
+        simulated: Any = recorder  # a RankRecorder, which writes no parts
+        everything, facts = simulated.read(), {"notes": ()}
     operations = everything.select(is_operation(everything))
     connections, first = _find_first(operations, met)
     chosen = operations.label != NONE
-    for begin_ns, end_ns in periods:
-        chosen |= (operations.post_ns >= begin_ns) & (operations.post_ns < end_ns)
+    for begin, end in periods:
+        chosen |= (operations.seq >= begin) & (operations.seq < end)
     chosen &= operations.seq >= records.first
     notes = tuple(note for note in facts["notes"] if note.startswith("Recording of rank"))
     return Segment(operations.select(chosen), first[chosen], met | connections, notes)

@@ -26,6 +26,7 @@ from ringsim.pipeline.mailbox import about, find_boundary
 from ringsim.pipeline.routes import Posted, find_routes
 from ringsim.pipeline.schedule import Schedule
 from ringsim.ring import current_ring
+from ringsim.state import get_state
 from ringsim.traces.recorder import span
 from ringsim.traces.stages import KINDS, STEP
 
@@ -67,8 +68,9 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         )
     lowered = lower(schedule, ahead=ahead)
     place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
-    payload = Payload((size_bytes,), torch.uint8)
-    zeros = torch.zeros(size_bytes, dtype=torch.uint8)
+    is_real = get_state().clock is None
+    payload = Payload((size_bytes,), torch.uint8, has_data=is_real)  # on a virtual clock nobody has to copy them
+    zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
         with span(f"{STEP}{schedule.name}"):
             posted: dict[Action, Posted] = {}

@@ -99,7 +99,7 @@ def png(comparison: Comparison) -> bytes:
     with style.drawing():
         figure = Figure()
         _fill(figure, comparison, None, WIDTH_INCHES)
-    return style.figure_png(figure, description=repr(comparison))
+    return style.figure_png(figure, description=comparison.describe())
 
 
 def _fill(figure: Figure, comparison: Comparison, step: int | None, width: float) -> Axes:

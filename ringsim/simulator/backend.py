@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ringsim.comm import built_messages, built_objects
 from ringsim.simulator.collectives import Collectives
@@ -27,3 +27,16 @@ class SimulatedRank(Messages, Collectives):
     recv_object_list = built_objects.recv_object_list
     new_subgroups = built_messages.new_subgroups
     new_subgroups_by_enumeration = built_messages.new_subgroups_by_enumeration
+
+    def share(self, value: Any) -> list[Any]:
+        """Gives all ranks what each of them has, as a store would; every rank calls it. It is a barrier, and moves no bytes.
+
+        Returns:
+            The values, by rank.
+        """
+        self._shares += 1
+        values = self.world.shared.setdefault(self._shares, {})
+        values[self.number] = value
+        self.barrier()
+        self.world.shared.pop(self._shares, None)
+        return [values[rank] for rank in self.everybody.ranks]

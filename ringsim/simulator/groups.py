@@ -26,11 +26,12 @@ class SimulatedGroup:
     Attributes:
         places: the place of each member, by its global rank.
         calls: how many collectives each member has called, by place; empty before the first.
+        free_s: when the bytes of its last collective have left, where its links are its own.
         links: the different links from each member to the next one, once somebody has asked.
         meetings: the collectives that not all members have come to, by their number.
     """
 
-    __slots__ = ("calls", "desc", "group_name", "hub", "links", "meetings", "number", "places", "ranks")
+    __slots__ = ("calls", "desc", "free_s", "group_name", "hub", "links", "meetings", "number", "places", "ranks")
 
     def __init__(self, hub: Hub, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
         self.hub = hub
@@ -40,6 +41,7 @@ class SimulatedGroup:
         self.desc = desc
         self.places = {rank: place for place, rank in enumerate(ranks)}
         self.calls: list[int] = []
+        self.free_s = 0.0
         self.links: tuple[Link, ...] = ()
         self.meetings: dict[int, Any] = {}
 

@@ -151,13 +151,16 @@ class Messages(RankCore):
         Raises:
             ArgumentError: there is no such rank, or it is this one.
         """
-        peer = group.ranks[group.place_of(what, global_rank, group_rank)]
+        try:
+            peer = group.ranks[group.place_of(what, global_rank, group_rank)]
+        except ArgumentError as error:
+            self._refuse(str(error))
         if peer == self.number:
-            raise ArgumentError(f"{what} must be another rank, got this rank itself ({self.here()}). Copy the tensor instead.")
+            self._refuse(f"{what} must be another rank, got this rank itself ({self.here()}). Copy the tensor instead.")
         return peer
 
     def _check_tag(self, tag: Any) -> int:
         number = to_index("tag", tag)
         if not 0 <= number < _TAG_END:
-            raise ArgumentError(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.")
+            self._refuse(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.")
         return number

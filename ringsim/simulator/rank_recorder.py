@@ -1,23 +1,30 @@
-"""The recorder of a simulated rank: spans and marks go onto the tape that all ranks share."""
+"""The recorder of a simulated rank: spans and marks go onto the tape that all ranks share; the log of ``ringsim.comm`` reads there."""
 
 from __future__ import annotations
 
 import sys
-from typing import Final
+import threading
+from typing import Any, Final
 
+import numpy as np
+
+from ringsim.simulator.handles import Operation
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.tape import Tape
-from ringsim.traces.events import NONE, OP_CODES
+from ringsim.traces.events import NONE, OP_CODES, Events, Ints, Payload
 from ringsim.traces.notices import word_notice
 
 __all__ = ["RankRecorder"]
 
 _SPAN: Final = OP_CODES["span"]
 _MARK: Final = OP_CODES["mark"]
+_LINE_COLUMNS: Final = ("op", "status", "label", "group", "payload", "post_ns", "done_ns")
 
 
 class RankRecorder:
     """Writes the spans and marks of one rank; what ``RankState.recorder`` is asked for while a rank is simulated.
+
+    It answers what the log asks of ``ringsim.traces.recorder.Recorder``, in the same words.
 
     Args:
         hub: the clock.
@@ -33,6 +40,7 @@ class RankRecorder:
         self._measures = measures
         self._hub, self._tape = hub, tape
         self.rank, self.world_size = rank, world_size
+        self.sites = tape.sites
 
     def span_begin(self, name: str) -> int:
         """Writes a span as begun, with the stage and microbatch in force; returns its slot."""
@@ -68,3 +76,57 @@ class RankRecorder:
     def number_label(self, name: str) -> int:
         """Returns the number of a label."""
         return self._tape.number_label(name)
+
+    # -- what the log asks
+
+    @property
+    def count(self) -> int:
+        """How many records this rank has written."""
+        return len(self.read())
+
+    @property
+    def hot(self) -> RankRecorder:
+        """Who says where the records are: see ``skip``."""
+        return self
+
+    def skip(self) -> int:
+        """Returns what `records_between` takes for the end of what there is."""
+        return self.count
+
+    def read(self) -> Events:
+        """Returns what this rank has done."""
+        return self._tape.read(self.rank)
+
+    def records_between(self, first: int, last: int) -> Ints:
+        """Returns what was written between two of ``skip``, as records of the calling thread."""
+        events = self.read()
+        records: Ints = np.zeros(last - first, dtype=[("thread", "<i8"), *((name, "<i8") for name in _LINE_COLUMNS)])
+        for name in _LINE_COLUMNS:
+            records[name] = getattr(events, name)[first:last]
+        records["thread"] = threading.get_ident()
+        return records
+
+    def entry(self, table: str, number: int) -> dict[str, Any]:
+        """Returns what a number of a table stands for."""
+        tables = self.read().tables
+        if table == "label":
+            return {"name": tables.labels[number]}
+        return tables.groups[number]._asdict() if table == "group" else tables.payloads[number]._asdict()
+
+    def number(self, table: str, **entry: Any) -> int:
+        """Returns the number of a group or a payload."""
+        if table == "group":
+            return self._tape.number_group(entry["name"], entry["ranks"])
+        return self._tape.number_payload(Payload(entry["dtype"], tuple(entry["shape"]), entry["size_bytes"]))
+
+    def call_begin(self, label: int, group: int, payload: int) -> int:
+        """Writes a span that has a group and a size: a call of a user's own collective. Returns its slot."""
+        place = self._tape.find_place(sys._getframe(1))
+        return self._tape.write(self._hub.now, self.rank, _SPAN, group, NONE, NONE, payload, label, place)
+
+    def complete_with(self, handle: Any, slot: int) -> bool:
+        """Lets the wait for an operation complete a record, too; False where it is none, or has been waited for."""
+        if not isinstance(handle, Operation) or handle.slot < 0:
+            return False
+        self._tape.followed[slot] = handle.slot
+        return True

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import GroupMember
 
 from ringsim.calibration import Calibration
 from ringsim.comm.backend import Backend
+from ringsim.comm.group_making import GROUPS
 from ringsim.comm.mpi_group import to_index
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.injections import make_failure
@@ -20,9 +22,27 @@ from ringsim.simulator.handles import Message, Part
 from ringsim.simulator.hub import Hub, Runner
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.rank_recorder import RankRecorder
-from ringsim.simulator.tape import Tape
+from ringsim.simulator.tape import Kind, Tape
+from ringsim.traces.events import NONE, OP_CODES, Payload
 
 __all__ = ["RankCore", "World"]
+
+
+@dataclass
+class Making:
+    """A group that ranks make together.
+
+    Attributes:
+        members: their global ranks.
+        group: what they get.
+        parts: of those that have come, in order.
+        missing: how many members have not.
+    """
+
+    members: tuple[int, ...]
+    group: SimulatedGroup
+    parts: list[Part]
+    missing: int
 
 
 @dataclass
@@ -38,7 +58,9 @@ class World:
         everybody: the group of all ranks.
         measures: whether computing takes the time that it takes here.
         calibration: says how long a rank is busy when it posts a message; None for no time.
-        made: the members of the groups that were made, and the groups, in order.
+        made: the groups that were made, in order.
+        makers: all ranks, as a group in which groups are made; None before the first.
+        shared: what ranks have given to ``share``, by its number and by rank.
     """
 
     hub: Hub
@@ -49,7 +71,9 @@ class World:
     everybody: SimulatedGroup
     calibration: Calibration | None = None
     measures: bool = False
-    made: list[tuple[tuple[int, ...], SimulatedGroup]] = field(default_factory=list)
+    made: list[Making] = field(default_factory=list)
+    makers: SimulatedGroup | None = None
+    shared: dict[int, dict[int, Any]] = field(default_factory=dict)
 
 
 class RankCore(Backend):
@@ -83,6 +107,7 @@ class RankCore(Backend):
         self._operations = 0
         self._joined = True
         self._made = 0
+        self._shares = 0
         self._gone: set[SimulatedGroup] = set()
 
     # -- the job
@@ -172,7 +197,7 @@ class RankCore(Backend):
         device_id: Any = None,
         sort_ranks: bool = True,
     ) -> Any:
-        """Makes a group; does not block, and takes no time. All ranks call it in the same order with the same ranks.
+        """Makes a group; all ranks call it in the same order with the same ranks. Members wait for each other; it takes no time.
 
         Args:
             ranks: global ranks of the members, None for all.
@@ -202,22 +227,50 @@ class RankCore(Backend):
                 f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} ({self.here()}). Leave out the others."
             )
         members = tuple(sorted(members)) if sort_ranks else members
-        made = self.world.made
+        desc, made = group_desc or "undefined", self.world.made
+        is_pair = desc.startswith("ring:")  # bears its edge, and is not recorded, as on torch
         if self._made == len(made):
-            desc = group_desc or "undefined"
-            name = desc if desc.startswith("ring:") else f"{len(made) + 1}"  # pair groups bear their edge, as on torch
-            made.append((members, SimulatedGroup(self.hub, name, members, self.tape.number_group(name, members), desc)))
-        theirs, group = made[self._made]
+            name = desc if is_pair else f"{len(made) + 1}"
+            group = SimulatedGroup(self.hub, name, members, self.tape.number_group(name, members), desc)
+            made.append(Making(members, group, [], len(members)))
+        making = made[self._made]
         self._made += 1
-        if theirs != members:
+        if not is_pair or making.members != members:  # who makes a ring has called its ranks together before
+            self._make_with_others(making, members)
+        return making.group if self.number in members else GroupMember.NON_GROUP_MEMBER
+
+    def _make_with_others(self, making: Making, members: tuple[int, ...]) -> None:
+        """Records that a group is made, as on torch: a collective of the world, with the members as its shape. They wait for each other.
+
+        Raises:
+            RendezvousFailed: another rank makes another group.
+        """
+        world, op, slot = self.world.makers, OP_CODES["new_group"], -1
+        if world is None:
+            everyone = self.everybody.ranks
+            world = self.world.makers = SimulatedGroup(self.hub, GROUPS, everyone, self.tape.number_group(GROUPS, everyone))
+        payload = Payload("ranks", tuple(sorted(members)), 0)
+        kind = Kind(self.tape.number_payload(payload), payload, False)
+        if self.records:
+            slot = self.tape.post(self.hub.now, self.number, op, world.number, NONE, NONE, kind.number, sys._getframe(2))
+        part = Part(op, self, slot, world, kind, "new_group", self.number, (), (), ())
+        self.hub.polls = 0
+        if making.members != members:
+            theirs = next((f"rank {each.rank.number}'s new_group{self.place_of(each.slot)}" for each in making.parts), "another rank")
             message = (
-                f"all ranks must make the same groups in the same order, got {list(members)} here and {list(theirs)} in another rank "
+                f"all ranks must make the same groups in the same order, got {list(members)} here and {list(making.members)} in {theirs} "
                 f"({self.here()}). Call new_group for every group on every rank, in one order, also for groups that the rank is not in."
             )
-            if self.recorder is not None:
-                self.recorder.notice("group_order_mismatch", message)
+            self.note("group_order_mismatch", message, part)
             raise RendezvousFailed(message)
-        return group if self.number in members else GroupMember.NON_GROUP_MEMBER
+        making.parts.append(part)
+        making.missing -= self.number in members
+        if self.number not in members:
+            part.complete(self.hub.now)
+        elif not making.missing:
+            for each in making.parts:
+                each.complete(min(each.done_s, self.hub.now))
+        part.wait()
 
     def _find(self, group: Any) -> Any:
         """Returns a group given as torch's functions take it; None where this rank is outside.
@@ -242,11 +295,26 @@ class RankCore(Backend):
         return group if self.number in group.places else None
 
     def _enter(self, op: str, group: Any) -> Any:
-        """Returns the group of an operation; outside of it warns, as torch does, and returns None."""
+        """Returns the group of an operation; outside of it, warns of a collective, as torch does, and returns None.
+
+        Raises:
+            ArgumentError: it is a message, which would be lost.
+        """
         found = self._find(group)
+        if found is None and op in ("isend", "irecv"):
+            self._refuse(
+                f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "
+                "Call it on the group's ranks only."
+            )
         if found is None:
             warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
         return found
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Raises ArgumentError for a message that cannot be sent or received, and writes it down, as on torch."""
+        if self.recorder is not None:
+            self.recorder.notice("invalid_argument", message)
+        raise ArgumentError(message)
 
     def _before_operation(self) -> None:
         """Counts an operation that is about to be posted, and lets what was computed before it take its time.

@@ -250,8 +250,9 @@ class Run:
         """Writes down the operations that wait for their other side, where nothing was recorded before."""
         if self._settings.record:
             return
-        groups = [self._everybody, *self._pairs, *(group for _, group in self._world.made)]
+        groups = [self._everybody, *self._pairs, *(making.group for making in self._world.made)]
         parts = [part for group in groups for met in group.meetings.values() for part in met]
+        parts += [part for making in self._world.made for part in making.parts if part.waiting]
         for each in sorted(self._world.office.waiting(), key=lambda message: message.number) + parts:
             frame = each.rank.runner.greenlet.gr_frame if each.waiting else None
             place = (NONE, NONE) if frame is None else self._tape.find_place(frame)

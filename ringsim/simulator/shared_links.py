@@ -1,7 +1,8 @@
 """Links that several pairs of ranks use: messages that are under way together share them fairly.
 
 A message is a flow. It passes all links of its route at once, at the pace that `fair_share` gives it among the others; when a flow begins
-or ends, those that it met get new paces. Messages from one rank to another go one after the other, as on a link of their own::
+or ends, those that it met get new paces. Messages from one rank to another go one after the other, as on a link of their own; so do the
+flows of one group's collectives, beside them::
 
     0 -> 2, 8 bytes    |==== half the link ====|== alone ==|           arrives one latency after its last byte
     1 -> 2, 4 bytes    |==== half the link ====|                       so does this one
@@ -27,11 +28,12 @@ Edge = tuple[Hashable, Hashable]
 class _Flow:
     """A message under way, or waiting for the one before it."""
 
-    __slots__ = ("arrived", "left_bytes", "pace", "plan", "ready_s", "route", "settled_s")
+    __slots__ = ("arrived", "latency_s", "left_bytes", "pace", "plan", "ready_s", "route", "settled_s")
 
-    def __init__(self, route: _Route, size_bytes: int, ready_s: float, arrived: Arrived | None) -> None:
+    def __init__(self, route: _Route, size_bytes: float, latency_s: float, ready_s: float, arrived: Arrived | None) -> None:
         self.route = route
-        self.left_bytes: float = size_bytes  # at settled_s
+        self.left_bytes = size_bytes  # at settled_s
+        self.latency_s = latency_s
         self.ready_s = ready_s
         self.settled_s = ready_s
         self.arrived = arrived
@@ -69,7 +71,7 @@ class SharedLinks:
         self._topology: Final = topology
         self._world_size: Final = world_size
         self._slower: Final = slower
-        self._routes: dict[tuple[int, int], _Route] = {}
+        self._routes: dict[tuple[int, ...], _Route] = {}  # by src, dst; those of collectives by group, too
         self._paces: dict[Edge, float] = {}  # of the links that some route has used
         self._users: dict[Edge, dict[_Flow, None]] = {}  # who is on each link now; no sets, whose order may differ by run
         self._changed: dict[Edge, None] = {}  # links whose users are no longer those that the paces were made for
@@ -83,11 +85,31 @@ class SharedLinks:
         if src == dst:
             return ready_s
         route = self._routes.get((src, dst)) or self._open(src, dst)
-        flow = _Flow(route, size_bytes, ready_s, arrived)
-        route.flows.append(flow)
-        if len(route.flows) == 1:
-            self._begin_when_ready(flow)
+        self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
         return None
+
+    def carry_part(self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived) -> None:
+        """Takes what a collective moves from one rank to another, now: it waits for earlier ones of its group, and shares with all others.
+
+        Args:
+            group: the number of the group.
+            src: the rank that it comes from.
+            dst: the rank that it goes to, another one.
+            size_bytes: how much, 0 or more; what many steps move over one link may be one flow.
+            latencies: how many times the latency of the way is paid, after the last byte.
+            arrived: called when all is there, with the time.
+        """
+        route = self._routes.get((src, dst, group))
+        if route is None:
+            own = self._routes.get((src, dst)) or self._open(src, dst)
+            route = self._routes[src, dst, group] = _Route(own.alpha_s, own.edges)
+        self._queue(_Flow(route, size_bytes, latencies * route.alpha_s, self._agenda.now_s(), arrived))
+
+    def _queue(self, flow: _Flow) -> None:
+        flows = flow.route.flows
+        flows.append(flow)
+        if len(flows) == 1:
+            self._begin_when_ready(flow)
 
     def link_of(self, src: int, dst: int) -> Link:
         """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
@@ -140,7 +162,7 @@ class SharedLinks:
                 del self._users[edge][flow]
             self._change(route.edges)
         if flow.arrived is not None:
-            self._agenda.at(now_s + route.alpha_s, partial(flow.arrived, now_s + route.alpha_s))
+            self._agenda.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
         if route.flows:
             self._begin_when_ready(route.flows[0])
 

@@ -86,6 +86,7 @@ class Tape:
         times: the memory of the records as float64: ``times[slot]`` is when the record there was posted, the two after it when the
             program began to wait, and when it was done.
         failed: slots of what ended with an error.
+        followed: slots of spans that the wait for an operation ends, and its slot.
         sites: what each source file is.
         kinds: of tensors, by (dtype, shape); a kind is made when it is first asked for.
     """
@@ -94,6 +95,7 @@ class Tape:
         self._memory = bytearray(_FIRST * _RECORD.itemsize)
         self.times = memoryview(self._memory).cast("d")
         self.failed: set[int] = set()
+        self.followed: dict[int, int] = {}
         kinds = _Kinds(self._add_kind)
         self.kinds = kinds
         self._end = 0  # in words
@@ -194,13 +196,17 @@ class Tape:
 
     # -- reading
 
-    def read(self) -> Events:
-        """Returns all that was written, ordered by rank."""
+    def read(self, rank: int | None = None) -> Events:
+        """Returns all that was written, ordered by rank; or what one rank did."""
+        for span, operation in self.followed.items():
+            self.times[span + 1], self.times[span + 2] = self.times[operation + 1], self.times[operation + 2]
+            if operation in self.failed:
+                self.failed.add(span)
         records = np.frombuffer(self._memory, dtype=_RECORD, count=self._end // _RECORD_WORDS)
         status = np.where(records["done_s"] < 0, IN_FLIGHT, OK)
         if self.failed:
             status[np.array(sorted(self.failed)) // _RECORD_WORDS] = ERROR
-        order = np.argsort(records["rank"], kind="stable")
+        order = np.argsort(records["rank"], kind="stable") if rank is None else np.flatnonzero(records["rank"] == rank)
         records, status = records[order], status[order]
         columns: dict[str, Any] = {name: records[name] for name in _RECORD.names or () if not name.endswith("_s")}
         for name in ("post", "wait", "done"):

@@ -147,3 +147,22 @@ def test_what_never_ends_is_explained_alike(worker: Callable[[], None], size: in
         assert mine == theirs
         assert real.diagnosis.findings[0].hint == simulated.diagnosis.findings[0].hint
     assert [kind for kind, _, _ in mine] == [kind for kind, _, _ in theirs]
+
+
+def make_groups() -> list[float]:
+    """Groups of some, of all, and of one; a rank outside waits for nobody."""
+    rank = ringsim.current_ring().rank
+    some, everyone = dist.new_group([0, 2]), dist.new_group()
+    dist.new_group([2, 0], sort_ranks=False)
+    dist.new_group([1])
+    tensor = torch.tensor([float(rank)])
+    if rank != 1:
+        dist.all_reduce(tensor, group=some)
+    dist.all_reduce(tensor, group=everyone)
+    return tensor.tolist()
+
+
+def test_groups_are_made_on_both() -> None:
+    real, simulated = both(make_groups, 3)
+    check_same(real, simulated)
+    assert real.results == simulated.results == [[5.0]] * 3

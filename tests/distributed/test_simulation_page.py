@@ -61,7 +61,7 @@ def test_its_keys_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(TomlTable, "finish", note)
     examples = PAGE.parent / "examples"
     ending = "\n[[degrade]]\nfrom = 0\nto = 1\nfactor = 2\n"
-    for name in ("pipeline", "llama_70b"):
+    for name in ("pipeline", "llama_70b", "hosts"):
         file = tmp_path / "example.toml"
         file.write_text((examples / f"{name}.toml").read_text() + ending)
         read_description(file)
@@ -73,6 +73,8 @@ def test_its_keys_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.Mo
             "ranks = 8", "ranks = 1"
         )
     )
+    read_description(file)
+    file.write_text(blocks("toml")[0].replace("[link]", '[topology]\nkind = "full_bisection"'))
     read_description(file)
     rows = re.findall(r"^\| `(\[+\w+\]+)`(?:, by \w+)? \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     told: dict[str, set[str]] = {}
