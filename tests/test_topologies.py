@@ -100,8 +100,8 @@ def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.Da
         (lambda: topologies.Hosts(True, LINK, LINK), "ranks_per_host must be an integer from 1, got True"),
         (lambda: topologies.Hosts(2, LINK, 1.0), "outer must be a Link, got 1.0"),
         (lambda: topologies.GraphLinks({0: [1]}), "graph must be a networkx Graph or DiGraph"),
-        (lambda: topologies.GraphLinks(nx.MultiGraph([(0, 1)])), "graph must be a networkx Graph or DiGraph"),
-        (lambda: topologies.GraphLinks(nx.Graph([(0, 1)])), r"link of edge \(0, 1\) must be a Link, got None"),
+        (lambda: topologies.GraphLinks(nx.path_graph(2, create_using=nx.MultiGraph)), "graph must be a networkx Graph or DiGraph"),
+        (lambda: topologies.GraphLinks(nx.path_graph(2)), r"link of edge \(0, 1\) must be a Link, got None"),
     ],
 )
 def test_what_is_no_topology_is_refused(make, message: str) -> None:

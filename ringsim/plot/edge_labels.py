@@ -21,7 +21,7 @@ BOW: Final = 0.18  # how far an arrow bows to the right of its way, as a share o
 STEPS: Final = 49
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
-RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0)  # and then how far up or down, as shares of its height
+RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # and then how far up or down, as shares of its height
 CLEAR: Final = 0.03  # between two boxes, at least
 # What speaks against a place, by how far it is from the arrow's middle: away from it, up or down, towards the centre, each point covered.
 FAR_AWAY: Final = 3.0

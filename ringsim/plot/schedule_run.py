@@ -67,8 +67,9 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None) -> Axes:
         if ax is not None:
             _draw_map(run, ax)
             return ax
-        ax = plt.figure(figsize=MAP_INCHES).add_axes((0, 0, 1, 1))
-        style.fit(ax.get_figure(root=True), [(ax, *MAP_INCHES, _draw_map(run, ax))])  # type: ignore[arg-type]  # it has one
+        figure = plt.figure(figsize=MAP_INCHES)
+        ax = figure.add_axes((0, 0, 1, 1))
+        style.fit(figure, [(ax, *MAP_INCHES, _draw_map(run, ax))])
     return ax
 
 

@@ -355,7 +355,7 @@ def _check_record(trace: Trace, num_batches: int, num_tokens: int) -> None:
     table = trace.to_pandas()
     spans = table[table["kind"] == "span"]
     assert (spans["stage"] == spans["rank"]).all()
-    assert spans.groupby(["rank", "microbatch", "label"]).size().to_dict() == {
+    assert spans.groupby(["rank", "microbatch", "label"], observed=True).size().to_dict() == {
         (rank, batch, label): number
         for rank in range(size)
         for batch in range(num_batches)
