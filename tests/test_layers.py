@@ -105,7 +105,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
             )
         ),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
-        *(f"ringsim.comm.mpi_{name}" for name in ("group", "buffers", "handle", "reductions", "tape", "operations", "messages")),
+        "ringsim.comm.mpi_group",
+        "ringsim.comm.membership",
+        *(f"ringsim.comm.mpi_{name}" for name in ("buffers", "handle", "reductions", "tape", "operations", "messages")),
         *(f"ringsim.comm.mpi_{name}" for name in ("reducing", "collectives", "objects", "exit", "process", "backend")),
         *(f"ringsim.comm.{name}" for name in ("log_records", "log_gather", "log_settings")),
         *(f"ringsim.comm.{name}" for name in ("log", "log_report", "log_timed", "functions", "p2p_op", "registry")),

@@ -17,7 +17,7 @@ from typing import Any, Final
 from torch.distributed import GroupMember
 
 from ringsim.comm.backend import Backend
-from ringsim.comm.mpi_group import MpiGroup, to_index
+from ringsim.comm.mpi_group import MpiGroup
 from ringsim.comm.mpi_handle import MpiHandle, to_seconds
 from ringsim.comm.mpi_objects import MpiObjects
 from ringsim.comm.mpi_operations import Job
@@ -75,7 +75,7 @@ class MpiBackend(MpiObjects, Backend):
         """
         if self._job is not None:
             raise RingError(
-                f"the mpi backend must be initialized once, got a second call ({self._here()}). Call destroy_process_group first."
+                f"the mpi backend must be initialized once, got a second call ({self.here()}). Call destroy_process_group first."
             )
         if backend not in (None, "mpi"):
             raise ArgumentError(f'backend must be "mpi" or None with the mpi backend, got {backend!r}. For torch\'s: set_backend("torch").')
@@ -141,27 +141,6 @@ class MpiBackend(MpiObjects, Backend):
 
     # -- groups
 
-    def get_rank(self, group: Any = None) -> int:
-        """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
-        found = self._find(group)
-        return -1 if found is None else found.rank()
-
-    def get_world_size(self, group: Any = None) -> int:
-        """Returns how many ranks the group has, -1 outside of it; with None how many there are."""
-        found = self._find(group)
-        return -1 if found is None else found.size()
-
-    def get_process_group_ranks(self, group: Any = None) -> list[int]:
-        """Returns the global ranks of a group, in the group's order.
-
-        Raises:
-            ArgumentError: this rank is outside.
-        """
-        found = self._find(group)
-        if found is None:
-            raise ArgumentError(f"the ranks of a group must be asked for within it, got a question from outside ({self._here()}).")
-        return list(found.ranks)
-
     def new_group(
         self,
         ranks: Sequence[int] | None = None,
@@ -195,17 +174,12 @@ class MpiBackend(MpiObjects, Backend):
         job = self._working()
         world = job.world
         if backend not in (None, "mpi"):
-            raise ArgumentError(f'backend must be "mpi" or None with the mpi backend, got {backend!r} ({self._here()}). Leave it out.')
+            raise ArgumentError(f'backend must be "mpi" or None with the mpi backend, got {backend!r} ({self.here()}). Leave it out.')
         if use_local_synchronization:
             raise ArgumentError(
-                f"use_local_synchronization must be False with the mpi backend, got True ({self._here()}). Call new_group on all ranks."
+                f"use_local_synchronization must be False with the mpi backend, got True ({self.here()}). Call new_group on all ranks."
             )
-        members = world.ranks if ranks is None else tuple(to_index("ranks", rank) for rank in ranks)
-        if len(set(members)) != len(members) or not set(members) <= set(world.ranks):
-            raise ArgumentError(
-                f"ranks must be different ranks from 0 to {world.size() - 1}, got {list(members)} ({self._here()}). Leave out the others."
-            )
-        members = tuple(sorted(members)) if sort_ranks else members
+        members = self._members(ranks, sort_ranks)
         number = self._agree("new_group", members)
         if not members:
             return GroupMember.NON_GROUP_MEMBER
@@ -267,7 +241,7 @@ class MpiBackend(MpiObjects, Backend):
         if missing:
             raise RunTimeout(
                 f'all ranks of group "{group.group_name}" must come to monitored_barrier within {limit_s:g} s, got none of '
-                f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} ({self._here()}). See where they are."
+                f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} ({self.here()}). See where they are."
             )
         for rank in group.ranks[1:]:
             MpiHandle(job.mpi, job.control.Isend(_EMPTY, rank, group.number), "monitored_barrier", limit_s).wait()
@@ -283,13 +257,13 @@ class MpiBackend(MpiObjects, Backend):
         mine = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
         everything = bytearray(8 * job.world.size())
         MpiHandle(
-            job.mpi, job.control.Iallgather(mine, everything), f"{what} ({self._here()})", job.world.timeout_s, keep=(mine, everything)
+            job.mpi, job.control.Iallgather(mine, everything), f"{what} ({self.here()})", job.world.timeout_s, keep=(mine, everything)
         ).wait()
         others = [rank for rank in job.world.ranks if everything[8 * rank : 8 * rank + 8] != mine]
         number = next(job.numbers)
         if others:
             raise ArgumentError(
-                f"the ranks given to {what} must be the same in all processes, got {list(values)} here ({self._here()}) and others on "
+                f"the ranks given to {what} must be the same in all processes, got {list(values)} here ({self.here()}) and others on "
                 f"rank {others[0]}. Call {what} for every group on every rank, in one order."
             )
         return number

@@ -175,8 +175,8 @@ class MpiCollectives(MpiReducing):
             return None
         values, result = check_tensor("input", input), check_tensor("output", output)
         check_alike("output", [result], values, same_shape=False)
-        sent = self._cut("input", values, input_split_sizes, found)
-        received = self._cut("output", result, output_split_sizes, found)
+        sent = [rows * _row_size(values) for rows in self._cut("input", values, input_split_sizes, found)]
+        received = [rows * _row_size(result) for rows in self._cut("output", result, output_split_sizes, found)]
         plain, (stage, bring) = for_sending(values), for_receiving(result)
 
         def start() -> Started:
@@ -219,32 +219,16 @@ class MpiCollectives(MpiReducing):
         """Returns the list that only the root has, checked; on other ranks an empty one."""
         if group.rank() != root:
             if tensors:
-                raise ArgumentError(f"{what} must be left out on all ranks but the root, got {len(tensors)} tensors ({self._here()}).")
+                raise ArgumentError(f"{what} must be left out on all ranks but the root, got {len(tensors)} tensors ({self.here()}).")
             return []
         outputs = check_tensors(what, tensors)
         check_count(what, outputs, group.size())
         check_alike(what, outputs, like)
         return outputs
 
-    def _cut(self, what: str, tensor: torch.Tensor, sizes: Any, group: MpiGroup) -> list[int]:
-        """Returns how many bytes of a tensor belong to each rank, in lengths along the first dimension or in equal parts."""
-        if tensor.dim() == 0:
-            raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({self._here()}). Reshape it to (1,).")
-        length, count = tensor.shape[0], group.size()
-        row = size_of(tensor) // length if length else 0
-        if not sizes:
-            if length % count:
-                raise ArgumentError(
-                    f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({self._here()}). "
-                    f"Give {what}_split_sizes."
-                )
-            return [length // count * row] * count
-        lengths = [int(size) for size in sizes]
-        if len(lengths) != count or min(lengths) < 0 or sum(lengths) != length:
-            raise ArgumentError(
-                f"{what}_split_sizes must be {count} lengths that add up to {length}, got {lengths} ({self._here()}). Count them again."
-            )
-        return [size * row for size in lengths]
+
+def _row_size(tensor: torch.Tensor) -> int:
+    return size_of(tensor) // max(tensor.shape[0], 1)
 
 
 def _offsets(sizes: list[int]) -> list[int]:

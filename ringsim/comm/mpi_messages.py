@@ -61,14 +61,14 @@ class MpiMessages(MpiOperations):
             ArgumentError: the list is empty, or holds something else.
         """
         if not isinstance(p2p_op_list, list) or not p2p_op_list:
-            raise ArgumentError(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({self._here()}).")
+            raise ArgumentError(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({self.here()}).")
         calls = []
         for each in p2p_op_list:
             name = getattr(getattr(each, "op", None), "__name__", "")
             if name not in ("isend", "irecv"):
-                raise ArgumentError(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({self._here()}). Use dist.P2POp.")
+                raise ArgumentError(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({self.here()}). Use dist.P2POp.")
             if each.group is not p2p_op_list[0].group:
-                raise ArgumentError(f"all P2POps of a batch must have one group, got two ({self._here()}). Make a batch for each group.")
+                raise ArgumentError(f"all P2POps of a batch must have one group, got two ({self.here()}). Make a batch for each group.")
             calls.append((name == "isend", each))
         handles = [
             self._send("batch_isend", each.tensor, each.peer, each.group, each.tag, None)
@@ -117,14 +117,14 @@ class MpiMessages(MpiOperations):
     def _peer(self, op: str, what: str, group: MpiGroup, global_rank: int | None, group_rank: int | None) -> int:
         place = group.place_of(what, global_rank, group_rank)
         if place == group.rank():
-            raise ArgumentError(f"{what} must be another rank, got this rank itself ({op}, {self._here()}). Copy the tensor instead.")
+            raise ArgumentError(f"{what} must be another rank, got this rank itself ({op}, {self.here()}). Copy the tensor instead.")
         return place
 
     def _check_tag(self, job: Job, op: str, tag: int) -> int:
         number = to_index("tag", tag)
         highest = job.world.comm.Get_attr(job.mpi.TAG_UB)
         if not 0 <= number <= highest:
-            raise ArgumentError(f"tag must be from 0 to {highest} on this MPI, got {number} ({op}, {self._here()}). Choose another.")
+            raise ArgumentError(f"tag must be from 0 to {highest} on this MPI, got {number} ({op}, {self.here()}). Choose another.")
         return number
 
 

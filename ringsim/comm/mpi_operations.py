@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import GroupMember
 
+from ringsim.comm.membership import Membership
 from ringsim.comm.mpi_buffers import size_of
 from ringsim.comm.mpi_group import MpiGroup
 from ringsim.comm.mpi_handle import MpiHandle
@@ -63,7 +64,7 @@ class Started(NamedTuple):
     results: Sequence[torch.Tensor] | None = None
 
 
-class MpiOperations:
+class MpiOperations(Membership):
     """The common part of messages, collectives and object lists."""
 
     _job: Job | None = None
@@ -95,11 +96,11 @@ class MpiOperations:
             return None
         if not isinstance(group, MpiGroup):
             raise ArgumentError(
-                f"group must be one of the mpi backend, got {group!r} ({self._here()}). Make it with ringsim.comm.new_group, and call "
+                f"group must be one of the mpi backend, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and call "
                 "ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
             )
         if group not in job.groups:
-            raise RingError(f"the group must exist, got {group} after it was destroyed ({self._here()}). Make a new one: new_group.")
+            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
         return group
 
     def _enter(self, op: str, group: Any) -> MpiGroup | None:
@@ -110,7 +111,8 @@ class MpiOperations:
             warnings.warn(f"{op} does nothing on rank {rank}, which is not in the group.", stacklevel=3)
         return found
 
-    def _here(self) -> str:
+    def here(self) -> str:
+        """Returns which rank this is, for errors."""
         world = self._working().world
         return f"rank {world.rank()} of {world.size()}"
 
@@ -148,7 +150,7 @@ class MpiOperations:
             if begun is not None:
                 begun[0].hot.fail(begun[1])
             if isinstance(error, job.mpi.Exception):
-                raise RingError(f"{op} must be carried by MPI, got its error {error} ({self._here()}).") from error
+                raise RingError(f"{op} must be carried by MPI, got its error {error} ({self.here()}).") from error
             raise
         handle = MpiHandle(
             job.mpi,

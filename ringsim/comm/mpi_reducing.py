@@ -44,7 +44,7 @@ class MpiReducing(MpiOperations):
             return None
         values = check_tensors("tensors", tensors if isinstance(tensors, list | tuple) else [tensors])
         if not values:
-            raise ArgumentError(f"tensors must be at least one, got an empty list ({self._here()}). Leave the call out on all ranks.")
+            raise ArgumentError(f"tensors must be at least one, got an empty list ({self.here()}). Leave the call out on all ranks.")
         check_alike("tensors", values, values[0], same_shape=False)
         return self._reduce_everywhere("all_reduce_coalesced", found, values, op, async_op)
 
@@ -121,7 +121,7 @@ class MpiReducing(MpiOperations):
         if inputs[found.rank()].numel() != result.numel():
             raise ArgumentError(
                 f"output must be as large as input_list[{found.rank()}], {inputs[found.rank()].numel()} elements, got {result.numel()} "
-                f"({self._here()}). Make it so."
+                f"({self.here()}). Make it so."
             )
         counts = [_real(each).numel() for each in inputs]
         flat = torch.cat([for_sending(_real(each)).reshape(-1) for each in inputs])
@@ -184,10 +184,6 @@ class MpiReducing(MpiOperations):
 
     # -- what the collectives share
 
-    def _root(self, group: MpiGroup, what: str, global_rank: int | None, group_rank: int | None) -> int:
-        """Returns the group rank of a root; rank 0 of all where none is given, as torch has it."""
-        return group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
-
     def _memory(self, tensor: torch.Tensor) -> Any:
         return self._working().mpi.buffer.fromaddress(tensor.data_ptr(), size_of(tensor))
 
@@ -203,13 +199,6 @@ class MpiReducing(MpiOperations):
 
     def _op(self, reduction: Reduction) -> Any:
         return getattr(self._working().mpi, reduction.name)
-
-    def _check_parts(self, what: str, whole: torch.Tensor, other: str, part: torch.Tensor, group: MpiGroup) -> None:
-        if whole.numel() != part.numel() * group.size():
-            raise ArgumentError(
-                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({self._here()}). "
-                "Make it so large."
-            )
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -209,7 +209,7 @@ class Collectives(RankCore):
         found = self._enter("gather", group)
         if found is None:
             return None
-        values, root = check_tensor("tensor", tensor), _root(found, "dst", dst, group_dst)
+        values, root = check_tensor("tensor", tensor), self._root(found, "dst", dst, group_dst)
         outputs = self._list_at_root("gather_list", gather_list, values, found, root)
 
         def perform(parts: Parts) -> None:
@@ -231,7 +231,7 @@ class Collectives(RankCore):
         found = self._enter("scatter", group)
         if found is None:
             return None
-        values, root = check_tensor("tensor", tensor), _root(found, "src", src, group_src)
+        values, root = check_tensor("tensor", tensor), self._root(found, "src", src, group_src)
         inputs = self._list_at_root("scatter_list", scatter_list, values, found, root)
 
         def perform(parts: Parts) -> None:
@@ -345,37 +345,6 @@ class Collectives(RankCore):
         check_count(what, outputs, group.size())
         check_alike(what, outputs, like)
         return outputs
-
-    def _check_parts(self, what: str, whole: Tensor, other: str, part: Tensor, group: SimulatedGroup) -> None:
-        if whole.numel() != part.numel() * group.size():
-            raise ArgumentError(
-                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({self.here()}). "
-                "Make it so large."
-            )
-
-    def _cut(self, what: str, tensor: Tensor, sizes: Any, group: SimulatedGroup) -> list[int]:
-        """Returns how many rows of a tensor belong to each rank."""
-        if tensor.dim() == 0:
-            raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({self.here()}). Reshape it to (1,).")
-        length, count = tensor.shape[0], group.size()
-        if not sizes:
-            if length % count:
-                raise ArgumentError(
-                    f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({self.here()}). "
-                    f"Give {what}_split_sizes."
-                )
-            return [length // count] * count
-        lengths = [int(size) for size in sizes]
-        if len(lengths) != count or min(lengths) < 0 or sum(lengths) != length:
-            raise ArgumentError(
-                f"{what}_split_sizes must be {count} lengths that add up to {length}, got {lengths} ({self.here()}). Count them again."
-            )
-        return lengths
-
-
-def _root(group: SimulatedGroup, what: str, global_rank: int | None, group_rank: int | None) -> int:
-    """Returns the group rank of a root; rank 0 of all where none is given, as torch has it."""
-    return group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
 
 
 def _gather_everywhere(parts: Parts) -> None:

@@ -13,7 +13,7 @@ from torch.distributed import GroupMember
 from ringsim.calibration import Calibration
 from ringsim.comm.backend import Backend
 from ringsim.comm.group_making import GROUPS
-from ringsim.comm.mpi_group import to_index
+from ringsim.comm.membership import Membership
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.injections import make_failure
 from ringsim.simulator.carriers import Carrier
@@ -76,7 +76,7 @@ class World:
     shared: dict[int, dict[int, Any]] = field(default_factory=dict)
 
 
-class RankCore(Backend):
+class RankCore(Membership, Backend):
     """The common part of messages and collectives of a simulated rank: who it is, and its groups.
 
     Args:
@@ -165,27 +165,6 @@ class RankCore(Backend):
 
     # -- groups
 
-    def get_rank(self, group: Any = None) -> int:
-        """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
-        found = self._find(group)
-        return -1 if found is None else found.rank()
-
-    def get_world_size(self, group: Any = None) -> int:
-        """Returns how many ranks the group has, -1 outside of it; with None how many there are."""
-        found = self._find(group)
-        return -1 if found is None else found.size()
-
-    def get_process_group_ranks(self, group: Any = None) -> list[int]:
-        """Returns the global ranks of a group, in the group's order.
-
-        Raises:
-            ArgumentError: this rank is outside.
-        """
-        found = self._find(group)
-        if found is None:
-            raise ArgumentError(f"the ranks of a group must be asked for within it, got a question from outside ({self.here()}).")
-        return list(found.ranks)
-
     def new_group(
         self,
         ranks: Sequence[int] | None = None,
@@ -216,17 +195,11 @@ class RankCore(Backend):
             ArgumentError: a rank does not exist or is there twice.
             RendezvousFailed: another rank has made another group in its place.
         """
-        size = self._find(None).size()
         if use_local_synchronization:
             raise ArgumentError(
                 f"use_local_synchronization must be False in a simulation, got True ({self.here()}). Call new_group on all ranks."
             )
-        members = tuple(range(size)) if ranks is None else tuple(to_index("ranks", rank) for rank in ranks)
-        if len(set(members)) != len(members) or not all(0 <= rank < size for rank in members):
-            raise ArgumentError(
-                f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} ({self.here()}). Leave out the others."
-            )
-        members = tuple(sorted(members)) if sort_ranks else members
+        members = self._members(ranks, sort_ranks)
         desc, made = group_desc or "undefined", self.world.made
         is_pair = desc.startswith("ring:")  # bears its edge, and is not recorded, as on torch
         if self._made == len(made):
