@@ -295,6 +295,8 @@ class _Run:
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         if self._given_up_ns is not None:  # to end ranks takes time in which nobody waits for anything any more
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
+        if self._verdict is not None and self._verdict.at_rest:
+            metadata["at_rest"] = True
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 
     def _metadata(self) -> dict[str, Any]:
