@@ -77,4 +77,5 @@ def test_members_that_torch_gives_other_names_of_their_group_wait_in_vain() -> N
     finding = caught.value.diagnosis.findings[0]
     assert (finding.kind, set(finding.ranks)) == ("deadlock", {0, 1})
     assert {operation.line for operation in finding.operations} == {in_different_numbers_of_groups.__code__.co_firstlineno + 4}
-    assert "after 4 others" in str(finding.message)
+    assert "after 4 others" in finding.message
+    assert "let them make the same groups before it" in finding.hint
