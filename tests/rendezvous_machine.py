@@ -59,6 +59,10 @@ class Machine:
     def unfinished(self) -> set[int]:
         return set(range(len(self.programs))) - set(self.finished)
 
+    def is_stuck(self, rank: int) -> bool:
+        """Tells whether a rank waits for something that has no other side yet."""
+        return not all(map(self._matched, self.awaited[rank]))
+
     def _matched(self, op: Op) -> bool:
         if op.is_collective:
             index = [one for one in self.posted[op.rank] if one.is_collective and one.group == op.group].index(op)
@@ -92,7 +96,7 @@ class Machine:
         """Lets a rank do one thing; False where it cannot do any."""
         self.clock += 1
         if self.awaited[rank]:
-            if not all(map(self._matched, self.awaited[rank])):
+            if self.is_stuck(rank):
                 return False
             for op in self.awaited[rank]:
                 op.done = self.clock

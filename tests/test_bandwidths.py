@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ringsim.errors import TraceFileError
 from ringsim.traces import reached
-from ringsim.traces.bandwidths import COLUMNS, Bandwidths, load, make_bandwidths
+from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, load, make_bandwidths
+from ringsim.traces.tables import readable
 
 ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
 
@@ -100,10 +101,13 @@ def test_a_notebook_gets_picture_text_and_alternative_text(table: Bandwidths, mo
     assert metadata == {"image/png": {"alt": table.describe()}}
 
 
-words = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=9)
-floats = st.floats(allow_infinity=False)
+words = st.text(min_size=1, max_size=9).map(readable)  # what no reader can take is written out when it is loaded
+floats = st.floats(SMALLEST, LARGEST) | st.sampled_from([0.0, math.nan])
 rows = st.fixed_dictionaries(
-    {name: {"U": words, "<i4": st.integers(-1, 9), "<i8": st.integers(0, 2**62), "<f8": floats}[dtype] for name, dtype in COLUMNS.items()}
+    {
+        name: {"U": words, "<i4": st.integers(-1, 9), "<i8": st.integers(0, MOST_BYTES), "<f8": floats}[dtype]
+        for name, dtype in COLUMNS.items()
+    }
     | {"kind": st.sampled_from(["measured", "published", "simulated"])}
 )
 
@@ -138,6 +142,13 @@ def damage(value: dict[str, Any], **changes: Any) -> str:
         (lambda value: damage(value, columns={**value["columns"], "n": [True] * 12}), "column n holds something else"),
         (lambda value: damage(value, columns={**value["columns"], "n": [10**30] * 12}), "where Python int too large|too big"),
         (lambda value: damage(value, columns={**value["columns"], "size_bytes": [-1] * 12}), "is negative"),
+        (lambda value: damage(value, columns={**value["columns"], "size_bytes": [2**60] * 12}), "a size is more than"),
+        (lambda value: damage(value, columns={**value["columns"], "latency_us": [1e-300] * 12}), "latency_us holds a number outside"),
+        (lambda value: damage(value, columns={**value["columns"], "latency_us": [-1.0] * 12}), "latency_us holds a number outside"),
+        (lambda value: json.dumps(value).replace("null", "NaN", 1), "NaN is not JSON"),
+        (lambda value: damage(value, metadata={"notes": 7}), "notes is not a list of sentences"),
+        (lambda value: damage(value, metadata={"paths": []}), "its paths are no object"),
+        (lambda value: damage(value, metadata={"load": ["a", 1]}), "its load is no list of numbers"),
         (lambda value: damage(value, columns={**value["columns"], "kind": ["guessed"] * 12}), "none of measured, published, simulated"),
         (lambda value: "[" * 100_000, "recursion|where"),
     ],

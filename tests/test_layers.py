@@ -70,7 +70,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         ),
         *("ringsim.calibration", "ringsim.comparison"),
         "ringsim.pipeline.generation_use",
-        *("ringsim.diagnose", *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "hints", "verdict", "collective_calls"))),
+        *(
+            "ringsim.diagnose",
+            *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "doubts", "hints", "verdict", "collective_calls")),
+        ),
         *(f"ringsim.diagnose.{name}" for name in ("world_of_events", "activity", "lateness", "mismatches", "leftovers", "explain")),
         "ringsim.simulator",
         *(f"ringsim.simulator.{name}" for name in ("carriers", "cores", "fair_share", "shared_links", "network")),
@@ -129,7 +132,19 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "ringsim.launch",
         *(
             f"ringsim.launch.{name}"
-            for name in ("config", "notebook", "job", "failure", "output", "progress", "processes", "verdicts", "wake", "live_part")
+            for name in (
+                "config",
+                "notebook",
+                "job",
+                "failure",
+                "output",
+                "progress",
+                "processes",
+                "stillness",
+                "verdicts",
+                "wake",
+                "live_part",
+            )
         ),
         *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),

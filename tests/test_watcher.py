@@ -33,8 +33,11 @@ class Bench:
         self.threads = dict.fromkeys(range(size), Threads(frozenset({threading.get_ident()}), idle=False))
         self.silent: set[int] = set()
         self.process = Process("S", 5)
+        self.at_rest = False
+        self.looked_at: list[int] = []
         patch.setattr(module, "time", self)
         patch.setattr(module, "look_at", lambda _pid: self.process)
+        patch.setattr(module, "at_rest", self.rests)
         self.watcher = Watcher(directory, size, ask=self.answer)
 
     def monotonic(self) -> float:
@@ -47,6 +50,10 @@ class Bench:
         self.asked.append(rank)
         if rank not in self.silent:
             self.watcher.hear(rank, self.threads[rank])
+
+    def rests(self, pids: list[int]) -> bool:
+        self.looked_at = pids
+        return self.at_rest
 
     def waits(self, rank: int, op: str, peer: int, tag: int = 0) -> None:
         self.writers[rank].post(op, 0, peer, tag)
@@ -185,6 +192,55 @@ def test_a_recv_from_anybody_and_one_from_one_rank_may_get_the_same_message(benc
     bench.writers[1].post("isend", 0, 0, 9)
     bench.waits(1, "recv", 0)
     assert bench.look_for(1.0)[0] is None
+
+
+def test_which_recv_got_a_message_is_known_when_all_are_at_rest(bench: Bench) -> None:
+    """0.1.0 waited for 3 s in which nothing moves, which on a busy machine took 19 s."""
+    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
+    bench.waits(0, "recv", 1, tag=9)
+    bench.writers[1].post("isend", 0, 0, 9)
+    bench.waits(1, "recv", 0)
+    assert bench.look_for(1.0)[0] is None
+    assert len(bench.looked_at) == 2
+    bench.at_rest = True
+    assert bench.watcher.look(bench.states) is None  # who was woken before that moment has the time until the next look
+    verdict, after_s = bench.look_for(1.0)
+    assert verdict is not None
+    assert (kind_of(verdict), verdict.ranks, verdict.at_rest, after_s) == ("deadlock", (0, 1), True, pytest.approx(0.0))
+    assert "went to it" in verdict.diagnosis.findings[0].hint
+
+
+def test_ranks_that_are_at_rest_but_not_for_long_are_not_stuck(bench: Bench) -> None:
+    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
+    bench.waits(0, "recv", 1, tag=9)
+    bench.writers[1].post("isend", 0, 0, 9)
+    bench.waits(1, "recv", 0)
+    bench.at_rest = True
+    assert bench.watcher.look(bench.states) is None
+    assert bench.watcher.look(bench.states) is None
+    bench.writers[0].act("finish", -1)
+    assert bench.look_for(1.0)[0] is None
+
+
+def test_nobody_asks_for_rest_while_a_sender_is_at_work(bench: Bench) -> None:
+    bench.at_rest = True
+    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
+    bench.waits(0, "recv", 1, tag=9)
+    bench.writers[1].post("isend", 0, 0, 9)
+    assert bench.look_for(10.0)[0] is None
+    assert bench.looked_at == []
+    bench.states[1] = "exited"  # its message may still come from its process
+    assert kind_of(bench.look_for(1.0)[0]) == "peer_exited"
+    assert len(bench.looked_at) == 2
+
+
+def test_rest_that_never_comes_leaves_a_stall(bench: Bench) -> None:
+    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
+    bench.waits(0, "recv", 1, tag=9)
+    bench.writers[1].post("isend", 0, 0, 9)
+    bench.waits(1, "recv", 0)
+    verdict, after_s = bench.look_for(10.0)
+    assert (kind_of(verdict), after_s) == ("stalled", pytest.approx(STALL_S, abs=2 * TICK_S))
 
 
 def test_what_a_recv_from_anybody_has_taken_is_gone(bench: Bench) -> None:

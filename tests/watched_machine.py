@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from part_writer import Writer
 from rendezvous_machine import Machine, Op
 
+from ringsim.launch import watcher as module
 from ringsim.launch.verdicts import Verdict
 from ringsim.launch.wake import Threads
 from ringsim.launch.watcher import Watcher
@@ -51,13 +53,20 @@ class WatchedMachine(AbstractContextManager["WatchedMachine"]):
         return verdicts
 
     def look_at_the_end(self) -> Verdict | None:
-        """Looks until it is sure: at what there is, at whether it is still so, and once more."""
-        for _ in range(3):
+        """Looks until it is sure: at what there is, at whether it is still so and all are at rest, and twice more."""
+        for _ in range(4):
             verdict = self._look()
         return verdict
 
     def _look(self) -> Verdict | None:
-        return self._watcher.look(["exited" if rank in self._machine.finished else "running" for rank in range(self._size)])
+        with mock.patch.object(module, "at_rest", self._at_rest):
+            return self._watcher.look(["exited" if rank in self._machine.finished else "running" for rank in range(self._size)])
+
+    def _at_rest(self, _pids: list[int]) -> bool:
+        """Tells whether the ranks that the watcher suspects are at rest: none of them is about to go on."""
+        suspicion = self._watcher._suspicion
+        assert suspicion is not None
+        return all(self._machine.is_stuck(rank) for rank in suspicion.ranks)
 
     def _answer(self, rank: int) -> None:
         threads = self._watcher._parts.parts[rank].awaiting_threads()

@@ -100,8 +100,9 @@ def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: floa
         return kept[-1]
 
     def in_background(tensor: Tensor, group: Any = None) -> _Watched:
-        kept.append(_Watched(dist.all_reduce(tensor, group=group, async_op=True)))
-        return kept[-1]  # type: ignore[no-any-return]  # the handle just kept
+        handle = _Watched(dist.all_reduce(tensor, group=group, async_op=True))
+        kept.append(handle)
+        return handle
 
     def refusing(tensor: Tensor) -> None:
         kept.append(LookupError(f"nobody wants a tensor of shape {tuple(tensor.shape)}"))

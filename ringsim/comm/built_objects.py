@@ -103,6 +103,7 @@ def gather_object(
         return
     member.check_list(object_gather_list, "object_gather_list")
     for rank in range(member.size):
+        # It is a list: check_list has raised otherwise.
         object_gather_list[rank] = _copy(obj, weights_only) if rank == root else _take(member, rank, weights_only)  # type: ignore[index]
 
 

@@ -1,7 +1,9 @@
 """Shows the making of process groups to the recorder: a rank that makes another group than its peers waits for them for half an hour.
 
 The n-th group that a rank makes meets the n-th of every other, whatever its members: torch numbers them so. A record of it is a collective
-on a group of its own, ``GROUPS``, that carries the members in place of a shape.
+on a group of its own, ``GROUPS``, that carries the members in place of a shape. A group that its members alone make
+(``use_local_synchronization``) torch names by them and by how many groups the rank is in already. So does its record, on a group of these
+members: where they are in different numbers of groups, they wait for each other in vain.
 """
 
 from __future__ import annotations
@@ -41,13 +43,19 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
     met: set[int] = set()
 
     def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False) or not dist.is_initialized():
-            return None  # made by its members alone, in an order of their own
+        if not dist.is_initialized():
+            return None
         try:
             world = list(range(dist.get_world_size()))
             members = sorted(world if ranks is None else map(int, ranks))
         except (TypeError, ValueError):
             return None  # torch says what is wrong with them
+        if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False):
+            if recorder.rank not in members:
+                return None  # it passes by
+            before = len(distributed_c10d._world.pg_names)
+            group = recorder.number("group", name=f"groups of {members} after {before} others", ranks=members)
+            return post(group, NONE, NONE, recorder.number("payload", dtype="ranks", shape=members, size_bytes=0))
         group = recorder.number("group", name=GROUPS, ranks=world, **({} if counterparts is None else {"fresh": True}))
         payload = recorder.number("payload", dtype="ranks", shape=members, size_bytes=0)
         slot = post(group, NONE, NONE, payload)

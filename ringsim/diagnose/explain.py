@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ringsim.diagnose.activity import Activity
+from ringsim.diagnose.doubts import doubt
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.lateness import find_lateness
 from ringsim.diagnose.leftovers import find_leaks, find_missing, find_notices, find_order_mismatches, find_races
@@ -56,6 +57,9 @@ def explain(trace: Trace) -> Diagnosis:
     ends = read_ends(trace.metadata, size)
     world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata))
     judged = judge(world)
+    if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
+        world = doubt(world)
+        judged = judge(world)
     messages = find_message_mismatches(trace)
     sizes = [one for one in messages if one.operations[0].size_bytes != one.operations[1].size_bytes]
     causes = [*find_notices(events), *sizes, *find_collective_mismatches(events), *find_order_mismatches(world)]

@@ -18,6 +18,10 @@ _SENDS_FIRST: Final = (
 )
 _RECVS_FIRST: Final = "All of them receive before they send. Let one of them send first, or post with batch_isend_irecv."
 _MIXED: Final = "Post with isend and irecv, or batch_isend_irecv, before waiting for any of them; or change the order on one rank."
+_TAKEN: Final = (
+    "A recv from any rank is open under the same tag, and what is waited for here went to it, or it got another message. Give it a tag of "
+    "its own, or post as many recvs as there are sends."
+)
 
 
 class Counterpart(NamedTuple):
@@ -40,13 +44,13 @@ def find_counterpart(world: World, hindrance: Hindrance) -> Counterpart | None:
     """
     mine = hindrance.posted
     operation = mine.operation
-    if operation.kind == COLLECTIVE or operation.peer == ANY_SOURCE or mine.matched:
+    if operation.kind == COLLECTIVE or operation.peer == ANY_SOURCE or mine.matched or mine.taken:
         return None
     best: Counterpart | None = None
     for theirs in world.ranks[operation.peer].posted:
         other = theirs.operation
         opposite = other.kind != COLLECTIVE and other.kind != operation.kind and other.peer == operation.rank
-        if not opposite or theirs.matched:
+        if not opposite or theirs.matched or theirs.taken:
             continue
         same_tag, same_group = other.tag == operation.tag, theirs.group == mine.group
         if same_group and not same_tag:
@@ -72,6 +76,8 @@ def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
 def advise(world: World, links: Sequence[Hindrance]) -> str:
     """Returns what to do about ranks that wait, in a line or more."""
     operations = [link.posted.operation for link in links]
+    if any(link.posted.taken for link in links):
+        return _TAKEN
     lines = [line for link in links[:4] if (line := _peer_hint(world, link))]
     gone = [link for link in links if any(world.ranks[peer].state in GONE for peer in link.peers)]
     if any(world.ranks[peer].state == "killed" for link in gone for peer in link.peers):
@@ -105,7 +111,7 @@ def _counted(link: Hindrance) -> str:
 def _peer_hint(world: World, link: Hindrance) -> str:
     """Says who else waits for this rank with what fits: the peer may be the wrong one."""
     mine = link.posted.operation
-    if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched:
+    if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched or link.posted.taken:
         return ""
     for rank, view in enumerate(world.ranks):
         for theirs in view.awaited:

@@ -145,6 +145,11 @@ def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], 
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
     waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     hint = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    if elsewhere is not None and elsewhere.op == mine.op == "new_group" and elsewhere.shape == mine.shape:
+        hint = (
+            "Torch names a group that its members alone make by how many groups each of them is in: let them make the same groups before "
+            "it, or leave out use_local_synchronization."
+        )
     return Finding(kind, circle if kind == "deadlock" else ranks, operations, f"{name_ranks(circle)} wait for each other: {waits}.", hint)
 
 

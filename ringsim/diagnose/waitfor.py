@@ -66,8 +66,12 @@ class Posted:
         awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its operations.
         index: the how-manieth it is, from 0: of its rank's sends (or recvs) on its channel (group, source, destination, tag); of its
             rank's collectives on the group. 0 for a recv from any source.
-        counterparts: how many the other side has posted on that channel so far; for a recv from any source, how many sends there are
-            that it could take. Not for collectives.
+        counterparts: how many operations of the other side it may meet, or those before it on its channel. Of a recv from one rank:
+            the sends on the channel. Of a send: the recvs on the channel, and those from any source that its peer has open. Of a recv
+            from any source: the sends that no recv has got for certain, less one for each recv from any source before it. Not for
+            collectives.
+        contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
+        taken: whether others have got so many of them that none is left for this one; see ``ringsim.diagnose.doubts``.
         entered: for a collective: what members posted as their ``index``-th collective on the group, this rank's own included or not;
             who is missing has not. Where all members share one tuple, they are looked at together.
     """
@@ -78,11 +82,18 @@ class Posted:
     index: int = 0
     counterparts: int = 0
     entered: tuple[Operation, ...] = ()
+    contested: int = 0
+    taken: bool = False
 
     @property
     def matched(self) -> bool:
-        """Whether the other side of a message has been posted, too."""
-        return self.counterparts > self.index
+        """Whether the other side of a message has been posted, too, as far as is known."""
+        return self.counterparts > self.index and not self.taken
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is matched only if others leave it what they might have got."""
+        return self.matched and self.counterparts - self.contested <= self.index
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
     NONE,
+    OK,
     OP_CODES,
     OP_NAMES,
     RECV,
@@ -69,7 +70,7 @@ def world_of_events(
     broken = _broken_waits(events, speaks)
     open_ops = speaks & ((events.status == IN_FLIGHT) | broken)
     awaited = open_ops & ((events.wait_ns != NONE) | (events.op == _BLOCKING))
-    index, counterparts = _count_channels(events, kind)
+    index, counterparts, contested = _count_channels(events, kind)
     matched = counterparts > index
     kept = open_ops & (awaited | ~matched)
     calls = CollectiveCalls.of(events)
@@ -97,6 +98,7 @@ def world_of_events(
                 awaited=bool(awaited[event]),
                 index=int(index[event]),
                 counterparts=int(counterparts[event]),
+                contested=int(contested[event]),
                 entered=entered.get(call, ()),
             )
         )
@@ -189,10 +191,9 @@ def _blocked_ranks(events: Events, speaks: Ints, awaited: Ints, world_size: int)
     return mask
 
 
-def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
-    """Numbers the sends and recvs of each channel, and counts the other side's; both as long as the events."""
-    index = np.zeros(len(events), dtype=np.int64)
-    counterparts = np.zeros(len(events), dtype=np.int64)
+def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints, Ints]:
+    """Numbers the sends and recvs of each channel, counts the other side's and how many of those are contested; as long as the events."""
+    index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
     sent = ~refused(events)
     sends = np.flatnonzero((kind == SEND) & (events.peer >= 0) & sent)
     recvs = np.flatnonzero((kind == RECV) & (events.peer >= 0) & sent)
@@ -206,19 +207,37 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints]:
     index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
+    # Recvs that are done and were posted later than one that is not: they were from anybody, or nobody has waited for that one.
+    done = events.status[recvs] == OK
+    contested[recvs] = np.minimum(_count_later(of_recv, done), counterparts[recvs])
     # A recv from anybody may take any send that is left over, or that an open recv from one rank leaves to it; which one is not known
     # before it is done. There must be one for each.
     spare = np.bincount(of_recv[events.status[recvs] == IN_FLIGHT], minlength=count)
-    left = sends[counterparts[sends] - spare[of_send] <= index[sends]]
+    over = counterparts[sends] - index[sends]  # none of the recvs from this rank can be for it where that is not positive
+    left, over = sends[over <= spare[of_send]], over[over <= spare[of_send]]
     earlier: dict[tuple[int, int, int], int] = {}
     for event in from_any.tolist():
         rank, group, tag = int(events.rank[event]), int(events.group[event]), int(events.tag[event])
-        fits = left[(events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)]
-        before = earlier.get((rank, group, tag), 0)
+        fitting = (events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)
+        fits, before = left[fitting], earlier.get((rank, group, tag), 0)
         counterparts[event] = max(len(fits) - before, 0)
+        contested[event] = counterparts[event] - max(int((over[fitting] <= 0).sum()) - before, 0)
+        contested[fits] += np.maximum(index[fits] + 1 - counterparts[fits], 0)
         counterparts[fits] = np.maximum(counterparts[fits], index[fits] + 1)
+        beside = recvs[(events.rank[recvs] == rank) & (events.group[recvs] == group) & (events.tag[recvs] == tag)]
+        contested[beside] = np.minimum(contested[beside] + 1, counterparts[beside])
         earlier[rank, group, tag] = before + 1
-    return index, counterparts
+    return index, counterparts, contested
+
+
+def _count_later(channel: Ints, marked: Ints) -> Ints:
+    """Counts for each of some events those of its channel that come after it and are marked."""
+    order = np.argsort(channel, kind="stable")
+    until = np.cumsum(marked[order])
+    last = np.append(np.diff(channel[order]) != 0, True)[: len(order)]  # of each channel's run
+    later = np.zeros(len(channel), dtype=np.int64)
+    later[order] = np.repeat(until[last], np.diff(np.flatnonzero(last), prepend=-1)) - until
+    return later
 
 
 def _group(events: Events, event: int) -> Group:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringsim import errors
-from ringsim.launch.notebook import rename_places
+from ringsim.launch.notebook import name_cells, rename_places
 
 PASSED_ON: Final = " ended with an error that explains this: "  # how ringsim words one of a rank whose peer has left word why it ended
 # How torch words an error of a rank whose peer is gone.
@@ -148,6 +148,25 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         about = report.text.partition(". It last")[0].removeprefix("its process ")
         state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
     return {"rank": report.rank, "state": state, "about": about + (f" ({report.where})" if report.where else ""), "error": report.error}
+
+
+def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
+    """Says what a rank did that had not ended, as a trace keeps it for ``explain``; of one that waited, the trace knows better.
+
+    Args:
+        rank: which one.
+        doing: see ``Process.doing``.
+        place: file and line of the user's program, where they are known.
+
+    Example:
+        >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
+        {'rank': 1, 'state': 'running', 'about': 'computing at train.py:7', 'error': ''}
+    """
+    if doing == "stopped":
+        return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
+    name, line = place if place is not None else ("", 0)
+    name = name_cells([name]).get(name, os.path.basename(name))
+    return {"rank": rank, "state": "running", "about": f"{doing} at {name}:{line}" if name else doing, "error": ""}
 
 
 def first_failure(reports: Sequence[Report]) -> Report:

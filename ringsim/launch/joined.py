@@ -19,15 +19,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import torch
+
+from ringsim.launch.failure import describe_unfinished
 from ringsim.launch.processes import look_at
 from ringsim.launch.verdicts import clear_verdict, raise_verdict, read_verdict, write_verdict
-from ringsim.launch.wake import ASK, OUR_THREADS, WAKE, WAKE_S, Threads, list_threads, shut_connections
+from ringsim.launch.wake import ANSWER_S, ASK, OUR_THREADS, WAKE, WAKE_S, WHERE, Threads, find_place, list_threads, shut_connections
 from ringsim.launch.watcher import Watcher
 from ringsim.pair_groups import default_store
 
@@ -57,9 +62,11 @@ class JoinedWatch:
         self._raised = threading.Event()
         self._stopped = threading.Event()
         self._ear = _make_pipe(directory / f"rank-{rank}.ear")
+        self._wait_broke = False
         self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
         if rank == 0:
             clear_verdict(directory)
+            self._watcher = Watcher(directory, world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
             self._answers = _make_pipe(directory / "answers")
             os.set_blocking(self._answers, False)
             self._threads.append(threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True))
@@ -68,11 +75,37 @@ class JoinedWatch:
 
     def on_failure(self) -> None:
         """Raises the verdict on this rank, where there is one: for ``Recorder.on_failure``."""
+        self._wait_broke = True
         try:
             raise_verdict(self._directory, self._rank)
         except BaseException:
             self._raised.set()
             raise
+
+    def ask_others(self) -> list[dict[str, Any]]:
+        """Asks the other ranks where they are, after a wait of rank 0 broke and no verdict says why; on rank 0, before ``stop``.
+
+        It ends the watch, and blocks for ``ANSWER_S`` at most.
+
+        Returns:
+            What those do that are still in the block, as ``describe_unfinished`` says it; none where it is not the time to ask.
+        """
+        if self._rank or not self._wait_broke or self._raised.is_set():
+            return []
+        self._stopped.set()
+        self._threads[-1].join()
+        here = {rank: look_at(pid) for rank, (pid, ended) in enumerate(self._watcher.processes()) if rank and pid is not None and not ended}
+        doing = {rank: process.doing for rank, process in here.items() if process is not None and process.state not in "ZX"}
+        for rank in doing:
+            self._tell(rank, WHERE)
+        places: dict[int, tuple[str, int] | None] = {}
+        deadline, unread = time.monotonic() + ANSWER_S, b""
+        while doing.keys() - places.keys() and select.select([self._answers], [], [], max(deadline - time.monotonic(), 0))[0]:
+            unread += os.read(self._answers, 1 << 16)
+            *lines, unread = unread.split(b"\n")
+            said = [json.loads(line) for line in lines]
+            places |= {rank: place and (place[0], place[1]) for rank, what, place in said if what == WHERE}
+        return [describe_unfinished(rank, word, places.get(rank)) for rank, word in doing.items()]
 
     def stop(self) -> None:
         """Ends this rank's part; blocks for one look at most."""
@@ -95,6 +128,9 @@ class JoinedWatch:
                 if word == ASK:
                     threads = list_threads()
                     _write(self._directory / "answers", json.dumps([self._rank, sorted(threads.busy), threads.idle]))
+                elif word == WHERE:
+                    place = find_place(os.path.dirname(torch.__file__))
+                    _write(self._directory / "answers", json.dumps([self._rank, WHERE, place]))
                 elif word == WAKE:
                     shut_connections(self._keep_port)
                     if not self._raised.wait(WAKE_S):
@@ -108,8 +144,7 @@ class JoinedWatch:
 
     def _watch(self) -> None:
         """Watches all ranks until there is a verdict."""
-        watcher = Watcher(self._directory, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
-        unread = b""
+        watcher, unread = self._watcher, b""
         while not self._stopped.wait(watcher.pause_s):
             with contextlib.suppress(BlockingIOError):
                 unread += os.read(self._answers, 1 << 16)

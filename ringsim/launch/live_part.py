@@ -27,6 +27,7 @@ from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
     NONE,
+    OK,
     OP_KINDS,
     OP_NAMES,
     RECORD,
@@ -245,10 +246,10 @@ class LivePart:
         if record["peer"] >= 0:
             channel = (int(record["group"]), int(record["peer"]), int(record["tag"]), RECV)
             self._channels[channel] = self._channels.get(channel, 0) + 1
-            for later in self._index:  # what was posted after it on that channel moves back by one
-                other = self._records[later]
-                if later > slot and all(other[name] == record[name] for name in ("group", "peer", "tag")) and OP_KINDS[other["op"]] == RECV:
-                    self._index[later] += 1
+            for still in self._index:  # what is open on that channel moves back by one, for the message is gone, whoever was posted first
+                other = self._records[still]
+                if all(other[name] == record[name] for name in ("group", "peer", "tag")) and OP_KINDS[other["op"]] == RECV:
+                    self._index[still] += 1
         return True
 
     def channels(self) -> dict[Channel, int]:
@@ -299,6 +300,15 @@ class LivePart:
     def index(self, slot: int) -> int:
         """Returns the place of an open operation on its channel, or among its rank's collectives on the group; after ``count``."""
         return self._index.get(slot, 0)
+
+    def count_overtaking(self, slot: int) -> int:
+        """Counts the recvs on the channel of an open one that were posted after it and are done.
+
+        They were from any source, and have its message; or it is about to be finished, too.
+        """
+        record, later = self._records[slot], self._records[slot + 1 : self._next]
+        same = [later[name] == record[name] for name in ("group", "peer", "tag")]
+        return int(np.logical_and.reduce([*same, later["status"] == OK, OP_KINDS[later["op"]] == RECV]).sum())
 
     @property
     def process(self) -> tuple[int | None, bool]:

@@ -79,15 +79,20 @@ class LiveParts:
                     calls[group, index] = tuple(self.parts[rank].operation(its, now_ns)[0] for rank, its in entered)
                 return Posted(operation, group, awaited, index, entered=calls[group, index])
             if operation.peer == ANY_SOURCE:
-                left = _left_for_anybody(part, group, operation.tag, channels, now_ns)
+                left, sure = _left_for_anybody(part, group, operation.tag, channels, now_ns)
                 earlier = sum(other < slot for other in from_any.get((group, part.rank, operation.tag), ()))
-                return Posted(operation, group, awaited, 0, counterparts=max(left - earlier, 0))
+                there = max(left - earlier, 0)
+                return Posted(operation, group, awaited, 0, counterparts=there, contested=there - max(sure - earlier, 0))
             sends = operation.kind == SEND
             ends_of = (part.rank, operation.peer) if sends else (operation.peer, part.rank)
             there = channels.get(Channel(group, *ends_of, operation.tag, RECV if sends else SEND), 0)
+            receiver = operation.peer if sends else part.rank
+            hidden = len(from_any.get((group, receiver, operation.tag), ()))
             if sends:  # a recv from any source that is not done may be on its way to get this very message
-                there += len(from_any.get((group, operation.peer, operation.tag), ()))
-            return Posted(operation, group, awaited, index, counterparts=there)
+                there += hidden
+            elif awaited:
+                hidden += part.count_overtaking(slot)
+            return Posted(operation, group, awaited, index, counterparts=there, contested=min(hidden, there))
 
         views = []
         for part, state in zip(self.parts, states, strict=True):
@@ -96,18 +101,20 @@ class LiveParts:
         return World(tuple(views))
 
 
-def _left_for_anybody(part: LivePart, group: Group, tag: int, channels: Mapping[Channel, int], now_ns: int) -> int:
-    """Counts the messages to a rank that a recv from any source may get.
+def _left_for_anybody(part: LivePart, group: Group, tag: int, channels: Mapping[Channel, int], now_ns: int) -> tuple[int, int]:
+    """Counts the messages to a rank that recvs from any source may get, and those that no other recv can.
 
-    A recv from one source that is not done either may get some of them; which of the two gets which is not known before, so none is its.
+    A recv from one source that is not done either may get some of them; which of the two gets which is not known before.
     """
     posted = [part.operation(slot, now_ns) for slot in part.open_slots()]
     open_from = Counter(one.peer for one, its in posted if (one.kind, one.tag, its) == (RECV, tag, group))
-    left = 0
+    left = sure = 0
     for src in group.ranks:
         sent = Channel(group, src, part.rank, tag, SEND)
-        left += max(channels.get(sent, 0) - channels.get(sent._replace(kind=RECV), 0) + open_from[src], 0)
-    return left
+        over = channels.get(sent, 0) - channels.get(sent._replace(kind=RECV), 0)
+        left += max(over + open_from[src], 0)
+        sure += max(over, 0)
+    return left, sure
 
 
 def _state(part: LivePart, state: str, *, blocked: bool) -> str:

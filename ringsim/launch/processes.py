@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["Process", "look_at"]
+
+_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in all other states it computes
 
 
 class Process(NamedTuple):
@@ -18,6 +20,11 @@ class Process(NamedTuple):
 
     state: str
     ticks: int
+
+    @property
+    def doing(self) -> str:
+        """What it does in a word: "computing", "asleep" or "stopped"."""
+        return _CALLED.get(self.state, "computing")
 
 
 def look_at(pid: int) -> Process | None:

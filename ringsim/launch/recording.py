@@ -114,8 +114,10 @@ class Recording:
         recorder = self._recorder
         if recorder is None:
             return
+        ends: list[dict[str, Any]] = []
         if self._watch is not None:
             if error is not None:
+                ends = self._watch.ask_others()
                 with contextlib.suppress(OSError):  # the disk may be full: others say less, then
                     pass_on(recorder.directory, self._rank, self._world_size, error)
             self._watch.stop()
@@ -128,7 +130,7 @@ class Recording:
         try:
             self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory)}))
             if self._rank == 0:
-                self._trace = self._merge(recorder.directory, WAIT_S if error is None else WAIT_AFTER_ERROR_S)
+                self._trace = self._merge(recorder.directory, WAIT_S if error is None else WAIT_AFTER_ERROR_S, ends)
                 save(self._trace, self._path)
                 if self._own and self._trace.metadata["complete"]:
                     shutil.rmtree(recorder.directory, ignore_errors=True)
@@ -164,7 +166,7 @@ class Recording:
         recorder.on_failure = watch.on_failure
         return watch
 
-    def _merge(self, directory: Path, wait_s: float) -> Trace:
+    def _merge(self, directory: Path, wait_s: float, ends: list[dict[str, Any]]) -> Trace:
         """Reads all parts, once the other ranks have announced theirs or the wait is over."""
         spans, late = self._collect_announcements(directory, wait_s)
         events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
@@ -173,6 +175,7 @@ class Recording:
             inside &= (events.rank != rank) | ((events.seq >= first) & (events.seq < last))
         metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late}
         if late:
+            metadata["ends"] = [end for end in ends if end["rank"] in late]
             metadata["notes"] = [
                 *facts["notes"],
                 f"ranks {late} had not left the recorded block {wait_s:g} s after rank 0; what they had done by then is here.",

@@ -19,7 +19,7 @@ from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
-from ringsim.launch.failure import Report, describe_end, indent, make_error, raised_where, rename_files, report_death
+from ringsim.launch.failure import Report, describe_end, describe_unfinished, indent, make_error, raised_where, rename_files, report_death
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
 from ringsim.launch.notebook import name_cells, rename_places
@@ -28,7 +28,7 @@ from ringsim.launch.processes import has_proc, look_at
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
 from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
-from ringsim.launch.wake import ASK, WAKE, WAKE_S, WHERE
+from ringsim.launch.wake import ANSWER_S, ASK, WAKE, WAKE_S, WHERE
 from ringsim.launch.watcher import POLL_S, Watcher
 from ringsim.traces.parts import read_parts
 from ringsim.traces.value import Trace
@@ -37,8 +37,6 @@ _POLL_S: Final = 0.05
 GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
 _Error = TypeVar("_Error", RingError, Interrupted)
 _SHOWN: Final = 4  # ranks whose lines an error shows
-ANSWER_S: Final = 0.3  # what ranks get, before they are ended, to say where they are: one that computes in C++ may keep its interpreter
-_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # states of processes; in all others they compute
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ class _Run:
         """Finds out what the ranks are doing that are still there."""
         left = [rank for rank in self._pids if rank not in self._results and rank not in self._reports]
         found = {rank: process for rank in left if (process := look_at(self._pids[rank])) is not None and process.state not in "ZX"}
-        self._processes = {rank: _CALLED.get(process.state, "computing") for rank, process in found.items()}
+        self._processes = {rank: process.doing for rank, process in found.items()}
         asked = {rank for rank, doing in self._processes.items() if doing != "stopped"}
         for rank in asked:
             self._say(rank, WHERE)
@@ -295,6 +293,8 @@ class _Run:
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         if self._given_up_ns is not None:  # to end ranks takes time in which nobody waits for anything any more
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
+        if self._verdict is not None and self._verdict.at_rest:
+            metadata["at_rest"] = True
         return Trace(events, metadata, results=results, output=self._outputs.texts)
 
     def _metadata(self) -> dict[str, Any]:
@@ -321,17 +321,8 @@ class _Run:
         woken = self._verdict.ranks if self._verdict is not None else ()
         failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
         known = {end["rank"] for end in (*returned, *failed)}
-        others = [self._unfinished_end(rank, doing) for rank, doing in self._processes.items() if rank not in known]
+        others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))
-
-    def _unfinished_end(self, rank: int, doing: str) -> dict[str, Any]:
-        """Says what a rank did when it was ended; of one that waited, the trace knows better."""
-        if doing == "stopped":
-            return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
-        place = self._places.get(rank)
-        name, line = place if place is not None else ("", 0)
-        name = name_cells([name]).get(name, os.path.basename(name))
-        return {"rank": rank, "state": "running", "about": f"{doing} at {name}:{line}" if name else doing, "error": ""}
 
     def _notes(self) -> list[str]:
         threads = set(self._loaded.values())

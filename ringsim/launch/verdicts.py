@@ -46,10 +46,12 @@ class Verdict:
     Attributes:
         ranks: those that can never go on.
         diagnosis: why.
+        at_rest: whether that took a moment at which nothing was on its way: what was posted does not prove it alone.
     """
 
     ranks: tuple[int, ...]
     diagnosis: Diagnosis
+    at_rest: bool = False
 
     @property
     def error(self) -> RingError:

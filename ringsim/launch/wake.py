@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from ringsim.traces.call_sites import CallSites
 
-__all__ = ["ASK", "OUR_THREADS", "WAKE", "WAKE_S", "WHERE", "Threads", "find_place", "list_threads", "shut_connections"]
+__all__ = ["ANSWER_S", "ASK", "OUR_THREADS", "WAKE", "WAKE_S", "WHERE", "Threads", "find_place", "list_threads", "shut_connections"]
 
 ASK: Final = "threads?"  # what the watcher wants of a rank: its threads
 WAKE: Final = "wake"  # and that it shuts its connections
@@ -26,6 +26,7 @@ WHERE: Final = "where?"  # what the launcher wants of it before it ends it: at w
 
 # A thread whose innermost frame is in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
+ANSWER_S: Final = 0.3  # what ranks get to say where they are: one that computes in C++ may keep its interpreter
 WAKE_S: Final = 2.0  # what a rank gets, after its connections have been shut, to raise
 OUR_THREADS: Final = "ringsim-"  # how the names of our own begin
 

@@ -12,6 +12,8 @@ goes with what is not that certain:
 what the ranks wait for                how long nothing may happen before the verdict
 =====================================  =====================================================================================
 messages of each other                 from one look to the next
+messages that another recv may have    from one look to the next, once all of them slept at one moment and no connection of theirs
+got, one from any source being open    held a byte: what was on its way has arrived then, and it was not theirs
 a collective                           1 s, for some return early; none where a member is gone that did not take part
 anything, and a rank has more threads  3 s, if those are idle; where they are not, they might help: no verdict
 nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none computing
@@ -26,12 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ringsim.diagnose.doubts import doubt
 from ringsim.diagnose.finding import Diagnosis, Finding
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import GONE, Stuck, World, analyse
 from ringsim.launch.live_part import Head
 from ringsim.launch.live_parts import LiveParts
 from ringsim.launch.processes import look_at
+from ringsim.launch.stillness import at_rest
 from ringsim.launch.verdicts import Verdict
 from ringsim.launch.wake import Threads
 from ringsim.traces.events import COLLECTIVE
@@ -58,6 +62,7 @@ class _Suspicion:
     since_s: float
     asked_s: float
     threads: dict[int, Threads] = field(default_factory=dict)
+    at_rest: bool = False  # whether there has been a moment since then at which nothing was on its way
 
 
 class Watcher:
@@ -125,7 +130,12 @@ class Watcher:
             stuck = analyse(world)
             if stuck is not None:
                 self.pause_s = self._poll_s
-                return self._suspect(world, stuck, now_s)
+                return self._suspect(world, stuck, now_s, proved=True)
+            doubted = doubt(world)
+            stuck = analyse(doubted)
+            if stuck is not None:
+                self._relax()
+                return self._suspect(doubted, stuck, now_s, proved=False) or self._look_for_stall(states, now_s, now_ns)
         self._suspicion = None
         self._relax()
         return None
@@ -133,7 +143,7 @@ class Watcher:
     def _relax(self) -> None:
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
 
-    def _suspect(self, world: World, stuck: Stuck, now_s: float) -> Verdict | None:
+    def _suspect(self, world: World, stuck: Stuck, now_s: float, *, proved: bool) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck once there is no doubt."""
         heads = tuple(self._heads[rank] for rank in stuck.ranks)
         suspicion = self._suspicion
@@ -156,7 +166,16 @@ class Watcher:
             patience_s = max(patience_s, COLLECTIVE_S)
         if now_s - suspicion.since_s < patience_s:
             return None
-        return Verdict(stuck.ranks, judge(world, stuck))
+        if not (proved or suspicion.at_rest):
+            suspicion.at_rest = self._nothing_on_its_way(world, stuck)
+            return None  # whoever was woken before that moment has gone on by the next look
+        return Verdict(stuck.ranks, judge(world, stuck), at_rest=not proved)
+
+    def _nothing_on_its_way(self, world: World, stuck: Stuck) -> bool:
+        """Tells whether nothing that was posted is still to come to ranks that seem stuck, from each other or from who is gone."""
+        pids = [part.process[0] or 0 for part in self._parts.parts]
+        gone = [rank for rank, view in enumerate(world.ranks) if view.state in GONE and look_at(pids[rank]) is not None]
+        return at_rest([pids[rank] for rank in (*stuck.ranks, *gone)])
 
     def _ask_all(self, ranks: Sequence[int]) -> None:
         for rank in ranks:

@@ -107,7 +107,7 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in the order of the table; sizes of 0 bytes are left out, for a logarithmic axis has no place for them.
+    """Makes the curves of a table, in the order of the table; what is 0 is left out, for a logarithmic axis has no place for it.
 
     Args:
         table: what was measured.
@@ -116,7 +116,7 @@ def make_curves(table: Bandwidths) -> list[Curve]:
         The curves.
     """
     curves = []
-    drawable = (table.columns["size_bytes"] > 0) & (table.columns["latency_us"] > 0)
+    drawable = (table.columns["size_bytes"] > 0) & (table.columns["latency_us"] > 0) & (table.columns["algbw_gb_per_s"] != 0)
     for key in table.series():
         mine = table.select(drawable & table.where(*key)).columns
         for kind in dict.fromkeys(mine["kind"].tolist()):

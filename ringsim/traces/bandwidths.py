@@ -33,6 +33,7 @@ from ringsim.errors import TraceFileError
 from ringsim.link import Link, fit_link
 from ringsim.traces.events import Ints
 from ringsim.traces.reached import bundle, reach
+from ringsim.traces.tables import are_all, check_words, no_constant, readable
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ COLUMNS: Final[dict[str, str]] = {
     "backend": "U",
     "kind": "U",
 }
+SMALLEST: Final = 1e-12  # of times in us and rates in GB/s that a file may hold, 0 apart: their squares can be computed with
+LARGEST: Final = 1e18
+MOST_BYTES: Final = 2**53  # of a message: up to here each size is a number of its own in computations, too
+_LARGEST_LOAD: Final = 1e9  # of what fits into a line
 _DAMAGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
@@ -272,17 +277,29 @@ def load(path: str | PathLike[str]) -> Bandwidths:
     try:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), parse_constant=no_constant)
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
             raise ValueError("it is no table of bandwidths")
         if value["format"] != FORMAT:
             raise ValueError(f"its format is {value['format']!r}, and this version reads {FORMAT}. Install a later ringsim")
-        if not isinstance(value["metadata"], dict):
-            raise ValueError("its metadata is no object")
-        return Bandwidths(_read_columns(value["columns"]), value["metadata"])
+        metadata = readable(value["metadata"])
+        _check_metadata(metadata)
+        return Bandwidths(_read_columns(value["columns"]), metadata)
     except _DAMAGE as error:
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {reason}. Measure again.") from error
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Raises ValueError unless metadata are of the form in which they are read."""
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata is no object")
+    check_words(metadata)
+    if not isinstance(metadata.get("paths", {}), dict):
+        raise ValueError("its paths are no object")
+    load = metadata.get("load", [])
+    if not are_all(load, (int, float)) or not all(abs(one) < _LARGEST_LOAD for one in load):
+        raise ValueError("its load is no list of numbers")
 
 
 def _read_columns(value: Any) -> dict[str, Ints]:
@@ -294,14 +311,20 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         wanted = str if dtype == "U" else (int, float, type(None)) if dtype == "<f8" else int
         if not isinstance(entries, list) or not all(isinstance(one, wanted) and not isinstance(one, bool) for one in entries):
             raise ValueError(f"the column {name} holds something else than it should")
-        given = [math.nan if one is None else one for one in entries]
+        given = [math.nan if one is None else readable(one) for one in entries]
         columns[name] = np.array(given, dtype=dtype if given or dtype != "U" else "U1")
     if len({len(column) for column in columns.values()}) != 1:
         raise ValueError("the columns differ in length")
     if not set(columns["kind"].tolist()) <= set(KINDS):
         raise ValueError(f"a row is none of {', '.join(KINDS)}")
+    for name in (name for name, dtype in COLUMNS.items() if dtype == "<f8"):
+        known = columns[name][~np.isnan(columns[name]) & (columns[name] != 0)]
+        if ((known < SMALLEST) | (known > LARGEST)).any():
+            raise ValueError(f"the column {name} holds a number outside {SMALLEST:g} to {LARGEST:g}")
     if (columns["size_bytes"] < 0).any() or (columns["n"] < 0).any():
         raise ValueError("a size or a number of repetitions is negative")
+    if (columns["size_bytes"] > MOST_BYTES).any():
+        raise ValueError(f"a size is more than {MOST_BYTES} bytes")
     return columns
 
 

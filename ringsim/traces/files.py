@@ -25,7 +25,7 @@ from ringsim import __version__
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
 from ringsim.traces.parts import read_run
-from ringsim.traces.tables import read_tables, readable, write_tables
+from ringsim.traces.tables import are_all, check_words, no_constant, read_tables, readable, write_tables
 from ringsim.traces.value import Trace
 from ringsim.traces.whole_files import write_whole
 
@@ -207,14 +207,10 @@ def _pack_meta(trace: Trace) -> bytes:
 
 
 def _parse_meta(data: bytes) -> dict[str, Any]:
-    meta = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+    meta = json.loads(data.decode("utf-8"), parse_constant=no_constant)
     if not isinstance(meta, dict):
         raise ValueError(f"{META} is not an object")
     return meta
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _check_format(meta: dict[str, Any], path: str) -> None:
@@ -307,16 +303,11 @@ def check_run(events: Events, metadata: Any) -> None:
     size = metadata.get("world_size", MAX_RANKS)
     if type(size) is not int or not 0 <= size <= MAX_RANKS:
         raise ValueError(f"world_size is not a number of ranks up to {MAX_RANKS}")
-    for key in ("notes", "not_recorded", "not_checked"):
-        if not _are_all(metadata.get(key, []), str):
-            raise ValueError(f"{key} is not a list of sentences")
-    for key in ("machine", "versions"):
-        if not isinstance(metadata.get(key, {}), dict):
-            raise ValueError(f"{key} is not an object")
-    if not _are_all(metadata.get("ranks", []), dict) or not all(type(one.get("rank", 0)) is int for one in metadata.get("ranks", [])):
+    check_words(metadata)
+    if not are_all(metadata.get("ranks", []), dict) or not all(type(one.get("rank", 0)) is int for one in metadata.get("ranks", [])):
         raise ValueError("ranks is not a list of what is known of each rank")
     rings = metadata.get("ring_groups", [])
-    if not _are_all(rings, list) or not all(len(one) == 2 and isinstance(one[0], str) for one in rings):
+    if not are_all(rings, list) or not all(len(one) == 2 and isinstance(one[0], str) for one in rings):
         raise ValueError("ring_groups is not a list of names and members")
     tables, largest = events.tables, np.iinfo(np.int64).max
     ranges = {
@@ -334,7 +325,3 @@ def check_run(events: Events, metadata: Any) -> None:
     step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
     if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
         raise ValueError("the events are not in the order of ranks and of posting")
-
-
-def _are_all(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(one, kind) for one in value)

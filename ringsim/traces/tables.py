@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ringsim.traces.events import NONE, Group, Payload, Tables
 
-__all__ = ["read_group", "read_payload", "read_tables", "read_word", "readable", "write_tables"]
+__all__ = ["are_all", "check_words", "no_constant", "read_group", "read_payload", "read_tables", "read_word", "readable", "write_tables"]
 
 _INT64_MAX = 2**63 - 1
 # Half a character of UTF-16, which no file, terminal or picture takes, and what commands a terminal.
@@ -120,3 +120,23 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= _INT64_MAX for one in value):
         raise ValueError(f"{what} are not whole numbers from 0")
     return tuple(value)
+
+
+def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Tells whether a value is a list of which all entries are of one kind."""
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+
+
+def check_words(metadata: dict[str, Any]) -> None:
+    """Raises ValueError unless what metadata say in words is of the form in which it is read: notes, the machine, the versions."""
+    for key in ("notes", "not_recorded", "not_checked"):
+        if not are_all(metadata.get(key, []), str):
+            raise ValueError(f"{key} is not a list of sentences")
+    for key in ("machine", "versions"):
+        if not isinstance(metadata.get(key, {}), dict):
+            raise ValueError(f"{key} is not an object")
+
+
+def no_constant(name: str) -> Any:
+    """Raises ValueError: Python's reader of JSON takes words for numbers that are none; for its ``parse_constant``."""
+    raise ValueError(f"{name} is not JSON")

@@ -114,6 +114,26 @@ def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
     return float(large[-1]) + float(small)
 
 
+def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
+    """All wait for a message that a recv from anybody might have got, as far as is recorded, and it takes its time to come."""
+    rank = dist.get_rank()
+    large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
+    if rank == 0:
+        first: Any = dist.irecv(large, 1, tag=1)
+        second: Any = dist.irecv(large.clone(), tag=1)
+        dist.send(small, 1, tag=2)
+        first.wait()
+        dist.send(small, 1, tag=3)
+        second.wait()
+    else:
+        dist.recv(small, 0, tag=2)
+        sent: Any = dist.isend(large + 1, 0, tag=1)
+        dist.recv(small, 0, tag=3)
+        sent.wait()
+        dist.send(large + 1, 0, tag=1)
+    return float(large[-1])
+
+
 def nothing_in_them(rounds: int = 100) -> float:
     """Messages of no bytes."""
     ring = ringsim.current_ring()
@@ -241,6 +261,7 @@ PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = 
     early_finisher: (3, lambda rank, size: 0 if rank == 1 else 7),
     any_source_server: (4, lambda rank, size: 2 if rank else 15 * (size - 1)),
     large_message_for_anybody: (2, lambda rank, size: 0 if rank else 2),
+    beside_a_recv_from_anybody: (2, lambda rank, size: 0 if rank else 1),
     nothing_in_them: (3, lambda rank, size: 100),
     hundreds_on_one_tag: (3, lambda rank, size: sum(range(400))),
     large_messages: (2, lambda rank, size: 1),

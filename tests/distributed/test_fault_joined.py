@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,51 @@ def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(server:
     assert [each.how for each in ended] == ["killed", "killed"]
     assert all(each.took_s < 20 for each in ended)
     assert [finding.kind for finding in ringsim.load(tmp_path / "run.ringtrace").explain().findings] == ["deadlock"]
+
+
+def anybody_got_it(directory: str, rank: int) -> str:
+    """The recv from anybody was there first, and has the only message."""
+    path = join(directory, rank, 2)
+
+    def exchange() -> None:
+        if rank == 0:
+            works = [dist.irecv(torch.zeros(3), tag=3)]
+            dist.recv(torch.zeros(3), 1, tag=4)
+            dist.recv(torch.zeros(3), 1, tag=3)
+            works[0].wait()
+        dist.send(torch.zeros(3), 0, tag=3)
+        dist.send(torch.zeros(3), 0, tag=4)
+        dist.recv(torch.zeros(3), 0, tag=5)
+
+    with pytest.raises(Deadlock) as caught, ringsim.trace(path):
+        exchange()
+    return str(caught.value)
+
+
+def test_who_got_a_message_is_known_here_too(server: RankServer, tmp_path: Path) -> None:
+    for text in results(server.run(anybody_got_it, [(str(tmp_path), rank) for rank in range(2)])):
+        assert text.startswith("deadlock: ranks 0 and 1 wait for each other")
+        assert "went to it" in text
+
+
+def one_computes(directory: str, rank: int) -> None:
+    path = join(directory, rank, 2)
+    short = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    with contextlib.suppress(RuntimeError), ringsim.trace(path):
+        if rank == 0:
+            dist.recv(torch.zeros(3), 1, group=short)
+        end = time.monotonic() + 7
+        while time.monotonic() < end:
+            sum(range(1000))  # here
+
+
+def test_who_waited_in_vain_says_where_the_other_one_was_at_work(server: RankServer, tmp_path: Path) -> None:
+    """0.1.0 knew only that the other one was busy with something that no span names."""
+    results(server.run(one_computes, [(str(tmp_path), rank) for rank in range(2)]))
+    lines = range(one_computes.__code__.co_firstlineno, one_computes.__code__.co_firstlineno + 9)
+    (finding,) = ringsim.load(tmp_path / "run.ringtrace").explain().findings
+    assert (finding.kind, finding.ranks) == ("stalled", (0,))
+    assert any(f"computing at test_fault_joined.py:{line}" in finding.message for line in lines)
 
 
 def blocks_in_turn(directory: str, rank: int) -> list[str]:

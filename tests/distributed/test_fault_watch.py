@@ -109,6 +109,49 @@ def from_anybody() -> None:
     dist.recv(tensor())  # here
 
 
+def anybody_got_it() -> None:
+    """The recv from anybody was there first, and has the only message."""
+    if dist.get_rank() == 0:
+        works = [dist.irecv(tensor(), tag=3)]
+        dist.recv(tensor(), 1, tag=4)
+        dist.recv(tensor(), 1, tag=3)  # here
+        works[0].wait()
+    else:
+        dist.send(tensor(), 0, tag=3)
+        dist.send(tensor(), 0, tag=4)
+
+
+def nobody_is_left_for_anybody() -> None:
+    """The recv from rank 1 has the only message; nobody has waited for it yet."""
+    if dist.get_rank() == 0:
+        works = [dist.irecv(tensor(), 1, tag=3)]
+        dist.recv(tensor(), 1, tag=4)
+        dist.recv(tensor(), tag=3)  # here
+        works[0].wait()
+    else:
+        sent: Any = dist.isend(tensor(), 0, tag=3)
+        dist.send(tensor(), 0, tag=4)
+        sent.wait()
+        dist.recv(tensor(), 0, tag=3)  # here
+
+
+def another_sender_was_first() -> None:
+    """Two send what one recv from anybody gets, and nobody waits for that yet."""
+    rank = dist.get_rank()
+    if rank == 0:
+        works = [dist.irecv(tensor(), tag=3)]
+        dist.recv(tensor(), 2, tag=4)
+        dist.recv(tensor(), 1, tag=4)  # here
+        works[0].wait()
+    elif rank == 1:
+        dist.recv(tensor(), 2, tag=5)
+        dist.send(tensor(), 0, tag=3)  # here
+    else:
+        dist.send(tensor(), 0, tag=3)
+        dist.send(tensor(), 0, tag=4)
+        dist.send(tensor(), 1, tag=5)
+
+
 class Fault(NamedTuple):
     """A stuck program: its number of ranks, what it is called, who is to blame, with which error it ends, and how soon."""
 
@@ -134,6 +177,9 @@ FAULTS = (
     Fault(one_is_missing_in_the_barrier, 3, "missing_participant", {0, 1, 2}, PeerExited),
     Fault(a_collective_against_a_recv, 2, "collective_mismatch", {0, 1}, MessageMismatch, 3.0),
     Fault(from_anybody, 2, "deadlock", {0, 1}, Deadlock),
+    Fault(anybody_got_it, 2, "peer_exited", {0, 1}, PeerExited),
+    Fault(nobody_is_left_for_anybody, 2, "deadlock", {0, 1}, Deadlock),
+    Fault(another_sender_was_first, 3, "deadlock", {0, 1}, Deadlock),
 )
 
 

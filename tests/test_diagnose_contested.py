@@ -1,0 +1,76 @@
+"""Random programs in which recvs from any rank and from a particular one share a tag: what the records leave open, and rest settles."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from contested_machine import ContestedMachine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from part_writer import GROUPS
+from rendezvous_machine import Instruction, Machine
+from watched_machine import WatchedMachine
+
+from ringsim.diagnose.doubts import doubt
+from ringsim.diagnose.explain import explain
+from ringsim.diagnose.waitfor import Stuck, analyse
+from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.traces.events import ANY_SOURCE, Group
+from ringsim.traces.value import Trace
+
+SIZE = 3
+WORLDS = [Group(name, tuple(range(SIZE))) for name in GROUPS]
+
+
+@st.composite
+def contested_programs(draw: st.DrawFn) -> list[list[Instruction]]:
+    """Draws programs of messages under few tags, of which any may be received from anybody; some lack their other side."""
+    programs: list[list[Instruction]] = [[] for _ in range(SIZE)]
+    for _ in range(draw(st.integers(1, 7))):
+        source, target = draw(st.permutations(range(SIZE)))[:2]
+        group, tag = draw(st.sampled_from([0, 0, 0, 1])), draw(st.sampled_from([0, 0, 1]))
+        if draw(st.integers(0, 6)):
+            programs[source].append((draw(st.sampled_from(["send", "isend"])), target, tag, group))
+        if draw(st.integers(0, 6)):
+            programs[target].append((draw(st.sampled_from(["recv", "irecv"])), draw(st.sampled_from([source, ANY_SOURCE])), tag, group))
+    for program in programs:
+        if draw(st.booleans()):
+            program.append(("wait_all",))
+    return programs
+
+
+def ranks_of(stuck: Stuck | None) -> set[int]:
+    return set(stuck.ranks) if stuck is not None else set()
+
+
+@settings(max_examples=400)
+@given(programs=contested_programs(), order=st.randoms(use_true_random=False))
+def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
+    machine = ContestedMachine(programs, WORLDS, order.choice)
+    suspected: list[set[int]] = []
+
+    def look(now: Machine) -> None:
+        suspected.append(ranks_of(analyse(world_of_events(now.events(), SIZE, dict.fromkeys(now.finished, ("exited", ""))))))
+
+    machine.run(order.choice, lambda now: look(now) if order.random() < 0.4 else None)
+    look(machine)
+    assert all(ranks <= machine.unfinished for ranks in suspected)  # the records alone: no false alarm
+    world = world_of_events(machine.events(), SIZE, dict.fromkeys(machine.finished, ("exited", "")))
+    assert ranks_of(analyse(doubt(world))) == machine.unfinished  # with the knowledge that all has come to rest: none missed either
+    ends = [{"rank": rank, "state": "exited"} for rank in machine.finished]
+    trace = Trace(machine.events(), {"world_size": SIZE, "ends": ends, "at_rest": True})
+    assert bool(explain(trace).edges) == bool(machine.unfinished)
+
+
+@settings(max_examples=100)
+@given(programs=contested_programs(), order=st.randoms(use_true_random=False))
+def test_the_watcher(programs: list[list[Instruction]], order: Any) -> None:
+    machine = ContestedMachine(programs, WORLDS, order.choice)
+    with tempfile.TemporaryDirectory() as directory, WatchedMachine(Path(directory), machine) as watched:
+        on_the_way = watched.run(order)
+        at_the_end = watched.look_at_the_end()
+    assert all(set(verdict.ranks) <= machine.unfinished for verdict in on_the_way)
+    # At the end, of whom the records tell for certain come first; the others are their consequence, or come without them.
+    assert bool(at_the_end) == bool(machine.unfinished)
