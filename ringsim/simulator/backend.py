@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ringsim.comm import built_messages, built_objects
 from ringsim.simulator.collectives import Collectives
 from ringsim.simulator.messages import Messages
@@ -16,8 +14,6 @@ class SimulatedRank(Messages, Collectives):
 
     Only ``ringsim.simulate`` makes it. Tensors lie on the CPU, or on the meta device, where only sizes travel.
     """
-
-    direct: ClassVar[frozenset[str]] = frozenset({"send", "recv", "isend", "irecv"})
 
     all_gather_object = built_objects.all_gather_object
     broadcast_object_list = built_objects.broadcast_object_list
