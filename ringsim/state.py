@@ -67,8 +67,11 @@ def get_state() -> RankState:
     return state
 
 
+get_simulated = _simulated.get  # get_simulated() returns the state of the calling simulated rank, None where there is none
+
+
 def get_cell() -> list[Any]:
-    """Returns ``cell``, for who cannot afford a call: the state is ``cell[0] or get_state()``. To be read only.
+    """Returns ``cell``, for who cannot afford a call: the state is ``cell[0] or get_simulated() or cell[-1]``. To be read only.
 
     ``torch.compile`` can follow that, as it could not follow a context variable.
     """

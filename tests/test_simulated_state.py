@@ -93,6 +93,32 @@ def test_a_rank_may_seed_anew() -> None:
     assert all(other == first for other in others)
 
 
+SEEDED: dict[str, tuple[Callable[[int], Any], Callable[[], Any]]] = {  # how to seed, and to draw
+    "torch": (torch.manual_seed, lambda: torch.rand(1).item()),
+    "torch above 32 bits": (lambda seed: torch.manual_seed(7 + (seed << 32)), torch.initial_seed),
+    "numpy": (np.random.seed, np.random.random),
+    "numpy, a list": (lambda seed: np.random.seed([seed]), np.random.random),  # the first word is the same whatever is in it
+    "random": (random.seed, random.random),  # so it is here
+}
+
+
+def seed_twice(what: str) -> Any:
+    """Seeds twice before it draws, and waits in between."""
+    seed, draw = SEEDED[what]
+    for number in (1, 2):
+        seed(number)
+        switch()
+    return draw()
+
+
+@pytest.mark.parametrize("what", SEEDED)
+def test_a_seed_counts_that_nobody_has_drawn_from(what: str) -> None:
+    seed, draw = SEEDED[what]
+    seed(2)
+    expected = draw()
+    assert run(seed_twice, 2, what) == [expected, expected]
+
+
 def own_modes() -> list[Any]:
     """Each rank has other modes, and looks at them after each switch."""
     rank = ringsim.current_ring().rank

@@ -34,6 +34,7 @@ class Backend(ABC):
     Attributes:
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
         direct: of ``send``, ``recv``, ``isend`` and ``irecv``, those that take all of torch's arguments, left out or not: it is shorter.
+            For the last two ``begin_send`` and ``begin_recv`` are called.
 
     Example:
         A backend of one rank, which needs nobody to carry anything:
@@ -54,7 +55,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-    direct: ClassVar[frozenset[str]] = frozenset()
+    direct: frozenset[str] = frozenset()
 
     # -- the job: these answer without talking, but for the first two, which every rank calls
 

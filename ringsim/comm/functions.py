@@ -3,7 +3,7 @@
 Each is compiled from a few lines of text, so that a call passes no ``*args, **kwargs`` on. With torch as the backend and no log, ::
 
     def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, prof=False, log_name=None, debug=None):
-        state = cell[0] or get_state()
+        state = cell[0] or simulated() or cell[-1]
         if state.backend is None and (state.log is None or state.log.plain and not prof and (log_name is None or log_name == "broadcast")):
             try:
                 return native(tensor, src, group, async_op, group_src)
@@ -32,14 +32,14 @@ import torch.distributed as dist
 from ringsim.comm.fallbacks import FALLBACKS, build, find, is_refusal
 from ringsim.comm.log import call
 from ringsim.comm.torch_backend import TORCH
-from ringsim.state import RankState, get_cell, get_state
+from ringsim.state import RankState, get_cell, get_simulated
 from ringsim.traces.events import OP_CODES
 
 __all__ = ["FUNCTIONS", "MANAGING", "make_function"]
 
 _CELL: Final = get_cell()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}
-_DIRECT: Final = ("send", "recv", "isend", "irecv")  # see Backend.direct
+_DIRECT: Final = {"send": "send", "recv": "recv", "isend": "begin_send", "irecv": "begin_recv"}  # see Backend.direct
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
     *("init_process_group", "destroy_process_group", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks"),
@@ -72,7 +72,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     parameters = list(signature.parameters.values())
     passed = [f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name for each in parameters if each.kind < each.KEYWORD_ONLY]
     named = [f"**{each.name}" if each.kind is each.VAR_KEYWORD else f"{each.name}={each.name}" for each in parameters if each.kind >= 3]
-    scope: dict[str, Any] = {"cell": _CELL, "get_state": get_state, "native": native}
+    scope: dict[str, Any] = {"cell": _CELL, "simulated": get_simulated, "native": native}
     scope.update(is_refusal=is_refusal, build=build, torch_backend=TORCH)
     added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in extras.items()]
     everything = parameters + added
@@ -94,12 +94,13 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     ]
     text = [
         f"def {name}{plain}:",
-        "    state = cell[0] or get_state()",
+        "    state = cell[0] or simulated() or cell[-1]",
         *(short_way if native else ()),
         *(
             (
-                f"    if state.log is None and state.backend is not None and {name!r} in state.backend.direct:",
-                f"        return state.backend.{name}({values.removesuffix(', ')})",
+                "    backend = state.backend",
+                f"    if state.log is None and backend is not None and {name!r} in backend.direct:",
+                f"        return backend.{_DIRECT[name]}({values.removesuffix(', ')})",
             )
             if name in _DIRECT
             else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ringsim.comm import built_messages, built_objects
 from ringsim.simulator.collectives import Collectives
@@ -16,8 +16,6 @@ class SimulatedRank(Messages, Collectives):
 
     Only ``ringsim.simulate`` makes it. Tensors lie on the CPU, or on the meta device, where only sizes travel.
     """
-
-    direct: ClassVar[frozenset[str]] = frozenset({"send", "recv", "isend", "irecv"})
 
     all_gather_object = built_objects.all_gather_object
     broadcast_object_list = built_objects.broadcast_object_list

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, check_link
 
-__all__ = ["Agenda", "Arrived", "Carrier", "PrivateLinks", "check_links", "degraded"]
+__all__ = ["Agenda", "Arrived", "Carrier", "Line", "PrivateLinks", "check_links", "degraded"]
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
@@ -72,6 +72,29 @@ class Carrier(Protocol):
         ...
 
 
+class Line:
+    """One link, which nobody else uses.
+
+    Args:
+        link: what a message costs on it.
+
+    Attributes:
+        free_s: when it has taken all bytes of the messages until now.
+    """
+
+    __slots__ = ("alpha_s", "beta_s", "free_s")
+
+    def __init__(self, link: Link) -> None:
+        self.alpha_s, self.beta_s = link.alpha_s, link.beta_s_per_byte
+        self.free_s = 0.0
+
+    def carry(self, size_bytes: int, ready_s: float) -> float:
+        """Takes a message of a size that may leave at a time, and returns when it arrives."""
+        free_s = self.free_s
+        self.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * self.beta_s
+        return free_s + self.alpha_s
+
+
 class PrivateLinks:
     """A link for each ordered pair of ranks, which nobody else uses: each arrival is known at once.
 
@@ -96,7 +119,7 @@ class PrivateLinks:
         check_links(link)
         self._link = link
         self._slower = slower
-        self._lines: dict[tuple[int, int], list[float]] = {}  # (src, dst) -> [free from, alpha, beta]
+        self._lines: dict[tuple[int, int], Line] = {}  # by (src, dst)
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
         """Takes a message, as `Carrier.carry` says.
@@ -107,12 +130,21 @@ class PrivateLinks:
         Raises:
             ArgumentError: the table of links has none for this pair.
         """
+        return self.line_of(src, dst).carry(size_bytes, ready_s)
+
+    def line_of(self, src: int, dst: int) -> Line:
+        """Returns the line of a pair, which carries all its messages.
+
+        Raises:
+            ArgumentError: the table of links has none for this pair.
+        """
         line = self._lines.get((src, dst))
         if line is None:
-            line = self._open(src, dst)
-        free_s, alpha_s, beta_s = line
-        line[0] = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * beta_s
-        return free_s + alpha_s
+            line = self._lines[src, dst] = self._make_line(src, dst)
+        return line
+
+    def _make_line(self, src: int, dst: int) -> Line:
+        return Line(self.link_of(src, dst))
 
     def link_of(self, src: int, dst: int) -> Link:
         """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
@@ -129,11 +161,6 @@ class PrivateLinks:
                 )
             link = found
         return degraded(link, self._slower.get((src, dst), 1.0))
-
-    def _open(self, src: int, dst: int) -> list[float]:
-        link = self.link_of(src, dst)
-        line = self._lines[src, dst] = [0.0, link.alpha_s, link.beta_s_per_byte]
-        return line
 
 
 def check_links(link: object) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from heapq import heapreplace
 
 from ringsim.link import Link
-from ringsim.simulator.carriers import Arrived, PrivateLinks
+from ringsim.simulator.carriers import Line, PrivateLinks
 
 __all__ = ["Cores", "SharedCores"]
 
@@ -48,6 +48,22 @@ class Cores:
         return end_s
 
 
+class _Line(Line):
+    """A link whose messages need a core for as long as each takes alone; what a slower link takes beyond that needs none."""
+
+    __slots__ = ("alone", "cores")
+
+    def __init__(self, link: Link, alone: Link, cores: Cores) -> None:
+        super().__init__(link)
+        self.alone, self.cores = alone, cores
+
+    def carry(self, size_bytes: int, ready_s: float) -> float:
+        """Takes a message of a size that may leave at a time, and returns when it arrives."""
+        begin_s = max(ready_s, self.free_s)
+        arrives_s = super().carry(size_bytes, ready_s)
+        return max(arrives_s, self.cores.book(begin_s, self.alone.time_s(size_bytes)))
+
+
 class SharedCores(PrivateLinks):
     """A link for each ordered pair of ranks; each message needs a core for as long as it takes alone.
 
@@ -67,9 +83,5 @@ class SharedCores(PrivateLinks):
         self.cores = Cores(count)
         self._alone = link
 
-    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
-        """Takes a message, as `Carrier.carry` says; returns when it arrives."""
-        line = self._lines.get((src, dst)) or self._open(src, dst)
-        begin_s = max(ready_s, line[0])
-        arrives_s = super().carry(src, dst, size_bytes, ready_s, arrived)
-        return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
+    def _make_line(self, src: int, dst: int) -> Line:
+        return _Line(self.link_of(src, dst), self._alone, self.cores)

@@ -159,16 +159,24 @@ def _find_torch() -> memoryview | None:
 def _make_peek(regions: tuple[memoryview, ...]) -> Callable[[], tuple[Any, ...]]:
     """Makes what returns a few words of the states, of which one is another whenever a number was drawn: places, and numbers drawn ahead.
 
-    The first words tell whether all 624 were made anew, after as many draws.
+    The words that are no places tell whether all 624 were made anew, by as many draws or by a seed. Not the first ones of `random` and
+    numpy: those are the same after many a seed.
     """
-    words, numpy_words, ahead = regions[0].cast("I"), regions[1].cast("I"), regions[2].cast("q")
+    words, numpy_words, ahead = regions[0].cast("I"), regions[1][-8:].cast("q"), regions[2].cast("q")
     torch_words, tail = regions[3].cast("q"), len(regions[3]) // 8 - 3
+    python, after = _python, tail + 2
 
     def peek() -> tuple[Any, ...]:
         return (
-            *(words[0], words[1], _python.gauss_next),
-            *(numpy_words[0], numpy_words[_WORDS], ahead[0]),
-            *(torch_words[1], torch_words[2], torch_words[tail], torch_words[tail + 2]),
+            words[0],
+            words[2],
+            python.gauss_next,
+            numpy_words[0],
+            ahead[0],
+            torch_words[0],
+            torch_words[2],
+            torch_words[tail],
+            torch_words[after],
         )
 
     return peek

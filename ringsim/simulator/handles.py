@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ringsim.errors import RunTimeout
+from ringsim.simulator.carriers import Line
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.tape import Kind
 
 if TYPE_CHECKING:
     from ringsim.simulator.ranks import RankCore
 
-__all__ = ["NEVER", "Message", "Operation", "Part", "Recv", "Send", "SimulatedFuture"]
+__all__ = ["NEVER", "Channel", "Message", "Operation", "Part", "Recv", "Send", "SimulatedFuture"]
 
 NEVER: Final = math.inf
 
@@ -37,9 +38,7 @@ class Operation:
         error: what its wait raises, None for nothing.
     """
 
-    done_s: float = NEVER
-    waiting = False
-    error: Exception | None = None
+    __slots__ = ("__weakref__", "done_s", "error", "group", "kind", "op", "rank", "slot", "waiting")
 
     def __init__(self, op: int, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind) -> None:
         self.op = op
@@ -47,6 +46,9 @@ class Operation:
         self.slot = slot
         self.group = group
         self.kind = kind
+        self.done_s = NEVER
+        self.waiting = False
+        self.error: Exception | None = None
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; the second time it returns at once.
@@ -142,16 +144,28 @@ class Message(Operation):
         tensor: what is sent, or where it comes in.
         peer: global rank of the other side; of a recv from anybody, -2 until it is there.
         tag: of the message.
+        channel: where it meets its other side, None for a recv from anybody.
 
     Attributes:
         number: says which of two was posted first, of those that had to wait for their other side.
+        behind: the message that waits behind this one on their channel.
     """
 
+    __slots__ = ("behind", "channel", "number", "peer", "tag", "tensor")
+
     sends = False
-    number = 0
 
     def __init__(
-        self, op: int, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind, tensor: torch.Tensor, peer: int, tag: int
+        self,
+        op: int,
+        rank: RankCore,
+        slot: int,
+        group: SimulatedGroup,
+        kind: Kind,
+        tensor: torch.Tensor,
+        peer: int,
+        tag: int,
+        channel: Channel | None,
     ) -> None:
         self.op = op
         self.rank = rank
@@ -161,6 +175,12 @@ class Message(Operation):
         self.tensor = tensor
         self.peer = peer
         self.tag = tag
+        self.channel = channel
+        self.number = 0
+        self.done_s = NEVER
+        self.waiting = False
+        self.error = None
+        self.behind: Message | None = None
 
     def source_rank(self) -> int:
         """Returns the rank within the group that a message came from; waits for it."""
@@ -181,16 +201,69 @@ class Message(Operation):
 
 
 class Send(Message):
-    """A send."""
+    """A send.
+
+    Attributes:
+        arrives_s: when its message arrives, ``NEVER`` while nobody knows; of one that left before its recv was posted.
+        met: its recv, once that was posted; of the same.
+    """
+
+    __slots__ = ("arrives_s", "met")
+
+    arrives_s: float
+    met: Recv | None
 
     sends = True
-    left = False  # without its recv
-    arrives_s: float = NEVER  # then
-    met: Recv | None = None  # its recv, once that was posted
 
 
 class Recv(Message):
     """A recv."""
+
+    __slots__ = ()
+
+
+class Channel:
+    """What goes from one rank of a group to another with one tag, in order.
+
+    Those that wait for their other side are all sends, or all recvs.
+
+    Args:
+        group: the group.
+        src: global rank of the sender.
+        dst: global rank of the receiver.
+        tag: of the messages, as far as it is looked at.
+
+    Attributes:
+        first: the message that has waited longest, None where none waits.
+        last: the one that was posted last, of those that wait.
+        line: carries the messages, where each pair of ranks has a line of its own, and once there was one.
+    """
+
+    __slots__ = ("dst", "first", "group", "last", "line", "src", "tag")
+
+    def __init__(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> None:
+        self.group = group
+        self.src = src
+        self.dst = dst
+        self.tag = tag
+        self.first: Message | None = None
+        self.last: Message | None = None
+        self.line: Line | None = None
+
+    def append(self, message: Message) -> None:
+        """Puts a message behind those that wait."""
+        if self.first is None:
+            self.first = message
+        else:
+            self.last.behind = message  # type: ignore[union-attr]  # there is one where there is a first
+        self.last = message
+
+    def waiting(self) -> Iterator[Message]:
+        """Yields the messages that wait, in order."""
+        message = self.first
+        while message is not None:
+            yield message
+            message = message.behind
 
 
 class Part(Operation):

@@ -14,8 +14,8 @@ Where nobody is due, nobody can ever go on.
 from __future__ import annotations
 
 import gc
-import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -30,7 +30,7 @@ from ringsim.simulator.modes import Modes
 
 __all__ = ["Hub", "Runner"]
 
-_STARTING: Final = (0.0, -1, None)  # the first that is due until all ranks have begun
+_STARTING: Final = object()  # the first that is due until all ranks have begun
 _MOST_POLLS: Final = 100_000
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
@@ -74,8 +74,10 @@ class Hub:
         self.cores: Cores | None = None
         self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
         self._asking: set[Runner] = set()
-        self._due: list[tuple[float, int, Any]] = []
-        self._number = itertools.count().__next__
+        # What is due now; and later, in the order in which it was asked for, by its time. Ranks that do alike are due at the same times.
+        self._ready: deque[Any] = deque()
+        self._later: dict[float, list[Any]] = {}
+        self._times: list[float] = []  # a heap of those in `_later`
         self._streams = Streams()
         self._modes = Modes()
         self._outside = self.current = Runner(-1, 0)  # whoever calls `run`
@@ -89,11 +91,19 @@ class Hub:
 
     def at(self, time_s: float, call: Callable[[], None]) -> None:
         """Calls ``call`` at a time, now at the earliest; it must not wait for anything."""
-        heappush(self._due, (time_s if time_s > self.now else self.now, self._number(), call))
+        self.wake(call, time_s)
 
-    def wake(self, runner: Runner, time_s: float) -> None:
+    def wake(self, what: Any, time_s: float) -> None:
         """Lets a rank that has given way go on at a time, now at the earliest."""
-        heappush(self._due, (time_s, self._number(), runner))
+        if time_s <= self.now:
+            self._ready.append(what)
+            return
+        due = self._later.get(time_s)
+        if due is None:
+            self._later[time_s] = [what]
+            heappush(self._times, time_s)
+        else:
+            due.append(what)
 
     def advance(self, seconds: float) -> None:
         """Lets time pass on the calling rank; the others run meanwhile."""
@@ -105,12 +115,11 @@ class Hub:
 
     def sleep_until(self, time_s: float) -> None:
         """Lets the calling rank go on at a time; the others run until then."""
-        due = self._due
         while self.now < time_s:
-            if not due or due[0][0] > time_s:
+            if not self._ready and (not self._times or self._times[0] > time_s):
                 self.now = time_s
                 return
-            heappush(due, (time_s, self._number(), self.current))
+            self.wake(self.current, time_s)
             self.pause()
 
     def measure(self) -> None:
@@ -143,7 +152,10 @@ class Hub:
                 f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in a row while nobody did anything else "
                 f"(rank {me.number}). Look at what it waits for, or use wait(), which knows who is missing."
             )
-        working_s = min((time_s for time_s, _, what in self._due if what not in asking), default=0.0)
+        due = self._later.items()
+        working_s = 0.0
+        if asking.issuperset(self._ready):
+            working_s = min((time_s for time_s, those in due if not asking.issuperset(those)), default=0.0)
         asking.add(me)
         self.sleep_until(max(working_s, self.now + _LEAST_S))
         asking.discard(me)
@@ -165,13 +177,13 @@ class Hub:
         outside.modes = modes.take()
         try:
             # A greenlet counts its depth from that of whoever starts it: one rank must not start another.
-            heappush(self._due, _STARTING)
+            self._ready.appendleft(_STARTING)
             for runner, function in runners:
                 runner.greenlet = greenlet(function)
                 self._resumed_s = time.thread_time()
                 self._enter(runner)
                 self.current = outside
-            heappop(self._due)
+            self._ready.popleft()
             self.go_on()
         finally:
             streams.put(outside.states)
@@ -181,9 +193,8 @@ class Hub:
 
     def go_on(self) -> None:
         """Lets the ranks run that are due; called by whoever called `run`, or within it."""
-        due = self._due
-        while due:
-            self.now, _, what = heappop(due)
+        while self._ready or self._times:
+            what = self._pop()
             if what.__class__ is Runner:
                 self._enter(what)
                 self.current = self._outside
@@ -211,29 +222,37 @@ class Hub:
         """
         self._modes.take()
 
+    def _pop(self) -> Any:
+        """Returns what is due first, and lets the clock go to its time."""
+        if not self._ready:
+            self.now = heappop(self._times)
+            self._ready.extend(self._later.pop(self.now))
+        return self._ready.popleft()
+
     def _make_pause(self) -> Callable[[], None]:
         """Makes ``pause``, through which every wait goes: names that do not change are looked up once."""
-        due, outside = self._due, self._outside
+        ready, later, times, outside, pop = self._ready, self._later, self._times, self._outside, self._pop
         are_common, take_modes, put_modes = self._modes.are_common, self._modes.take, self._modes.put
         take_states, put_states = self._streams.take, self._streams.put
 
         def pause() -> None:
             me = self.current
-            while due:
-                first = due[0]
-                other = first[2]
+            while ready or times:
+                other = ready[0] if ready else later[times[0]][0]
                 if other.__class__ is not Runner:
-                    if first is _STARTING:
+                    if other is _STARTING:
                         break
-                    self.now = heappop(due)[0]
-                    other()
+                    pop()()
                 elif other is me:
-                    self.now = heappop(due)[0]
+                    pop()
                     return
                 else:
                     me.modes = None if are_common() else take_modes()
                     me.states = take_states(me.states)
-                    self.now = heappop(due)[0]
+                    if ready:
+                        ready.popleft()
+                    else:
+                        pop()
                     put_states(other.states)
                     if other.modes is not None:
                         put_modes(other.modes)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ringsim.comm.functions import FUNCTIONS
 from ringsim.comm.mpi_group import to_index
 from ringsim.errors import ArgumentError
 from ringsim.simulator.groups import SimulatedGroup
@@ -20,7 +19,6 @@ __all__ = ["Messages"]
 
 _SEND, _ISEND, _RECV, _IRECV = (OP_CODES[name] for name in ("send", "isend", "recv", "irecv"))
 _TAG_END: Final = 1 << 31
-_DOORS: Final = frozenset(id(FUNCTIONS[name].__code__) for name in ("isend", "irecv"))  # between the user's frame and these methods
 _frame_at: Final = sys._getframe
 _BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irecv"]}
 
@@ -28,77 +26,68 @@ _BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irec
 class Messages(RankCore):
     """``send``, ``recv`` and their kin, as ``torch.distributed`` has them; see there for the arguments."""
 
-    def isend(
-        self,
-        tensor: Tensor,
-        dst: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_dst: int | None = None,
-        *,
-        op: int = _ISEND,
-    ) -> Send | None:
+    def isend(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Send | None:
         """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
-        if group is None and self._joined:
+        return self.begin_send(tensor, dst, group, tag, group_dst)
+
+    def begin_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None, op: int = _ISEND) -> Send | None:
+        """Begins to send, for a function that stands between this one and the user's line."""
+        if group is None:
             group = self.everybody
-        elif group.__class__ is not SimulatedGroup or self._gone or self.number not in group.places or not self._joined:
+        channel = None
+        if group.__class__ is SimulatedGroup and dst.__class__ is int and tag.__class__ is int and group_dst is None:
+            channel = self._to.get((group, dst, tag))
+        if channel is None:
             group = self._enter("isend", group)
             if group is None:
                 return None
-        if tensor.__class__ is not Tensor or not tensor.is_cpu:
             tensor = check_tensor("tensor", tensor)
-        if dst.__class__ is not int or group_dst is not None or dst not in group.places or dst == self.number:
             dst = self._peer("dst", group, dst, group_dst)
-        if tag.__class__ is not int or not 0 <= tag < _TAG_END:
             tag = self._check_tag(tag)
+            channel = self._to[group, dst, tag] = self.world.office.channel_of(group, self.number, dst, tag)
+        elif tensor.__class__ is not Tensor or not tensor.is_cpu:
+            tensor = check_tensor("tensor", tensor)
         if self.hooked:
             self._before_operation()
         kind = self._kinds[tensor.dtype, tensor.shape]
         slot = -1
         if self.records:
-            frame: Any = _frame_at(1)
-            if id(frame.f_code) in _DOORS:
-                frame = frame.f_back
-            slot = self._post(self.hub.now, self.number, op, group.number, dst, tag, kind.number, frame)
-        handle = Send(op, self, slot, group, kind, tensor, dst, tag)
+            slot = self._post(self.hub.now, self.number, op, group.number, dst, tag, kind.number, _frame_at(2))  # type: ignore[arg-type]
+        handle = Send(op, self, slot, group, kind, tensor, dst, tag, channel)  # type: ignore[arg-type]  # dst is known to be a number
         self._send(handle)
         if self.calibration is not None:
             self.hub.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
         return handle
 
-    def irecv(
-        self,
-        tensor: Tensor,
-        src: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_src: int | None = None,
-        *,
-        op: int = _IRECV,
-    ) -> Recv | None:
+    def irecv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Recv | None:
         """Begins to receive, from anybody where no source is given; does not block."""
-        if group is None and self._joined:
+        return self.begin_recv(tensor, src, group, tag, group_src)
+
+    def begin_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None, op: int = _IRECV) -> Recv | None:
+        """Begins to receive, for a function that stands between this one and the user's line."""
+        if group is None:
             group = self.everybody
-        elif group.__class__ is not SimulatedGroup or self._gone or self.number not in group.places or not self._joined:
+        channel = None
+        if group.__class__ is SimulatedGroup and src.__class__ is int and tag.__class__ is int and group_src is None:
+            channel = self._from.get((group, src, tag))
+        if channel is None:
             group = self._enter("irecv", group)
             if group is None:
                 return None
-        if tensor.__class__ is not Tensor or not tensor.is_cpu:
             tensor = check_tensor("tensor", tensor)
-        if src.__class__ is not int or group_src is not None or src not in group.places or src == self.number:
             src = ANY_SOURCE if src is None and group_src is None else self._peer("src", group, src, group_src)
-        if tag.__class__ is not int or not 0 <= tag < _TAG_END:
             tag = self._check_tag(tag)
+            if src != ANY_SOURCE:
+                channel = self._from[group, src, tag] = self.world.office.channel_of(group, src, self.number, tag)
+        elif tensor.__class__ is not Tensor or not tensor.is_cpu:
+            tensor = check_tensor("tensor", tensor)
         if self.hooked:
             self._before_operation()
         kind = self._kinds[tensor.dtype, tensor.shape]
         slot = -1
         if self.records:
-            frame: Any = _frame_at(1)
-            if id(frame.f_code) in _DOORS:
-                frame = frame.f_back
-            slot = self._post(self.hub.now, self.number, op, group.number, src, tag, kind.number, frame)
-        handle = Recv(op, self, slot, group, kind, tensor, src, tag)
+            slot = self._post(self.hub.now, self.number, op, group.number, src, tag, kind.number, _frame_at(2))  # type: ignore[arg-type]
+        handle = Recv(op, self, slot, group, kind, tensor, src, tag, channel)  # type: ignore[arg-type]  # src is known to be a number
         self._recv(handle)
         if self.calibration is not None:
             self.hub.work(self.calibration.post_s(False, kind.size_bytes))
@@ -106,13 +95,13 @@ class Messages(RankCore):
 
     def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
         """Sends; blocks until the tensor may change."""
-        handle = self.isend(tensor, dst, group, tag, group_dst, op=_SEND)
+        handle = self.begin_send(tensor, dst, group, tag, group_dst, _SEND)
         if handle is not None:
             handle.wait()
 
     def recv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
         """Receives; blocks. Returns the sender's global rank, -1 outside the group."""
-        handle = self.irecv(tensor, src, group, tag, group_src, op=_RECV)
+        handle = self.begin_recv(tensor, src, group, tag, group_src, _RECV)
         if handle is None:
             return -1
         handle.wait()
@@ -141,8 +130,8 @@ class Messages(RankCore):
         handles: list[Any] = []
         with self.world.office.batch(self, self._find(p2p_op_list[0].group)):
             for name, each in zip(names, p2p_op_list, strict=True):
-                begin: Any = self.isend if name == "isend" else self.irecv
-                handles.append(begin(each.tensor, each.peer, each.group, each.tag, op=_BATCH[name]))
+                begin: Any = self.begin_send if name == "isend" else self.begin_recv
+                handles.append(begin(each.tensor, each.peer, each.group, each.tag, None, _BATCH[name]))
         return [handle for handle in handles if handle is not None]
 
     def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:

@@ -15,7 +15,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -23,7 +23,7 @@ from ringsim.comm.follower import disagreement
 from ringsim.errors import MessageMismatch
 from ringsim.simulator.carriers import Carrier, PrivateLinks
 from ringsim.simulator.groups import SimulatedGroup
-from ringsim.simulator.handles import NEVER, Message, Recv, Send
+from ringsim.simulator.handles import NEVER, Channel, Message, Recv, Send
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.moving import move_alike
 from ringsim.traces.events import ANY_SOURCE, Payload
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PostOffice"]
 
-_Channel = tuple[SimulatedGroup, int, int, int]  # group, source, destination, tag; ranks are global
+_Key = tuple[SimulatedGroup, int, int, int]  # group, source, destination, tag; ranks are global
 _RENDEZVOUS: Final = -1
 
 
@@ -51,12 +51,19 @@ class PostOffice:
     def __init__(self, hub: Hub, carrier: Carrier, limit_bytes: int = _RENDEZVOUS) -> None:
         self._hub = hub
         self._carry = carrier.carry
-        self._knows = isinstance(carrier, PrivateLinks)  # at once when a message arrives
+        self._line_of = carrier.line_of if isinstance(carrier, PrivateLinks) else None  # these know at once when a message arrives
         self._limit = limit_bytes
         self._number = itertools.count(1).__next__
-        self._sends: dict[_Channel, deque[Send]] = {}
-        self._recvs: dict[_Channel, deque[Recv]] = {}
+        self._channels: dict[_Key, Channel] = {}
         self._from_any: dict[tuple[SimulatedGroup, int, int], deque[Recv]] = {}  # by group, destination, tag
+
+    def channel_of(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> Channel:
+        """Returns where the messages of a group, a source, a destination and a tag meet; ranks are global."""
+        key = (group, src, dst, tag if self._by_tag else 0)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel(*key)
+        return channel
 
     def send(self, send: Send) -> None:
         """Takes a send that has just been posted.
@@ -65,27 +72,27 @@ class PostOffice:
             MessageMismatch: its recv expects something else.
         """
         self._hub.polls = 0
-        me, group, peer, tag = send.rank.number, send.group, send.peer, send.tag if self._by_tag else 0
-        channel = (group, me, peer, tag)
-        queue = self._recvs.get(channel)
-        recv = queue[0] if queue else None
-        if self._from_any:
-            others = self._from_any.get((group, peer, tag))
-            if others and (recv is None or others[0].number < recv.number):
-                queue, recv = others, others[0]
-        if recv is not None:
+        channel: Any = send.channel
+        recv = channel.first
+        if recv.__class__ is not Recv:
+            recv = None
+        others = self._from_any.get((channel.group, channel.dst, channel.tag)) if self._from_any else None
+        if others and (recv is None or others[0].number < recv.number):
+            recv = others[0]
             if send.kind is not recv.kind:
                 self._check(send, recv, send)
-            queue.popleft()  # type: ignore[union-attr]  # it is where `recv` is from
+            others.popleft()
             self._meet(send, recv)
-            return
-        if send.kind.size_bytes <= self._limit:
-            self._leave(send)
-        send.number = self._number()
-        waiting = self._sends.get(channel)
-        if waiting is None:
-            waiting = self._sends[channel] = deque()
-        waiting.append(send)
+        elif recv is not None:
+            if send.kind is not recv.kind:
+                self._check(send, recv, send)
+            channel.first = recv.behind
+            self._meet(send, recv)
+        else:
+            if send.kind.size_bytes <= self._limit:
+                self._leave(send)
+            send.number = self._number()
+            channel.append(send)
 
     def recv(self, recv: Recv) -> None:
         """Takes a recv that has just been posted.
@@ -94,27 +101,26 @@ class PostOffice:
             MessageMismatch: its send brings something else.
         """
         self._hub.polls = 0
-        me, group, peer, tag = recv.rank.number, recv.group, recv.peer, recv.tag if self._by_tag else 0
-        if peer == ANY_SOURCE:
-            channel = self._find_first(group, me, tag)
-        else:
-            channel = (group, peer, me, tag)
-        queue = self._sends.get(channel) if channel else None
-        if queue:
-            send = queue[0]
+        channel: Any = recv.channel
+        if channel is None:
+            tag = recv.tag if self._by_tag else 0
+            channel = self._find_first(recv.group, recv.rank.number, tag)
+            if channel is None:
+                recv.number = self._number()
+                self._from_any.setdefault((recv.group, recv.rank.number, tag), deque()).append(recv)
+                return
+        send = channel.first
+        if send.__class__ is Send:
             if send.kind is not recv.kind:
                 self._check(send, recv, recv)
-            queue.popleft()
-            self._meet(send, recv)
-            return
-        recv.number = self._number()
-        if peer == ANY_SOURCE:
-            self._from_any.setdefault((group, me, tag), deque()).append(recv)
-            return
-        waiting = self._recvs.get(channel)  # type: ignore[arg-type]
-        if waiting is None:
-            waiting = self._recvs[channel] = deque()  # type: ignore[index]
-        waiting.append(recv)
+            channel.first = send.behind
+            if send.kind.size_bytes <= self._limit:
+                self._hand_over(send, recv)
+            else:
+                self._meet(send, recv)
+        else:
+            recv.number = self._number()
+            channel.append(recv)
 
     def batch(self, rank: RankCore, group: SimulatedGroup) -> AbstractContextManager[None]:
         """Returns a block in which a rank posts what it begins together; here that makes no difference."""
@@ -122,33 +128,35 @@ class PostOffice:
 
     def waiting(self) -> Iterator[Message]:
         """Yields the sends and recvs without their other side."""
-        for queues in (self._sends, self._recvs, self._from_any):
-            for queue in queues.values():
-                yield from queue
+        for channel in self._channels.values():
+            yield from channel.waiting()
+        for queue in self._from_any.values():
+            yield from queue
 
     def _meet(self, send: Send, recv: Recv) -> None:
-        """Begins to carry a message, or gives one that has left already to its recv."""
+        """Begins to carry a message."""
         hub = self._hub
         now, kind = hub.now, send.kind
         if recv.peer == ANY_SOURCE:
-            recv.peer = send.rank.number
-            if recv.slot >= 0:
-                recv.rank.tape.set_peer(recv.slot, recv.peer)
+            self._name_source(recv, send)
         move_alike(send.tensor, recv.tensor, kind)
-        if send.left:
-            if send.arrives_s == NEVER:
-                send.met = recv
-            else:
-                recv.complete(max(send.arrives_s, now))
-            return
         buffered = kind.size_bytes <= self._limit
-        if self._knows:
-            arrives_s = self._carry(send.rank.number, recv.rank.number, kind.size_bytes, now)
-            recv.done_s = arrives_s  # type: ignore[assignment]  # these links know
+        if self._line_of is not None:
+            channel: Any = send.channel
+            line = channel.line
+            if line is None:
+                line = channel.line = self._line_of(channel.src, channel.dst)
+            arrives_s = line.carry(kind.size_bytes, now)
+            recv.done_s = arrives_s
             if recv.waiting:
                 recv.waiting = False
-                hub.wake(recv.rank.runner, arrives_s)  # type: ignore[arg-type]
-            send.complete(now if buffered else arrives_s)  # type: ignore[arg-type]
+                hub.wake(recv.rank.runner, arrives_s)
+            if buffered:
+                arrives_s = now
+            send.done_s = arrives_s
+            if send.waiting:
+                send.waiting = False
+                hub.wake(send.rank.runner, arrives_s)
             return
         ends = (recv,) if buffered else (recv, send)
         if buffered:
@@ -158,17 +166,33 @@ class PostOffice:
             for each in ends:
                 each.complete(time_s)
 
-        arrives_s = self._carry(send.rank.number, recv.rank.number, kind.size_bytes, now, arrive)
-        if arrives_s is not None:
-            arrive(arrives_s)
+        known_s = self._carry(send.rank.number, recv.rank.number, kind.size_bytes, now, arrive)
+        if known_s is not None:
+            arrive(known_s)
+
+    def _hand_over(self, send: Send, recv: Recv) -> None:
+        """Gives a message that has left already to its recv."""
+        if recv.peer == ANY_SOURCE:
+            self._name_source(recv, send)
+        move_alike(send.tensor, recv.tensor, send.kind)
+        if send.arrives_s == NEVER:
+            send.met = recv
+        else:
+            recv.complete(max(send.arrives_s, self._hub.now))
+
+    def _name_source(self, recv: Recv, send: Send) -> None:
+        """Writes down whom a recv from anybody has got its message from."""
+        recv.peer = send.rank.number
+        if recv.slot >= 0:
+            recv.rank.tape.set_peer(recv.slot, recv.peer)
 
     def _leave(self, send: Send) -> None:
         """Lets a message leave though nobody has asked for it yet: what was sent is copied, and the send is done."""
         now = self._hub.now
         with torch.inference_mode():
             send.tensor = send.tensor.clone()
-        send.left = True
-        send.done_s = now
+        send.done_s, send.arrives_s = now, NEVER
+        send.met = None
 
         def arrive(time_s: float) -> None:
             send.arrives_s = time_s
@@ -179,14 +203,15 @@ class PostOffice:
         if arrives_s is not None:
             send.arrives_s = arrives_s
 
-    def _find_first(self, group: SimulatedGroup, me: int, tag: int) -> _Channel | None:
+    def _find_first(self, group: SimulatedGroup, me: int, tag: int) -> Channel | None:
         """Returns the channel of the send to ``me`` that was posted first, None where there is none."""
-        best: _Channel | None = None
+        best: Channel | None = None
         number = 0
         for source in group.ranks:
-            queue = self._sends.get((group, source, me, tag))
-            if queue and (best is None or queue[0].number < number):
-                best, number = (group, source, me, tag), queue[0].number
+            channel = self._channels.get((group, source, me, tag))
+            first = channel.first if channel is not None else None
+            if first.__class__ is Send and (best is None or first.number < number):
+                best, number = channel, first.number
         return best
 
     def _check(self, send: Send, recv: Recv, mine: Message) -> None:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from torch.distributed import GroupMember
 
@@ -18,7 +18,7 @@ from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.injections import make_failure
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.groups import SimulatedGroup
-from ringsim.simulator.handles import Message, Part
+from ringsim.simulator.handles import Channel, Message, Part
 from ringsim.simulator.hub import Hub, Runner
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.rank_recorder import RankRecorder
@@ -26,6 +26,8 @@ from ringsim.simulator.tape import Kind, Tape
 from ringsim.traces.events import NONE, OP_CODES, Payload
 
 __all__ = ["RankCore", "World"]
+
+_DIRECT: Final = frozenset({"send", "recv", "isend", "irecv"})
 
 
 @dataclass
@@ -89,6 +91,7 @@ class RankCore(Membership, Backend):
     name = "simulator"
 
     def __init__(self, world: World, number: int, seed: int, fails_at: int | None = None) -> None:
+        self.direct = _DIRECT  # found faster here than in the class
         self.world = world
         self.number = number
         self.hub = world.hub
@@ -109,6 +112,9 @@ class RankCore(Membership, Backend):
         self._made = 0
         self._shares = 0
         self._gone: set[SimulatedGroup] = set()
+        # Where the messages go, and come from, that the rank has sent and received once: by group, peer and tag, which are good then.
+        self._to: dict[tuple[SimulatedGroup, int, int], Channel] = {}
+        self._from: dict[tuple[SimulatedGroup, int, int], Channel] = {}
 
     # -- the job
 
@@ -154,6 +160,8 @@ class RankCore(Membership, Backend):
     def destroy_process_group(self, group: Any = None) -> None:
         """Ends a group, or with None all of them, for this rank; does not block."""
         found = self._find(group)
+        self._to.clear()
+        self._from.clear()
         if found is self.everybody:
             self._joined = False
         elif found is not None:

@@ -58,13 +58,16 @@ class Kind:
         size_bytes: of one such tensor.
         payload: what the trace says of it.
         plain: whether its bytes may be copied as they lie, where the tensor is contiguous.
+        views: memory of the CPU where such tensors were met, by its address. A view says only where, and how much: it may be used for
+            whatever tensor of this kind lies there now.
     """
 
-    __slots__ = ("number", "payload", "plain", "size_bytes")
+    __slots__ = ("number", "payload", "plain", "size_bytes", "views")
 
     def __init__(self, number: int, payload: Payload, plain: bool) -> None:
         self.number, self.payload, self.plain = number, payload, plain
         self.size_bytes = payload.size_bytes
+        self.views: dict[int, memoryview] = {}
 
 
 class _Kinds(dict[tuple[torch.dtype, torch.Size], Kind]):
@@ -123,13 +126,13 @@ class Tape:
         Returns:
             The slot.
         """
-        place = self._places.get(id(frame.f_code) + frame.f_lasti) or self.find_place(frame)
+        file, line = self._places.get(id(frame.f_code) + frame.f_lasti) or self.find_place(frame)
         slot = self._end
         try:
-            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), *place, peer, tag, _meaning_of(), op)
+            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), file, line, peer, tag, _meaning_of(), op)
         except struct.error:
             self._grow()
-            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), *place, peer, tag, _meaning_of(), op)
+            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), file, line, peer, tag, _meaning_of(), op)
         self._end = slot + _RECORD_WORDS
         return slot
 
