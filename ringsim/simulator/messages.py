@@ -26,11 +26,11 @@ _BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irec
 class Messages(RankCore):
     """``send``, ``recv`` and their kin, as ``torch.distributed`` has them; see there for the arguments."""
 
-    def isend(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Send | None:
+    def isend(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Send:
         """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
         return self.begin_send(tensor, dst, group, tag, group_dst)
 
-    def begin_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None, op: int = _ISEND) -> Send | None:
+    def begin_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None, op: int = _ISEND) -> Send:
         """Begins to send, for a function that stands between this one and the user's line."""
         if group is None:
             group = self.everybody
@@ -38,9 +38,7 @@ class Messages(RankCore):
         if group.__class__ is SimulatedGroup and dst.__class__ is int and tag.__class__ is int and group_dst is None:
             channel = self._to.get((group, dst, tag))
         if channel is None:
-            group = self._enter("isend", group)
-            if group is None:
-                return None
+            group = self._within("isend", group)
             tensor = check_tensor("tensor", tensor)
             dst = self._peer("dst", group, dst, group_dst)
             tag = self._check_tag(tag)
@@ -59,11 +57,11 @@ class Messages(RankCore):
             self.hub.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
         return handle
 
-    def irecv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Recv | None:
+    def irecv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Recv:
         """Begins to receive, from anybody where no source is given; does not block."""
         return self.begin_recv(tensor, src, group, tag, group_src)
 
-    def begin_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None, op: int = _IRECV) -> Recv | None:
+    def begin_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None, op: int = _IRECV) -> Recv:
         """Begins to receive, for a function that stands between this one and the user's line."""
         if group is None:
             group = self.everybody
@@ -71,9 +69,7 @@ class Messages(RankCore):
         if group.__class__ is SimulatedGroup and src.__class__ is int and tag.__class__ is int and group_src is None:
             channel = self._from.get((group, src, tag))
         if channel is None:
-            group = self._enter("irecv", group)
-            if group is None:
-                return None
+            group = self._within("irecv", group)
             tensor = check_tensor("tensor", tensor)
             src = ANY_SOURCE if src is None and group_src is None else self._peer("src", group, src, group_src)
             tag = self._check_tag(tag)
@@ -95,15 +91,11 @@ class Messages(RankCore):
 
     def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
         """Sends; blocks until the tensor may change."""
-        handle = self.begin_send(tensor, dst, group, tag, group_dst, _SEND)
-        if handle is not None:
-            handle.wait()
+        self.begin_send(tensor, dst, group, tag, group_dst, _SEND).wait()
 
     def recv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-        """Receives; blocks. Returns the sender's global rank, -1 outside the group."""
+        """Receives; blocks. Returns the sender's global rank."""
         handle = self.begin_recv(tensor, src, group, tag, group_src, _RECV)
-        if handle is None:
-            return -1
         handle.wait()
         return handle.peer
 
@@ -132,7 +124,21 @@ class Messages(RankCore):
             for name, each in zip(names, p2p_op_list, strict=True):
                 begin: Any = self.begin_send if name == "isend" else self.begin_recv
                 handles.append(begin(each.tensor, each.peer, each.group, each.tag, None, _BATCH[name]))
-        return [handle for handle in handles if handle is not None]
+        return handles
+
+    def _within(self, op: str, group: Any) -> SimulatedGroup:
+        """Returns the group of a message.
+
+        Raises:
+            ArgumentError: this rank is outside, so that the message would be lost.
+        """
+        found: SimulatedGroup | None = self._find(group)
+        if found is None:
+            self._refuse(
+                f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "
+                "Call it on the group's ranks only."
+            )
+        return found
 
     def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:
         """Returns the global rank of the other side.

@@ -276,17 +276,8 @@ class RankCore(Membership, Backend):
         return group if self.number in group.places else None
 
     def _enter(self, op: str, group: Any) -> Any:
-        """Returns the group of an operation; outside of it, warns of a collective, as torch does, and returns None.
-
-        Raises:
-            ArgumentError: it is a message, which would be lost.
-        """
+        """Returns the group of a collective; outside of it warns, as torch does, and returns None."""
         found = self._find(group)
-        if found is None and op in ("isend", "irecv"):
-            self._refuse(
-                f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "
-                "Call it on the group's ranks only."
-            )
         if found is None:
             warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
         return found
