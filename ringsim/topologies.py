@@ -164,8 +164,8 @@ class OneMachine:
         ArgumentError: a value breaks its rule.
 
     Example:
-        >>> OneMachine(Link(1e-4, 3e-10), cores=2)
-        OneMachine(link=Link(alpha_s=0.0001, beta_s_per_byte=3e-10), cores=2)
+        >>> [hop.edge for hop in OneMachine(Link(1e-4, 3e-10), cores=2).route(0, 5, world_size=8)]
+        [(0, 5)]
     """
 
     link: Link

@@ -255,10 +255,11 @@ def test_making_a_group_is_recorded_with_its_members(record: Callable[[], Events
     dist.new_group([3, 0])
     dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
     events = record()
-    assert [OP_NAMES[op] for op in events.op] == ["new_group"]
+    assert [OP_NAMES[op] for op in events.op] == ["new_group"] * 2
     assert events.tables.groups[events.group[0]] == (GROUPS, (0, 1, 2, 3))
-    assert events.tables.payloads[events.payload[0]].shape == (0, 3)
-    assert events.status.tolist() == [OK]
+    assert events.tables.groups[events.group[1]].ranks == (0, 2)
+    assert [events.tables.payloads[payload].shape for payload in events.payload] == [(0, 3), (0, 2)]
+    assert events.status.tolist() == [OK, OK]
     assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
 
 
