@@ -12,8 +12,8 @@ goes with what is not that certain:
 what the ranks wait for                how long nothing may happen before the verdict
 =====================================  =====================================================================================
 messages of each other                 from one look to the next
-messages that another recv may have    from one look to the next, once all of them slept at one moment and no connection of theirs
-got, one from any source being open    held a byte: what was on its way has arrived then, and it was not theirs
+messages that another recv may have    from one look to the next, once each of them slept and no connection of theirs held or moved
+got, one from any source being open    a byte meanwhile: what was on its way has arrived then, and it was not theirs
 a collective                           1 s, for some return early; none where a member is gone that did not take part
 anything, and a rank has more threads  3 s, if those are idle; where they are not, they might help: no verdict
 nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none computing

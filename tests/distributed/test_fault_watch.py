@@ -152,6 +152,17 @@ def another_sender_was_first() -> None:
         dist.send(tensor(), 1, tag=5)
 
 
+def anybody_got_it_round_the_ring() -> None:
+    """Each recv from anybody was there first, and has the only message."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    works: list[Any] = [dist.irecv(tensor(), tag=3)]
+    works += [dist.isend(tensor(), (rank + 1) % size, tag=tag) for tag in (3, 4)]
+    dist.recv(tensor(), (rank - 1) % size, tag=4)
+    dist.recv(tensor(), (rank - 1) % size, tag=3)  # here
+    for work in works:
+        work.wait()
+
+
 class Fault(NamedTuple):
     """A stuck program: its number of ranks, what it is called, who is to blame, with which error it ends, and how soon."""
 
@@ -180,6 +191,7 @@ FAULTS = (
     Fault(anybody_got_it, 2, "peer_exited", {0, 1}, PeerExited),
     Fault(nobody_is_left_for_anybody, 2, "deadlock", {0, 1}, Deadlock),
     Fault(another_sender_was_first, 3, "deadlock", {0, 1}, Deadlock),
+    Fault(anybody_got_it_round_the_ring, 16, "deadlock", set(range(16)), Deadlock),
 )
 
 
