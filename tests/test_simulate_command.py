@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ringsim
@@ -235,6 +235,7 @@ VALUES = st.one_of(
     ),
     value=VALUES,
 )
+@example(table="model", key="activation_kib", value=2**63)  # 0.1.0: OverflowError
 def test_whatever_stands_there_is_simulated_or_told(table: str, key: str, value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = write(tmp_path_factory.mktemp("description"), changed(table, **{key: value}))
     try:

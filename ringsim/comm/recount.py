@@ -20,8 +20,9 @@ from ringsim.traces.neighbour import WORDS, Neighbour
 
 __all__ = ["count_operations", "was_refused"]
 
-# A refusal by the library comes 20 ms after the posting, the first in a process: it looks up the names of all functions on the stack. On
-# an overloaded machine that takes many times as long. A message may be posted, and not waited for in a long time, without any refusal.
+# A refusal by the library comes 20 ms after the posting, the first in a process: it looks up the names of all functions on the stack. That
+# takes longer where memory has to be read for it; waiting for a processor does not count. A message may be posted, and not waited for in a
+# long time, without any refusal.
 _PATIENCE_S: Final = {SEND: 0.5, RECV: 0.5, COLLECTIVE: 2.0}
 _LOOK_EVERY_S: Final = 0.0005
 _FOLLOWING: Final = 256  # records that are looked at
@@ -35,14 +36,15 @@ def was_refused(neighbour: Neighbour, at: int, kind: int) -> bool:
         at: where its record begins.
         kind: SEND, RECV or COLLECTIVE.
     """
-    until = time.monotonic() + _PATIENCE_S[kind]
+    since_s = time.monotonic() - neighbour.starved_s()
     while True:
+        waited_s = time.monotonic() - neighbour.starved_s() - since_s  # before the records are read: this rank may be starved in between
         records = np.frombuffer(neighbour.view, RECORD)[at // WORDS : at // WORDS + _FOLLOWING]
         own = records["thread"] == records["thread"][0]
         # Its thread has posted more: the call has returned. That is looked at before the status, which a refusal writes first.
         goes_on = np.count_nonzero(own & (records["status"] != 0)) > 1
         waits, status = records["wait_ns"][0] != NONE, int(records["status"][0])
-        if waits or goes_on or status != IN_FLIGHT or time.monotonic() > until:
+        if waits or goes_on or status != IN_FLIGHT or waited_s > _PATIENCE_S[kind]:
             return status == ERROR and not waits
         time.sleep(_LOOK_EVERY_S)
 

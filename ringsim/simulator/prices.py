@@ -26,6 +26,7 @@ __all__ = ["Links", "Prices", "Sizes", "make_prices", "spread_sizes", "stack_pri
 
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
+_MOST_BYTES: Final = 2**53  # up to here each size is a number of its own as a float, too
 _FIELDS: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}  # of Costs
 _BACKWARD, _INPUT, _WEIGHT = (KIND_LETTERS.index(letter) for letter in "BIW")
 
@@ -123,14 +124,14 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
     if len(sizes) != num_stages - 1:
         raise ArgumentError(f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got {len(sizes)}. Count them.")
     if not all(_is_size(size) for size in sizes):
-        raise ArgumentError(f"size_bytes must be 0 or more, got {size_bytes!r}. Say how many bytes a stage hands on.")
+        raise ArgumentError(f"size_bytes must be from 0 to 2**53, got {size_bytes!r}. Say how many bytes a stage hands on.")
     if any(sizes) and not has_link:
         raise ArgumentError(f"size_bytes must be left out where no link is given, got {size_bytes!r}. Add link=Link(...), or take it out.")
     return [int(size) for size in sizes]
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0)
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(0 <= size <= _MOST_BYTES)
 
 
 def _check_time(time: Any, what: str) -> Any:

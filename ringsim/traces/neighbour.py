@@ -86,6 +86,14 @@ class Neighbour:
             return False
         return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
 
+    def starved_s(self) -> float:
+        """Returns how long the rank's first thread has waited for a processor in its life, in seconds; 0 where the system does not tell."""
+        try:
+            _, waited_ns, _ = Path(f"/proc/{self._meta.get('pid')}/schedstat").read_text().split()
+            return int(waited_ns) / 1e9
+        except (OSError, ValueError):
+            return 0.0
+
     def extend(self) -> bool:
         """Sees more of the file, where it has grown; False where it has not."""
         length = os.fstat(self._file).st_size // RECORD.itemsize * RECORD.itemsize
