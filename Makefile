@@ -10,6 +10,8 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
+COMPILED := $(VENV)/compiled.stamp
+TYPED := $(wildcard ringsim/simulator/*.pxd)
 PIP_INSTALL = -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 # Only what is installed in .venv counts.
@@ -24,13 +26,13 @@ help: ## list the targets
 
 install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependencies; every other target does it when needed
 
-demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
+demo: $(COMPILED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
-test: $(INSTALLED) ## run all tests: quick ones, then those on real ranks, then the lessons
+test: $(COMPILED) ## run all tests: quick ones, then those on real ranks, then the lessons
 	$(BIN)/python -m pytest
 
-test-quick: $(INSTALLED) ## run the tests that start no ranks
+test-quick: $(COMPILED) ## run the tests that start no ranks
 	$(BIN)/python -m pytest -m "not distributed and not notebooks"
 
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
@@ -53,31 +55,36 @@ check-types: $(INSTALLED)
 check-spelling: $(INSTALLED)
 	$(BIN)/codespell
 
-lab: $(INSTALLED) ## open the lessons in JupyterLab
+lab: $(COMPILED) ## open the lessons in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the committed traces
+figures: $(COMPILED) ## draw the pictures of README.md and docs/ again from the committed traces
 	$(BIN)/python figures/make.py
 
-soak: $(INSTALLED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
+soak: $(COMPILED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[soak]'
 	$(BIN)/python benchmarks/soak_files.py
 	$(BIN)/python benchmarks/soak_files.py --atheris
 	$(BIN)/python benchmarks/soak_runs.py
 
 clean: ## remove caches and build products
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
+	rm -rf build dist *.egg-info ringsim/simulator/*.so $(COMPILED) .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
 	find ringsim tests figures benchmarks notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 clean-all: clean ## the same, and the environments
 	rm -rf $(VENV) .venv-lowest
 
-# Installing happens once for each change of the two files. setuptools first: it builds ringsim, and with it here pip fetches nothing to
-# build with. torch is by far the largest part.
+# Installing happens once for each change of the two files. What builds ringsim comes first, so that pip fetches nothing to build with. torch
+# is by far the largest part.
 $(INSTALLED): pyproject.toml requirements/lock.txt
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer, and found none: make PYTHON=/path/to/python3.11))
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo 'ringsim needs Python 3.11 or newer, got:' >&2; $(PYTHON) --version >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools cython
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,fast,test,dev]'
+	@touch $@
+
+# The modules that were compiled when ringsim was installed, again when their source has changed: Python would go on with the old ones.
+$(COMPILED): $(INSTALLED) setup.py $(TYPED) $(TYPED:.pxd=.py)
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

@@ -61,6 +61,7 @@ def late_send(elements: int) -> float:
         (late_recv, "buffered", 1, [0.0, 10.0]),  # it was there at 5
         (late_recv, "buffered(8)", 2, [0.0, 10.0]),
         (late_recv, "buffered(8)", 3, [23.0, 23.0]),
+        (late_recv, f"buffered({10**30})", 2, [0.0, 10.0]),  # more than any message has
         (late_recv, "buffered", 3, [0.0, 13.0]),
         (late_send, "rendezvous", 1, [15.0, 15.0]),
         (late_send, "buffered", 1, [10.0, 15.0]),

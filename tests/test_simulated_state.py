@@ -15,7 +15,8 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
-from ringsim.simulator.generators import Streams, seed_streams
+from ringsim.simulator.generators import seed_streams
+from ringsim.simulator.streams import Streams
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
@@ -61,7 +62,8 @@ def draw_alone(seed: int, times: int) -> list[Any]:
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_random_numbers_are_those_of_the_rank(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringsim.simulator.hub.Streams", lambda: Streams(fast=fast))
+    if not fast:
+        monkeypatch.setattr("ringsim.simulator.streams.find_memory", lambda: None)
     expected = [draw_alone(11 + rank, 4) for rank in range(3)]
     seed_streams(5)
     outside = draw_alone(5, 1)

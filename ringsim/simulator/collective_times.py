@@ -30,7 +30,7 @@ from ringsim.exchange.rounds import make_rounds
 from ringsim.link import Link
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.groups import SimulatedGroup
-from ringsim.simulator.handles import Part
+from ringsim.simulator.parts import Part
 from ringsim.simulator.shared_links import SharedLinks
 
 __all__ = ["begin_collective"]

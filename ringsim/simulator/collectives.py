@@ -15,9 +15,9 @@ from ringsim.comm.mpi_buffers import check_alike, check_count
 from ringsim.comm.reductions import check_reduction, reduce_parts
 from ringsim.errors import ArgumentError
 from ringsim.simulator.groups import SimulatedGroup
-from ringsim.simulator.handles import Part
 from ringsim.simulator.meetings import attend
 from ringsim.simulator.moving import check_tensor, check_tensors
+from ringsim.simulator.parts import Part
 from ringsim.simulator.ranks import RankCore
 from ringsim.simulator.tape import Kind
 from ringsim.traces.events import NONE, OP_CODES, Payload

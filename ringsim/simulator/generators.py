@@ -1,8 +1,7 @@
-"""The random numbers of a simulated rank: its own streams of torch, numpy and ``random``, in a process that has one of each.
+"""The random generators of torch, numpy and ``random``: their seeds, and where their states lie in memory.
 
-A switch from one rank to another takes the states of all three generators out and puts others in. Their own ways to do that take 150 us, so
-their memory is copied instead, 7.5 KB: where each lies is found by looking for a state that is known, and tried before it is used. Where
-that fails (another build of torch or Python) the slow ways are taken; what the ranks draw is the same.
+Their own ways to take the three states out and to put others in take 150 us; copying the memory, 7.5 KB, takes less than one. Where each
+lies is found by looking for a state that is known, and copying is tried before it is used.
 """
 
 from __future__ import annotations
@@ -13,12 +12,15 @@ import random
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
-__all__ = ["Streams", "seed_streams"]
+if TYPE_CHECKING:
+    from ringsim.simulator.streams import Streams
+
+__all__ = ["find_memory", "put_slowly", "seed_streams", "take_slowly", "try_out"]
 
 _python: Final[Any] = random._inst  # whose methods the functions of `random` are
 _WORDS: Final = 624  # of the state of a Mersenne Twister, which all three are
@@ -35,71 +37,13 @@ def seed_streams(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-class Streams:
-    """Takes the states of the three generators out, and puts them in.
-
-    Args:
-        fast: whether to copy memory, where that can be done.
-
-    Attributes:
-        fast: whether it is done.
-        regions: the memory of the states, empty where it is not done.
-
-    Example:
-        >>> streams = Streams()
-        >>> seed_streams(7)
-        >>> state = streams.take()
-        >>> first = random.random(), np.random.normal(), torch.randn(3).sum().item()
-        >>> streams.put(state)
-        >>> first == (random.random(), np.random.normal(), torch.randn(3).sum().item())
-        True
-    """
-
-    def __init__(self, *, fast: bool = True) -> None:
-        self.regions: tuple[memoryview, ...] = ()
-        if fast:
-            outside = _take_slowly()
-            try:
-                regions = _find_regions()
-                if regions is not None and _try_out(regions, _make_peek(regions)):
-                    self.regions = regions
-                    self._peek = _make_peek(regions)
-            finally:
-                _put_slowly(outside)
-        self.fast = bool(self.regions)
-
-    def take(self, state: Any = None) -> Any:
-        """Returns the states as they are.
-
-        Args:
-            state: what an earlier call returned and ``put`` put in last; it is written over.
-        """
-        if not self.fast:
-            return _take_slowly()
-        seen = self._peek()
-        if state is None:
-            state = [*(memoryview(bytearray(len(region))) for region in self.regions), None, None]
-        elif state[5] == seen:
-            return state  # nothing was drawn since these were put in
-        words, numpy_words, ahead, torch_words, _, _ = state
-        words[:], numpy_words[:], ahead[:], torch_words[:] = self.regions
-        state[4], state[5] = _python.gauss_next, seen
-        return state
-
-    def put(self, state: Any) -> None:
-        """Makes the states what ``take`` returned."""
-        if not self.fast:
-            _put_slowly(state)
-            return
-        words, numpy_words, ahead, torch_words = self.regions
-        words[:], numpy_words[:], ahead[:], torch_words[:], _python.gauss_next, _ = state
-
-
-def _take_slowly() -> Any:
+def take_slowly() -> Any:
+    """Returns the states of the three generators by their own functions."""
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
 
 
-def _put_slowly(state: Any) -> None:
+def put_slowly(state: Any) -> None:
+    """Makes the states what ``take_slowly`` returned."""
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.default_generator.set_state(state[2])
@@ -109,8 +53,11 @@ def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def _find_regions() -> tuple[memoryview, ...] | None:
-    """Returns the memory of the states: of ``random``, numpy's words, numpy's number drawn ahead, torch; None where one is not found."""
+def find_memory() -> tuple[memoryview, ...] | None:
+    """Returns where the states lie: of ``random``, numpy's words, numpy's number drawn ahead, torch; None where one is not found.
+
+    It draws, and seeds: see ``take_slowly``.
+    """
     if sys.implementation.name != "cpython" or sys.byteorder != "little":
         return None
     seed_streams(20_240_229)
@@ -156,33 +103,7 @@ def _find_torch() -> memoryview | None:
     return None if at < _TORCH_HEAD else whole[at - _TORCH_HEAD : at + _KEY_BYTES + _TORCH_TAIL]
 
 
-def _make_peek(regions: tuple[memoryview, ...]) -> Callable[[], tuple[Any, ...]]:
-    """Makes what returns a few words of the states, of which one is another whenever a number was drawn: places, and numbers drawn ahead.
-
-    The words that are no places tell whether all 624 were made anew, by as many draws or by a seed. Not the first ones of `random` and
-    numpy: those are the same after many a seed.
-    """
-    words, numpy_words, ahead = regions[0].cast("I"), regions[1][-8:].cast("q"), regions[2].cast("q")
-    torch_words, tail = regions[3].cast("q"), len(regions[3]) // 8 - 3
-    python, after = _python, tail + 2
-
-    def peek() -> tuple[Any, ...]:
-        return (
-            words[0],
-            words[2],
-            python.gauss_next,
-            numpy_words[0],
-            ahead[0],
-            torch_words[0],
-            torch_words[2],
-            torch_words[tail],
-            torch_words[after],
-        )
-
-    return peek
-
-
-def _try_out(regions: tuple[memoryview, ...], peek: Callable[[], tuple[Any, ...]]) -> bool:
+def try_out(streams: Streams) -> bool:
     """Tells whether copying the memory brings back all that was drawn, numbers drawn ahead included, and each draw can be seen."""
     each: tuple[Callable[[], Any], ...] = (
         *(random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1), lambda: [random.random() for _ in range(_WORDS // 2)]),
@@ -191,9 +112,9 @@ def _try_out(regions: tuple[memoryview, ...], peek: Callable[[], tuple[Any, ...]
         *(functools.partial(torch.rand, size) for size in (1, _WORDS, 3 * _WORDS)),
     )
     for draw_one in each:
-        before = peek()
+        before = streams.take()
         draw_one()
-        if peek() == before:
+        if streams.hold(before):
             return False
     draws: tuple[Callable[[], Any], ...] = (
         lambda: (random.random(), random.gauss(0, 1)),
@@ -203,14 +124,10 @@ def _try_out(regions: tuple[memoryview, ...], peek: Callable[[], tuple[Any, ...]
     for seed in (3, 4):
         seed_streams(seed)
         for ahead in range(3):
-            kept = [bytes(region) for region in regions]
-            gauss = _python.gauss_next
-            said = _say(_take_slowly())
+            kept, said = streams.take(), _say(take_slowly())
             first = [draw() for draw in draws]
-            for region, bytes_before in zip(regions, kept, strict=True):
-                region[:] = bytes_before
-            _python.gauss_next = gauss
-            if _say(_take_slowly()) != said or [draw() for draw in draws] != first:
+            streams.put(kept)
+            if _say(take_slowly()) != said or [draw() for draw in draws] != first:
                 return False
             torch.randn(1 + ahead)
     return True

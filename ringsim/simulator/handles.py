@@ -1,9 +1,9 @@
-"""The handle of a simulated operation: when it is done, and the wait for that."""
+"""The handle of a simulated message: when it is done, and the wait for that."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from ringsim.simulator.tape import Kind
 if TYPE_CHECKING:
     from ringsim.simulator.ranks import RankCore
 
-__all__ = ["NEVER", "Channel", "Message", "Operation", "Part", "Recv", "Send", "SimulatedFuture"]
+__all__ = ["NEVER", "Channel", "Message", "Operation", "Recv", "Send"]
 
 NEVER: Final = math.inf
 
@@ -63,11 +63,11 @@ class Operation:
             RunTimeout: the limit has passed; the operation goes on.
         """
         rank, slot = self.rank, self.slot
-        hub = rank.hub
-        if rank.measures:
+        hub, tape = rank.hub, rank.tape
+        if hub.measures:
             hub.pay()
         if slot >= 0:
-            rank.tape.times[slot + 1] = hub.now
+            tape.times[slot + 1] = hub.now
         if self.done_s > hub.now:
             try:
                 if timeout is not None:
@@ -82,12 +82,12 @@ class Operation:
                 raise
             except BaseException:
                 if slot >= 0:
-                    rank.tape.times[slot + 2] = hub.now
-                    rank.tape.failed.add(slot)
+                    tape.times[slot + 2] = hub.now
+                    tape.failed.add(slot)
                     self.slot = -1
                 raise
         if slot >= 0:
-            rank.tape.times[slot + 2] = hub.now
+            tape.times[slot + 2] = hub.now
             self.slot = -1
         if self.error is not None:
             raise self.error
@@ -108,7 +108,7 @@ class Operation:
                 )
             else:
                 self.waiting = True
-                hub.wake(self.rank.runner, end_s)
+                hub.wake(self.rank, end_s)
                 hub.pause()
         self.waiting = False
 
@@ -121,7 +121,7 @@ class Operation:
         self.done_s = time_s
         if self.waiting:
             self.waiting = False
-            self.rank.hub.wake(self.rank.runner, time_s)
+            self.rank.hub.wake(self.rank, time_s)
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done; where it is not, the other ranks get on a little."""
@@ -264,81 +264,3 @@ class Channel:
         while message is not None:
             yield message
             message = message.behind
-
-
-class Part(Operation):
-    """A rank's part in a collective.
-
-    Args:
-        op: its code.
-        rank: whose it is.
-        slot: of its record, -1 where it has none.
-        group: where.
-        kind: of what it carries.
-        name: of the collective.
-        place: of the rank in the group.
-        inputs: tensors that it gives.
-        outputs: tensors that it gets.
-        results: the tensors that hold the result.
-
-    Attributes:
-        root: group rank of the root, -1 for none.
-    """
-
-    def __init__(
-        self,
-        op: int,
-        rank: RankCore,
-        slot: int,
-        group: SimulatedGroup,
-        kind: Kind,
-        name: str,
-        place: int,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        results: Sequence[torch.Tensor],
-    ) -> None:
-        super().__init__(op, rank, slot, group, kind)
-        self.root = -1
-        self.peer = self.tag = -1
-        self.name = name
-        self.place = place
-        self.inputs = inputs
-        self.outputs = outputs
-        self.results = results
-
-    def describe(self) -> str:
-        """Returns the operation in words."""
-        return f'{self.name} of group "{self.group.group_name}"'
-
-    def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that hold the result, once it is there."""
-        self.wait()
-        return list(self.results)
-
-    def get_future(self) -> SimulatedFuture:
-        """Returns a future of the result."""
-        return SimulatedFuture(self)
-
-
-class SimulatedFuture:
-    """Stands for the result of an operation, as ``torch.futures.Future`` does: that one would block all ranks.
-
-    Args:
-        handle: of the operation.
-    """
-
-    def __init__(self, handle: Part) -> None:
-        self._handle = handle
-
-    def wait(self) -> list[torch.Tensor]:
-        """Blocks until the result is there, and returns it."""
-        return self._handle.result()
-
-    def value(self) -> list[torch.Tensor]:
-        """Returns the result, which must be there."""
-        return self._handle.result()
-
-    def done(self) -> bool:
-        """Returns whether the result is there."""
-        return self._handle.is_completed()

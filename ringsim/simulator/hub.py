@@ -18,15 +18,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from greenlet import getcurrent, greenlet
 
 from ringsim.computing import stretch
 from ringsim.errors import Deadlock
 from ringsim.simulator.cores import Cores
-from ringsim.simulator.generators import Streams, seed_streams
+from ringsim.simulator.generators import seed_streams
 from ringsim.simulator.modes import Modes
+from ringsim.simulator.streams import Streams
+
+if TYPE_CHECKING:
+    from ringsim.simulator.tape import Tape
 
 __all__ = ["Hub", "Runner"]
 
@@ -36,17 +40,24 @@ _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
 
 class Runner:
-    """A rank as the clock sees it.
+    """A rank as the clock and its operations see it.
+
+    Args:
+        number: the rank, -1 for whoever calls ``Hub.run``.
+        seed: of its random numbers.
 
     Attributes:
-        number: the rank.
-        seed: of its random numbers.
+        hub: its clock.
+        tape: where it is recorded.
         greenlet: its stack.
         modes: what it took out of torch when it gave way.
         states: of its random numbers, while it does not run; None before it has begun.
     """
 
-    __slots__ = ("greenlet", "modes", "number", "seed", "states")
+    __slots__ = ("greenlet", "hub", "modes", "number", "seed", "states", "tape")
+
+    hub: Hub
+    tape: Tape
 
     def __init__(self, number: int, seed: int) -> None:
         self.number = number
@@ -64,14 +75,14 @@ class Hub:
         current: the rank that runs.
         cores: what the ranks share, None where each has its own.
         polls: how often ranks have asked in vain whether something is done, since an operation was posted.
-        pause: ``pause()`` gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason. It
-            raises a RingError where the rank is in the midst of something that only threads of their own could bear.
+        measures: whether computing takes the time that this thread takes for it: see ``pay``.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.polls = 0
         self.cores: Cores | None = None
+        self.measures = False
         self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
         self._asking: set[Runner] = set()
         # What is due now; and later, in the order in which it was asked for, by its time. Ranks that do alike are due at the same times.
@@ -81,7 +92,6 @@ class Hub:
         self._streams = Streams()
         self._modes = Modes()
         self._outside = self.current = Runner(-1, 0)  # whoever calls `run`
-        self.pause = self._make_pause()
 
     # -- the clock
 
@@ -122,22 +132,50 @@ class Hub:
             self.wake(self.current, time_s)
             self.pause()
 
-    def measure(self) -> None:
-        """Makes the computing of ranks take the time that this thread takes for it, from now on: see ``pay``."""
-        give_way = self.pause
-
-        def pause() -> None:
-            give_way()
-            self._resumed_s = time.thread_time()
-
-        self.pause = pause
-
     def pay(self) -> None:
         """Lets as much time pass on the calling rank as it has computed since it went on; where that is measured."""
         spent_s = stretch(time.thread_time() - self._resumed_s)
         self._resumed_s = time.thread_time()
         self.advance(spent_s)
         self._resumed_s = time.thread_time()
+
+    def pause(self) -> None:
+        """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason.
+
+        Raises:
+            RingError: the rank is in the midst of something that only threads of their own could bear.
+        """
+        self._give_way()
+        if self.measures:
+            self._resumed_s = time.thread_time()
+
+    def _give_way(self) -> None:
+        me = self.current
+        while self._ready or self._times:
+            other = self._ready[0] if self._ready else self._later[self._times[0]][0]
+            if other is me:
+                self._pop()
+                return
+            if isinstance(other, Runner):
+                self._switch(me, other)
+                return
+            if other is _STARTING:
+                break
+            self._pop()()
+        me.modes = self._modes.take()
+        me.states = self._streams.take(me.states)
+        self._outside.greenlet.switch()  # nobody can go on, or not all have begun
+
+    def _switch(self, me: Runner, other: Runner) -> None:
+        """Lets the rank go on that is due first, in the place of the one that runs."""
+        me.modes = None if self._modes.are_common() else self._modes.take()
+        me.states = self._streams.take(me.states)
+        self._pop()
+        self._streams.put(other.states)
+        if other.modes is not None:
+            self._modes.put(other.modes)
+        self.current = other
+        other.greenlet.switch()
 
     def poll(self) -> None:
         """Gives way until one of those that do not merely ask has been at work.
@@ -195,7 +233,7 @@ class Hub:
         """Lets the ranks run that are due; called by whoever called `run`, or within it."""
         while self._ready or self._times:
             what = self._pop()
-            if what.__class__ is Runner:
+            if isinstance(what, Runner):
                 self._enter(what)
                 self.current = self._outside
             else:
@@ -228,42 +266,6 @@ class Hub:
             self.now = heappop(self._times)
             self._ready.extend(self._later.pop(self.now))
         return self._ready.popleft()
-
-    def _make_pause(self) -> Callable[[], None]:
-        """Makes ``pause``, through which every wait goes: names that do not change are looked up once."""
-        ready, later, times, outside, pop = self._ready, self._later, self._times, self._outside, self._pop
-        are_common, take_modes, put_modes = self._modes.are_common, self._modes.take, self._modes.put
-        take_states, put_states = self._streams.take, self._streams.put
-
-        def pause() -> None:
-            me = self.current
-            while ready or times:
-                other = ready[0] if ready else later[times[0]][0]
-                if other.__class__ is not Runner:
-                    if other is _STARTING:
-                        break
-                    pop()()
-                elif other is me:
-                    pop()
-                    return
-                else:
-                    me.modes = None if are_common() else take_modes()
-                    me.states = take_states(me.states)
-                    if ready:
-                        ready.popleft()
-                    else:
-                        pop()
-                    put_states(other.states)
-                    if other.modes is not None:
-                        put_modes(other.modes)
-                    self.current = other
-                    other.greenlet.switch()
-                    return
-            me.modes = take_modes()
-            me.states = take_states(me.states)
-            outside.greenlet.switch()  # nobody can go on, or not all have begun
-
-        return pause
 
     def _enter(self, other: Runner, error: BaseException | None = None) -> None:
         if other.states is None:

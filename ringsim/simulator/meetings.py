@@ -15,7 +15,7 @@ from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import MessageMismatch
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.collective_times import begin_collective
-from ringsim.simulator.handles import Part
+from ringsim.simulator.parts import Part
 
 __all__ = ["attend"]
 

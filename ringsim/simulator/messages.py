@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 from torch import Tensor
 
 from ringsim.comm.mpi_group import to_index
 from ringsim.errors import ArgumentError
+from ringsim.simulator.desk import Address
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import Recv, Send
 from ringsim.simulator.moving import check_tensor
@@ -17,9 +17,8 @@ from ringsim.traces.events import ANY_SOURCE, OP_CODES
 
 __all__ = ["Messages"]
 
-_SEND, _ISEND, _RECV, _IRECV = (OP_CODES[name] for name in ("send", "isend", "recv", "irecv"))
+_SEND, _RECV = OP_CODES["send"], OP_CODES["recv"]
 _TAG_END: Final = 1 << 31
-_frame_at: Final = sys._getframe
 _BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irecv"]}
 
 
@@ -30,64 +29,9 @@ class Messages(RankCore):
         """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
         return self.begin_send(tensor, dst, group, tag, group_dst)
 
-    def begin_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None, op: int = _ISEND) -> Send:
-        """Begins to send, for a function that stands between this one and the user's line."""
-        if group is None:
-            group = self.everybody
-        channel = None
-        if group.__class__ is SimulatedGroup and dst.__class__ is int and tag.__class__ is int and group_dst is None:
-            channel = self._to.get((group, dst, tag))
-        if channel is None:
-            group = self._within("isend", group)
-            tensor = check_tensor("tensor", tensor)
-            dst = self._peer("dst", group, dst, group_dst)
-            tag = self._check_tag(tag)
-            channel = self._to[group, dst, tag] = self.world.office.channel_of(group, self.number, dst, tag)
-        elif tensor.__class__ is not Tensor or not tensor.is_cpu:
-            tensor = check_tensor("tensor", tensor)
-        if self.hooked:
-            self._before_operation()
-        kind = self._kinds[tensor.dtype, tensor.shape]
-        slot = -1
-        if self.records:
-            slot = self._post(self.hub.now, self.number, op, group.number, dst, tag, kind.number, _frame_at(2))  # type: ignore[arg-type]
-        handle = Send(op, self, slot, group, kind, tensor, dst, tag, channel)  # type: ignore[arg-type]  # dst is known to be a number
-        self._send(handle)
-        if self.calibration is not None:
-            self.hub.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
-        return handle
-
     def irecv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Recv:
         """Begins to receive, from anybody where no source is given; does not block."""
         return self.begin_recv(tensor, src, group, tag, group_src)
-
-    def begin_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None, op: int = _IRECV) -> Recv:
-        """Begins to receive, for a function that stands between this one and the user's line."""
-        if group is None:
-            group = self.everybody
-        channel = None
-        if group.__class__ is SimulatedGroup and src.__class__ is int and tag.__class__ is int and group_src is None:
-            channel = self._from.get((group, src, tag))
-        if channel is None:
-            group = self._within("irecv", group)
-            tensor = check_tensor("tensor", tensor)
-            src = ANY_SOURCE if src is None and group_src is None else self._peer("src", group, src, group_src)
-            tag = self._check_tag(tag)
-            if src != ANY_SOURCE:
-                channel = self._from[group, src, tag] = self.world.office.channel_of(group, src, self.number, tag)
-        elif tensor.__class__ is not Tensor or not tensor.is_cpu:
-            tensor = check_tensor("tensor", tensor)
-        if self.hooked:
-            self._before_operation()
-        kind = self._kinds[tensor.dtype, tensor.shape]
-        slot = -1
-        if self.records:
-            slot = self._post(self.hub.now, self.number, op, group.number, src, tag, kind.number, _frame_at(2))  # type: ignore[arg-type]
-        handle = Recv(op, self, slot, group, kind, tensor, src, tag, channel)  # type: ignore[arg-type]  # src is known to be a number
-        self._recv(handle)
-        if self.calibration is not None:
-            self.hub.work(self.calibration.post_s(False, kind.size_bytes))
-        return handle
 
     def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
         """Sends; blocks until the tensor may change."""
@@ -125,6 +69,22 @@ class Messages(RankCore):
                 begin: Any = self.begin_send if name == "isend" else self.begin_recv
                 handles.append(begin(each.tensor, each.peer, each.group, each.tag, None, _BATCH[name]))
         return handles
+
+    def _address_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None) -> Address:
+        group = self._within("isend", group)
+        tensor = check_tensor("tensor", tensor)
+        peer, tag = self._peer("dst", group, dst, group_dst), self._check_tag(tag)
+        channel = self._to[group, peer, tag] = self._office.channel_of(group, self.number, peer, tag)
+        return group, tensor, peer, tag, channel
+
+    def _address_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None) -> Address:
+        group = self._within("irecv", group)
+        tensor = check_tensor("tensor", tensor)
+        if src is None and group_src is None:
+            return group, tensor, ANY_SOURCE, self._check_tag(tag), None
+        peer, tag = self._peer("src", group, src, group_src), self._check_tag(tag)
+        channel = self._from[group, peer, tag] = self._office.channel_of(group, peer, self.number, tag)
+        return group, tensor, peer, tag, channel
 
     def _within(self, op: str, group: Any) -> SimulatedGroup:
         """Returns the group of a message.

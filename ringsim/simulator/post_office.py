@@ -11,7 +11,6 @@ The k-th send of a channel (group, source, destination, tag) belongs to the k-th
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -53,7 +52,7 @@ class PostOffice:
         self._carry = carrier.carry
         self._line_of = carrier.line_of if isinstance(carrier, PrivateLinks) else None  # these know at once when a message arrives
         self._limit = limit_bytes
-        self._number = itertools.count(1).__next__
+        self._posted = 0  # how many have had to wait for their other side
         self._channels: dict[_Key, Channel] = {}
         self._from_any: dict[tuple[SimulatedGroup, int, int], deque[Recv]] = {}  # by group, destination, tag
 
@@ -74,7 +73,7 @@ class PostOffice:
         self._hub.polls = 0
         channel: Any = send.channel
         recv = channel.first
-        if recv.__class__ is not Recv:
+        if type(recv) is not Recv:
             recv = None
         others = self._from_any.get((channel.group, channel.dst, channel.tag)) if self._from_any else None
         if others and (recv is None or others[0].number < recv.number):
@@ -91,8 +90,7 @@ class PostOffice:
         else:
             if send.kind.size_bytes <= self._limit:
                 self._leave(send)
-            send.number = self._number()
-            channel.append(send)
+            self._wait_for(channel, send)
 
     def recv(self, recv: Recv) -> None:
         """Takes a recv that has just been posted.
@@ -106,11 +104,12 @@ class PostOffice:
             tag = recv.tag if self._by_tag else 0
             channel = self._find_first(recv.group, recv.rank.number, tag)
             if channel is None:
-                recv.number = self._number()
+                self._posted += 1
+                recv.number = self._posted
                 self._from_any.setdefault((recv.group, recv.rank.number, tag), deque()).append(recv)
                 return
         send = channel.first
-        if send.__class__ is Send:
+        if type(send) is Send:
             if send.kind is not recv.kind:
                 self._check(send, recv, recv)
             channel.first = send.behind
@@ -119,8 +118,7 @@ class PostOffice:
             else:
                 self._meet(send, recv)
         else:
-            recv.number = self._number()
-            channel.append(recv)
+            self._wait_for(channel, recv)
 
     def batch(self, rank: RankCore, group: SimulatedGroup) -> AbstractContextManager[None]:
         """Returns a block in which a rank posts what it begins together; here that makes no difference."""
@@ -133,10 +131,15 @@ class PostOffice:
         for queue in self._from_any.values():
             yield from queue
 
+    def _wait_for(self, channel: Channel, message: Message) -> None:
+        """Lets a message wait for its other side."""
+        self._posted += 1
+        message.number = self._posted
+        channel.append(message)
+
     def _meet(self, send: Send, recv: Recv) -> None:
         """Begins to carry a message."""
-        hub = self._hub
-        now, kind = hub.now, send.kind
+        now, kind = self._hub.now, send.kind
         if recv.peer == ANY_SOURCE:
             self._name_source(recv, send)
         move_alike(send.tensor, recv.tensor, kind)
@@ -147,17 +150,14 @@ class PostOffice:
             if line is None:
                 line = channel.line = self._line_of(channel.src, channel.dst)
             arrives_s = line.carry(kind.size_bytes, now)
-            recv.done_s = arrives_s
-            if recv.waiting:
-                recv.waiting = False
-                hub.wake(recv.rank.runner, arrives_s)
-            if buffered:
-                arrives_s = now
-            send.done_s = arrives_s
-            if send.waiting:
-                send.waiting = False
-                hub.wake(send.rank.runner, arrives_s)
-            return
+            recv.complete(arrives_s)
+            send.complete(now if buffered else arrives_s)
+        else:
+            self._carry_between(send, recv, buffered)
+
+    def _carry_between(self, send: Send, recv: Recv, buffered: bool) -> None:
+        """Begins to carry a message on links that others may share."""
+        now = self._hub.now
         ends = (recv,) if buffered else (recv, send)
         if buffered:
             send.complete(now)
@@ -166,7 +166,7 @@ class PostOffice:
             for each in ends:
                 each.complete(time_s)
 
-        known_s = self._carry(send.rank.number, recv.rank.number, kind.size_bytes, now, arrive)
+        known_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now, arrive)
         if known_s is not None:
             arrive(known_s)
 
@@ -210,7 +210,7 @@ class PostOffice:
         for source in group.ranks:
             channel = self._channels.get((group, source, me, tag))
             first = channel.first if channel is not None else None
-            if first.__class__ is Send and (best is None or first.number < number):
+            if type(first) is Send and (best is None or first.number < number):
                 best, number = channel, first.number
         return best
 

@@ -31,20 +31,18 @@ class RankRecorder:
         tape: where they go.
         rank: whose they are.
         world_size: how many ranks there are.
-        measures: whether computing takes the time that it takes here.
     """
 
     users = 0  # nobody hooks into torch
 
-    def __init__(self, hub: Hub, tape: Tape, rank: int, world_size: int, measures: bool) -> None:
-        self._measures = measures
+    def __init__(self, hub: Hub, tape: Tape, rank: int, world_size: int) -> None:
         self._hub, self._tape = hub, tape
         self.rank, self.world_size = rank, world_size
         self.sites = tape.sites
 
     def span_begin(self, name: str) -> int:
         """Writes a span as begun, with the stage and microbatch in force; returns its slot."""
-        if self._measures:
+        if self._hub.measures:
             self._hub.pay()
         tape = self._tape
         label, place = tape.number_label(name), tape.find_place(sys._getframe(1))
@@ -52,7 +50,7 @@ class RankRecorder:
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
         """Writes a span as ended: ok, or error where an exception passed through it."""
-        if self._measures:
+        if self._hub.measures:
             self._hub.pay()
         self._tape.times[slot + 2] = self._hub.now
         if failed:

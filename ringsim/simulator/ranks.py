@@ -17,9 +17,11 @@ from ringsim.comm.membership import Membership
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.injections import make_failure
 from ringsim.simulator.carriers import Carrier
+from ringsim.simulator.desk import Desk
 from ringsim.simulator.groups import SimulatedGroup
-from ringsim.simulator.handles import Channel, Message, Part
-from ringsim.simulator.hub import Hub, Runner
+from ringsim.simulator.handles import Message
+from ringsim.simulator.hub import Hub
+from ringsim.simulator.parts import Part
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.rank_recorder import RankRecorder
 from ringsim.simulator.tape import Kind, Tape
@@ -58,7 +60,6 @@ class World:
         carrier: says how long messages take.
         office: brings sends and recvs together.
         everybody: the group of all ranks.
-        measures: whether computing takes the time that it takes here.
         calibration: says how long a rank is busy when it posts a message; None for no time.
         made: the groups that were made, in order.
         makers: all ranks, as a group in which groups are made; None before the first.
@@ -72,13 +73,12 @@ class World:
     office: PostOffice
     everybody: SimulatedGroup
     calibration: Calibration | None = None
-    measures: bool = False
     made: list[Making] = field(default_factory=list)
     makers: SimulatedGroup | None = None
     shared: dict[int, dict[int, Any]] = field(default_factory=dict)
 
 
-class RankCore(Membership, Backend):
+class RankCore(Desk, Membership, Backend):
     """The common part of messages and collectives of a simulated rank: who it is, and its groups.
 
     Args:
@@ -91,30 +91,17 @@ class RankCore(Membership, Backend):
     name = "simulator"
 
     def __init__(self, world: World, number: int, seed: int, fails_at: int | None = None) -> None:
+        hooked = world.hub.measures or fails_at is not None
+        super().__init__(number, seed, world.hub, world.tape, world.records, world.office, world.everybody, world.calibration, hooked)
         self.direct = _DIRECT  # found faster here than in the class
         self.world = world
-        self.number = number
-        self.hub = world.hub
-        self.tape = world.tape
-        self.everybody = world.everybody
-        self.calibration = world.calibration
-        self.runner = Runner(number, seed)
-        self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size(), world.measures) if world.records else None
-        self.records = world.records
-        self._post = world.tape.post
-        self._kinds = world.tape.kinds
-        self._send, self._recv = world.office.send, world.office.recv
+        self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
         self.fails_at = fails_at
-        self.measures = world.measures
-        self.hooked = world.measures or fails_at is not None
         self._operations = 0
         self._joined = True
         self._made = 0
         self._shares = 0
         self._gone: set[SimulatedGroup] = set()
-        # Where the messages go, and come from, that the rank has sent and received once: by group, peer and tag, which are good then.
-        self._to: dict[tuple[SimulatedGroup, int, int], Channel] = {}
-        self._from: dict[tuple[SimulatedGroup, int, int], Channel] = {}
 
     # -- the job
 
@@ -294,7 +281,7 @@ class RankCore(Membership, Backend):
         Raises:
             RankFailed: the rank was made to fail in its place.
         """
-        if self.measures:
+        if self.hub.measures:
             self.hub.pay()
         if self.fails_at is not None and self._operations >= self.fails_at:
             raise make_failure(self.number, self.fails_at, self.everybody.size())

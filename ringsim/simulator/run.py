@@ -93,6 +93,7 @@ class Run:
         self._settings = settings
         self._size = size = settings.world_size
         self._hub = hub = Hub()
+        hub.measures = settings.measures
         self._tape = tape = Tape()
         everyone = tuple(range(size))
         carrier = make_carrier(hub, size, link=settings.link, topology=settings.topology, inject=settings.inject)
@@ -102,11 +103,9 @@ class Run:
         office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
-        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration, settings.measures)
+        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
-        if settings.measures:
-            hub.measure()
         self._outputs = Outputs(hub, size)
         self._results: list[Any] = [None] * size
         self._returned: set[int] = set()
@@ -126,7 +125,7 @@ class Run:
         """
         try:
             with simulated_states(), self._printing():
-                self._hub.run([(rank.runner, self._make_life(rank)) for rank in self._ranks])
+                self._hub.run([(rank, self._make_life(rank)) for rank in self._ranks])
                 error = self._judge()
         except KeyboardInterrupt:
             raise self._explained(Interrupted(f"the simulation was interrupted at {self._hub.now:.6g} s of virtual time.")) from None
@@ -147,7 +146,7 @@ class Run:
             enter_rank(self._make_state(rank))
             try:
                 self._results[rank.number] = self._call()
-                if rank.measures:
+                if self._hub.measures:
                     self._hub.pay()
                 self._hub.leave()
                 self._returned.add(rank.number)
@@ -231,7 +230,7 @@ class Run:
         text = str(diagnosis)
         self._verdict_on = frozenset(rank.number for rank in stuck)
         for rank in stuck:
-            self._hub.throw(rank.runner, error_of_kind(diagnosis.kind)(text))
+            self._hub.throw(rank, error_of_kind(diagnosis.kind)(text))
         self._end(stuck)
         reports = {report.rank: report for report in self._reports}
         for finding in diagnosis.findings[:1]:
@@ -244,7 +243,7 @@ class Run:
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
         """Takes down the stacks of ranks that will never go on."""
         for rank in ranks:
-            self._hub.throw(rank.runner, GreenletExit())
+            self._hub.throw(rank, GreenletExit())
 
     def _write_waiting(self) -> None:
         """Writes down the operations that wait for their other side, where nothing was recorded before."""
@@ -254,7 +253,7 @@ class Run:
         parts = [part for group in groups for met in group.meetings.values() for part in met]
         parts += [part for making in self._world.made for part in making.parts if part.waiting]
         for each in sorted(self._world.office.waiting(), key=lambda message: message.number) + parts:
-            frame = each.rank.runner.greenlet.gr_frame if each.waiting else None
+            frame = each.rank.greenlet.gr_frame if each.waiting else None
             place = (NONE, NONE) if frame is None else self._tape.find_place(frame)
             numbers = each.group.number, each.peer, each.tag, each.kind.number
             slot = self._tape.write(self._hub.now, each.rank.number, each.op, *numbers, NONE, place)

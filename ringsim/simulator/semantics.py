@@ -47,7 +47,7 @@ def read_semantics(name: object) -> Semantics:
     """
     found = _BUFFERED.fullmatch(name) if isinstance(name, str) else None
     if found is not None:
-        return Semantics(int(found[1] or sys.maxsize), in_order=False)
+        return Semantics(min(int(found[1] or sys.maxsize), sys.maxsize), in_order=False)  # no message is larger
     if name not in ("rendezvous", "grouped"):
         known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
         raise ArgumentError(f"semantics must be {known}, got {name!r}. Take one of these.")

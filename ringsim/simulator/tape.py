@@ -7,9 +7,7 @@ that the same run gives the same bytes.
 from __future__ import annotations
 
 import os
-import struct
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -40,12 +38,10 @@ _RECORD: Final = np.dtype(
     ]
 )
 _RECORD_WORDS: Final = _RECORD.itemsize // 8
-_pack: Final = struct.Struct("<d16siiiiiiiiqq").pack_into
-_NOT_YET: Final = struct.pack("<dd", -1.0, -1.0)
+_NOT_YET: Final = -1.0
 _FIRST: Final = 1 << 12  # records that there is room for at the beginning
-_PEER_AT: Final = _RECORD.fields["peer"][1] if _RECORD.fields else 0
-_FILE_AT: Final = _RECORD.fields["file"][1] if _RECORD.fields else 0
-_frame_at: Final = sys._getframe
+_NUMBERS_AT: Final = 6  # where a record's numbers of four bytes begin, in their size: rank, group, payload, label, file, line, peer, tag
+_CODES_AT: Final = 7  # where those of eight bytes begin: stage and microbatch as one, op
 _label_of: Final = label_in_force.get
 _meaning_of: Final = meaning.get
 
@@ -70,18 +66,6 @@ class Kind:
         self.views: dict[int, memoryview] = {}
 
 
-class _Kinds(dict[tuple[torch.dtype, torch.Size], Kind]):
-    """Makes a kind when it is first asked for."""
-
-    def __init__(self, make: Callable[[tuple[torch.dtype, torch.Size]], Kind]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: tuple[torch.dtype, torch.Size]) -> Kind:
-        kind = self[key] = self._make(key)
-        return kind
-
-
 class Tape:
     """The records of all ranks, in the order of posting.
 
@@ -91,16 +75,13 @@ class Tape:
         failed: slots of what ended with an error.
         followed: slots of spans that the wait for an operation ends, and its slot.
         sites: what each source file is.
-        kinds: of tensors, by (dtype, shape); a kind is made when it is first asked for.
     """
 
     def __init__(self) -> None:
-        self._memory = bytearray(_FIRST * _RECORD.itemsize)
-        self.times = memoryview(self._memory).cast("d")
+        self._look_at(bytearray(_FIRST * _RECORD.itemsize))
         self.failed: set[int] = set()
         self.followed: dict[int, int] = {}
-        kinds = _Kinds(self._add_kind)
-        self.kinds = kinds
+        self._kinds: dict[tuple[torch.dtype, torch.Size], Kind] = {}
         self._end = 0  # in words
         self._payloads: dict[Payload, int] = {}
         self._groups: dict[Group, int] = {}
@@ -126,26 +107,28 @@ class Tape:
         Returns:
             The slot.
         """
-        file, line = self._places.get(id(frame.f_code) + frame.f_lasti) or self.find_place(frame)
-        slot = self._end
-        try:
-            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), file, line, peer, tag, _meaning_of(), op)
-        except struct.error:
-            self._grow()
-            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, _label_of(), file, line, peer, tag, _meaning_of(), op)
-        self._end = slot + _RECORD_WORDS
-        return slot
+        place = self._places.get(id(frame.f_code) + frame.f_lasti) or self.find_place(frame)
+        return self.write(now, rank, op, group, peer, tag, payload, _label_of(), place)
 
     def write(
         self, now: float, rank: int, op: int, group: int, peer: int, tag: int, payload: int, label: int, place: tuple[int, int]
     ) -> int:
         """Writes a record; see ``post``. ``label`` is its number, ``place`` a file's number and a line. Returns the slot."""
         slot = self._end
-        try:
-            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, label, *place, peer, tag, _meaning_of(), op)
-        except struct.error:
+        if slot + _RECORD_WORDS > len(self.times):
             self._grow()
-            _pack(self._memory, slot * 8, now, _NOT_YET, rank, group, payload, label, *place, peer, tag, _meaning_of(), op)
+        times, numbers, at = self.times, self._numbers, 2 * slot + _NUMBERS_AT
+        times[slot] = now
+        times[slot + 1] = times[slot + 2] = _NOT_YET
+        numbers[at] = rank
+        numbers[at + 1] = group
+        numbers[at + 2] = payload
+        numbers[at + 3] = label
+        numbers[at + 4], numbers[at + 5] = place
+        numbers[at + 6] = peer
+        numbers[at + 7] = tag
+        self._codes[slot + _CODES_AT] = _meaning_of()
+        self._codes[slot + _CODES_AT + 1] = op
         self._end = slot + _RECORD_WORDS
         return slot
 
@@ -164,24 +147,37 @@ class Tape:
 
     def set_peer(self, slot: int, peer: int) -> None:
         """Writes down whom a message from anybody came from."""
-        struct.pack_into("<i", self._memory, slot * 8 + _PEER_AT, peer)
+        self._numbers[2 * slot + _NUMBERS_AT + 6] = peer
 
     def place_of(self, slot: int) -> str:
         """Returns the file and line of a record, as " at ring.py:7"."""
-        file, line = struct.unpack_from("<ii", self._memory, slot * 8 + _FILE_AT)
+        at = 2 * slot + _NUMBERS_AT
+        file, line = self._numbers[at + 4], self._numbers[at + 5]
         name = next(name for name, number in self._files.items() if number == file)
         return f" at {os.path.basename(name)}:{line}"
 
     def _grow(self) -> None:
         memory = bytearray(2 * len(self._memory))
         memory[: len(self._memory)] = self._memory
+        self._look_at(memory)
+
+    def _look_at(self, memory: bytearray) -> None:
         self._memory = memory
         self.times = memoryview(memory).cast("d")
+        self._numbers = memoryview(memory).cast("i")
+        self._codes = memoryview(memory).cast("q")
 
     # -- names
 
-    def _add_kind(self, key: tuple[torch.dtype, torch.Size]) -> Kind:
-        dtype, shape = key
+    def kind_of(self, tensor: torch.Tensor) -> Kind:
+        """Returns what a tensor has in common with others of its dtype and shape."""
+        key = tensor.dtype, tensor.shape
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._make_kind(*key)
+        return kind
+
+    def _make_kind(self, dtype: torch.dtype, shape: torch.Size) -> Kind:
         payload = Payload(str(dtype).removeprefix("torch."), tuple(shape), shape.numel() * dtype.itemsize)
         return Kind(self.number_payload(payload), payload, not dtype.is_complex and shape.numel() > 1)
 

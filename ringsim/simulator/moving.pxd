@@ -1,0 +1,6 @@
+cimport cython
+
+from ringsim.simulator.tape cimport Kind
+
+@cython.locals(views=dict)
+cpdef move_alike(object source, object target, Kind kind)
