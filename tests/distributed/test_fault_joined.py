@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -47,6 +50,28 @@ def test_ranks_raise_where_they_are_stuck(server: RankServer, tmp_path: Path) ->
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.ringtrace", "store"]
+
+
+def test_under_torchrun_each_rank_hears_it_and_the_trace_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import torch, torch.distributed as dist, ringsim
+            dist.init_process_group("gloo")
+            rank, size = dist.get_rank(), dist.get_world_size()
+            with ringsim.trace("run.ringtrace"):
+                dist.recv(torch.zeros(3), (rank - 1) % size)
+                dist.send(torch.zeros(3), (rank + 1) % size)
+            """
+        )
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80)
+    assert done.returncode != 0
+    assert "ringsim.errors.Deadlock: deadlock: ranks 0, 2 and 1 wait for each other: " in done.stderr
+    assert 'script.py", line 6, in <module>' in done.stderr
+    found = ringsim.load(tmp_path / "run.ringtrace").explain().findings
+    assert [(each.kind, set(each.ranks)) for each in found] == [("deadlock", {0, 1, 2})]
 
 
 def unlike(directory: str, rank: int) -> str:
