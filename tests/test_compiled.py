@@ -64,6 +64,15 @@ def test_machine_code_is_that_of_the_source() -> None:
         assert file.stat().st_mtime >= newest_s, f"{name} has changed since it was compiled. Run: python setup.py build_ext --inplace"
 
 
+def test_without_a_compiler_installing_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("Cython", reason="only what builds ringsim needs it")
+    command = [sys.executable, "setup.py", "build_ext", "--force", "--build-lib", str(tmp_path), "--build-temp", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "CC": "false"}, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: build_ext: building extension") == len(NAMES)
+    assert not list(tmp_path.rglob("*.so"))
+
+
 @pytest.mark.skipif(compiled_file("ringsim.simulator.hub") is None, reason="nothing is compiled here: the other tests ran the source")
 class TestInterpreted:
     @pytest.mark.parametrize("recorded", ["recorded", "not recorded"])
