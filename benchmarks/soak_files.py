@@ -79,13 +79,21 @@ def fuzz(inputs: int, corpus: str) -> None:
         importlib.import_module("ringsim.traces.files")
     from trace_mutations import load_damaged, mutate, real_files
 
-    wholes = real_files()
+    wholes, left = real_files(), inputs
 
     def read_one(data: bytes) -> None:
+        nonlocal left
         provider = atheris.FuzzedDataProvider(data)
-        load_damaged(mutate(wholes, provider.ConsumeIntInRange), draw=False)
+        try:
+            load_damaged(mutate(wholes, provider.ConsumeIntInRange), draw=False)
+        except Exception:  # whatever it is, it is the finding
+            print(f"input {data!r}:\n{traceback.format_exc()}", flush=True)
+            os._exit(1)
+        left -= 1
+        if left == 0:  # the fuzzer would call exit() with Python's lock in its hands, for which threads of pyarrow may wait
+            os._exit(0)
 
-    options = [f"-runs={inputs}", "-max_len=256", "-len_control=0", f"-timeout={LIMIT_S}", "-rss_limit_mb=2048", "-verbosity=0", corpus]
+    options = ["-max_len=256", "-len_control=0", f"-timeout={LIMIT_S}", "-rss_limit_mb=2048", "-verbosity=0", corpus]
     atheris.Setup([sys.argv[0], *options], read_one)
     atheris.Fuzz()
 
