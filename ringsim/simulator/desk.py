@@ -21,9 +21,8 @@ from ringsim.traces.events import OP_CODES
 
 __all__ = ["Address", "Desk"]
 
-Address = tuple[
-    SimulatedGroup, Tensor, int, int, Channel | None
-]  # what a message needs to go on its way: group, tensor, peer, tag, channel
+# What a message needs to go on its way: group, tensor, peer, tag, channel.
+Address = tuple[SimulatedGroup, Tensor, int, int, Channel | None]
 _ISEND, _IRECV = OP_CODES["isend"], OP_CODES["irecv"]
 _frame_at: Final = sys._getframe
 _USER: Final = 2 if __file__.endswith(".py") else 1  # frames from a message that begins up to the user's line: what is compiled has none
