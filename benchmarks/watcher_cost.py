@@ -1,6 +1,6 @@
 """What the watcher costs: small messages between two ranks, and a pipeline step on two and four, with it and without by turns.
 
-    python benchmarks/watcher_cost.py [--quick] [--parts message step-2 step-4]
+    python benchmarks/watcher_cost.py [--rounds 30] [--parts message step-2 step-4]
 
 Goals: at most 2 % of a pipeline step, and at most 3 us a message. The launcher's own CPU time, which is the watcher's but for a little,
 is shown beside them: on a machine with a free core it costs nobody anything. How far each part is goes to standard error.
@@ -126,13 +126,12 @@ def report(part: str, found: dict[str, list[tuple[float, float]]]) -> tuple[floa
 def main() -> None:
     """Prints the tables, and whether the goals are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
+    parser.add_argument("--rounds", type=int, default=30, help="how many times each (default: 30)")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="which (default: all)")
     options = parser.parse_args()
-    rounds = 4 if options.quick else 30
     print(where(), flush=True)
     for part in options.parts:
-        ratio, beyond = report(part, measure(part, rounds))
+        ratio, beyond = report(part, measure(part, options.rounds))
         if part == "message":
             print(f"the goal of {GOAL_US:g} us a message is {'met' if beyond <= GOAL_US else 'missed'}", flush=True)
         else:
