@@ -21,7 +21,8 @@ TOKENS = 4096
 
 def large_layers(count: int) -> nn.Module:
     """Returns a Llama with the layers of Llama 2 70B (its published configuration), on the device "meta"."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.LlamaConfig(
         hidden_size=8192,
         intermediate_size=28672,
@@ -53,6 +54,7 @@ def alone(layers: int, num_ranks: int, microbatches: int, schedule: str) -> Any:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_workers_take_what_their_schedule_says(schedule: str) -> None:
+    pytest.importorskip("transformers")
     ranks, microbatches = 4, 6
     trace = ringsim.simulate(step, world_size=ranks, args=(4, microbatches, schedule), link=LINK, compute=SPEED)
     assert all(loss != loss for loss in trace.results)  # NaN: nobody knows it
