@@ -1,3 +1,4 @@
+# The types in hub.py that Cython is to know, where it is compiled: docs/decisions/0014-compiled-from-the-same-source.md.
 from ringsim.simulator.modes cimport Modes
 from ringsim.simulator.streams cimport Streams
 from ringsim.simulator.tape cimport Tape

@@ -1,3 +1,4 @@
+# The types in post_office.py that Cython is to know, where it is compiled: docs/decisions/0014-compiled-from-the-same-source.md.
 cimport cython
 
 from ringsim.simulator.carriers cimport Line

@@ -1,3 +1,4 @@
+# The types in streams.py that Cython is to know, where it is compiled: docs/decisions/0014-compiled-from-the-same-source.md.
 cdef class States:
     cdef public unsigned int[::1] python, numpy
     cdef public long long[::1] ahead, torch

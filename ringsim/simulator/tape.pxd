@@ -1,3 +1,4 @@
+# The types in tape.py that Cython is to know, where it is compiled: docs/decisions/0014-compiled-from-the-same-source.md.
 cimport cython
 
 cdef Py_ssize_t _RECORD_WORDS, _NUMBERS_AT, _CODES_AT
