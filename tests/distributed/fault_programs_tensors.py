@@ -231,7 +231,10 @@ def the_user_interrupts(pid: int) -> None:
 
 @fault("70")
 def two_threads_share_a_tag() -> None:
+    both = threading.Barrier(2)  # a thread that begins when another has ended may get its number
+
     def send(value: float) -> None:
+        both.wait()
         dist.send(torch.full((4,), value), 1)  # here
 
     if dist.get_rank() == 0:
