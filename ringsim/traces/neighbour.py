@@ -87,7 +87,10 @@ class Neighbour:
         return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
 
     def starved_s(self) -> float:
-        """Returns how long the rank's first thread has waited for a processor in its life, in seconds; 0 where the system does not tell."""
+        """Returns how long the rank's first thread has waited for a processor in its life, in seconds; 0 where the system does not tell.
+
+        Each wait counts when it is over: one that still lasts is not in it.
+        """
         try:
             _, waited_ns, _ = Path(f"/proc/{self._meta.get('pid')}/schedstat").read_text().split()
             return int(waited_ns) / 1e9
