@@ -6,8 +6,13 @@ The lines that a row's finding must name are marked with ``# here``.
 from __future__ import annotations
 
 import inspect
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 Worker = Callable[..., bool | None]
 
@@ -62,3 +67,20 @@ def marked_lines(worker: Callable[..., Any]) -> set[int]:
     """Returns the lines of a program that are marked as those to blame."""
     lines, first = inspect.getsourcelines(worker)
     return {first + offset for offset, line in enumerate(lines) if "# here" in line}
+
+
+def large(value: int) -> torch.Tensor:
+    """Returns a message of 256 MB; it takes some 50 ms from rank to rank."""
+    return torch.full((1 << 28,), value, dtype=torch.uint8)
+
+
+def die_within(message: torch.Tensor) -> None:
+    """Kills this process once a message begins to arrive: its buffer, of zeros, is no longer. No clock says when that is."""
+
+    def watch() -> None:
+        first = memoryview(message.numpy())
+        while not first[0]:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_programs import SLOW_S, fault
+from fault_programs import SLOW_S, die_within, fault, large
 
 import ringsim
 
@@ -152,12 +151,12 @@ def killed() -> None:
 
 @fault("21", within_s=SLOW_S)  # the kill itself comes a moment after the last event
 def killed_within_a_message() -> None:
-    large = torch.zeros(1 << 28, dtype=torch.uint8)
     if dist.get_rank() == 0:
-        dist.send(large, 1)  # here
+        dist.send(large(1), 1)  # here
     else:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        dist.recv(large, 0)
+        message = large(0)
+        die_within(message)
+        dist.recv(message, 0)
         time.sleep(LONG_S)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from fault_programs import die_within, large
 
 import ringsim
 from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, RingError, RunTimeout
@@ -262,12 +262,12 @@ def test_a_failed_rank_is_the_cause_and_who_waits_for_it_the_consequence() -> No
 
 def test_a_rank_killed_within_a_message_is_noticed() -> None:
     def worker() -> None:
-        large = torch.zeros(1 << 28, dtype=torch.uint8)
         if dist.get_rank() == 0:
-            dist.send(large, 1)
+            dist.send(large(1), 1)
         else:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            dist.recv(large, 0)
+            message = large(0)
+            die_within(message)
+            dist.recv(message, 0)
             time.sleep(20)
 
     start = time.monotonic()
