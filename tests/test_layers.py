@@ -47,7 +47,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("ringsim.published", "ringsim.regimes"),
         *(
             f"ringsim.traces.{name}"
-            for name in ("tables", "buffer", "call_sites", "hot_path", "notices", "recorder", "neighbour", "parts", "joining")
+            for name in ("tables", "buffer", "call_sites", "hot_path", "lost_peers", "notices", "recorder", "neighbour", "parts", "joining")
         ),
         *("ringsim.computing", "ringsim.charging"),
         *(f"ringsim.traces.{name}" for name in ("stages", "bubbles", "live_activations")),

@@ -27,6 +27,7 @@ from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS,
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES
+from ringsim.traces.lost_peers import fail_posting
 from ringsim.traces.recorder import Recorder
 
 _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
@@ -219,7 +220,8 @@ class _Hooks:
             ops: codes by the name of the function of torch.distributed.
         """
         call = getattr(ProcessGroup, method)
-        post, fail = self.recorder.hot.make_post(ops[poster.__name__], ops, poster, blocking), self.recorder.hot.fail
+        hot = self.recorder.hot
+        post = hot.make_post(ops[poster.__name__], ops, poster, blocking)
         groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
         meet_group, meet_message = self.names.meet_group, self.names.meet_message
         keep, begin_on_gpu = self.keep, self.begin_on_gpu
@@ -228,8 +230,9 @@ class _Hooks:
 
         record_refused = make_record_refused(self.recorder, ops[poster.__name__], ops)
 
-        def complain(error: BaseException, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
-            if counterparts is not None and not isinstance(error, RingError):
+        def complain(error: BaseException, slot: int, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
+            refused = fail_posting(hot, slot, error)
+            if refused and counterparts is not None and not isinstance(error, RingError):
                 counterparts.forget(group, peer, tag, sends)
             if checks is not None:
                 checks.explain(error, method, tensors, peer, tag, group, payload)
@@ -264,8 +267,7 @@ class _Hooks:
                     compare(group, peer, tag, payload)
                 work = call(self, tensors, rank, tag)
             except BaseException as error:
-                fail(slot)
-                complain(error, tensors, peer, tag, group, payload)
+                complain(error, slot, tensors, peer, tag, group, payload)
                 raise
             if open_batches or work is None:
                 keep(work, slot, begin_on_gpu(group, tensors))
@@ -291,8 +293,8 @@ class _Hooks:
                 return call(self, tensors, tag)
             try:
                 work = call(self, tensors, tag)
-            except BaseException:
-                recorder.hot.fail(slot)
+            except BaseException as error:
+                fail_posting(recorder.hot, slot, error)
                 raise
             if work is not None:
                 pending_from_any[work] = slot, ranks
@@ -322,8 +324,8 @@ class _Hooks:
                 if counterparts is not None and compared:
                     counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
                 work = call(self, *args, **kwargs)
-            except BaseException:
-                recorder.hot.fail(slot)
+            except BaseException as error:
+                fail_posting(recorder.hot, slot, error)
                 raise
             if open_batches or work is None:
                 hooks.keep(work, slot, begun)

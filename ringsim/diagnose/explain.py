@@ -67,6 +67,8 @@ def explain(trace: Trace) -> Diagnosis:
     findings += [one for one in messages if one not in sizes]
     edges = judged.edges
     if not judged.findings and not causes:
+        findings += _find_leavers(world)
+    if not findings:
         stalled = _find_stall(trace, world)
         if stalled is not None:
             findings.append(stalled[0])
@@ -114,6 +116,15 @@ def _renamed(finding: Finding) -> Finding:
     """Returns a failure of the rendezvous as what it is."""
     failed = finding.kind == "rank_failed" and " raised RendezvousFailed" in finding.message
     return replace(finding, kind="rendezvous_failed") if failed else finding
+
+
+def _find_leavers(world: World) -> list[Finding]:
+    """Says of ranks that left in the middle of their worker that this ended the run, though nobody waited for them."""
+    return [
+        Finding("rank_failed", (rank,), (), f"rank {rank} {view.about}: that ends the run.", "Let the worker return instead.")
+        for rank, view in enumerate(world.ranks)
+        if view.state == "exited" and view.about.startswith("left with ")  # not: has returned
+    ]
 
 
 def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] | None:

@@ -17,20 +17,10 @@ from typing import Any, Final
 
 from ringsim import errors
 from ringsim.launch.notebook import name_cells, rename_places
+from ringsim.traces.lost_peers import LOST_PEER
 
 PASSED_ON: Final = " ended with an error that explains this: "  # how ringsim words one of a rank whose peer has left word why it ended
-# How torch words an error of a rank whose peer is gone.
-_CONSEQUENCES: Final = (
-    PASSED_ON,
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "closed the connection",
-    "Failed to recv",
-    "failed to recv",
-    "Socket is closed",
-)
+_CONSEQUENCES: Final = (PASSED_ON, *LOST_PEER)
 # Errors that ringsim raises in a rank because of what others did, or did not.
 _ECHOES: Final = (errors.Deadlock.__name__, errors.PeerExited.__name__)
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words the end of a wait at its limit

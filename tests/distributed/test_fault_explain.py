@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import ringsim
 from ringsim.diagnose.finding import Diagnosis
-from ringsim.errors import RingError
+from ringsim.errors import RankFailed, RingError
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -74,6 +74,56 @@ def test_killed_peer(tmp_path: Path) -> None:
     diagnosis = explained(dies, 2, tmp_path)
     assert (diagnosis.kind, diagnosis.findings[0].ranks) == ("peer_exited", (0, 1))
     assert "SIGKILL" in diagnosis.findings[0].message
+
+
+def posts_after_the_end(how: str, op: str) -> None:
+    number = torch.zeros(1, dtype=torch.int64)
+    if dist.get_rank() == 1:
+        dist.send(number.fill_(os.getpid()), 0)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(0)
+    dist.recv(number, 1)
+    while is_alive(int(number)):
+        time.sleep(0.001)
+    time.sleep(0.05)  # Gloo's thread sees the connection end: most of these raise when they are posted, and all must be explained
+    work = getattr(dist, op)(torch.zeros(4), 1)
+    if op == "irecv":
+        work.wait()
+
+
+def is_alive(process: int) -> bool:
+    """Tells whether a process runs; one that has ended may wait to be reaped."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("op", ["send", "recv", "irecv"])
+def test_message_to_a_rank_that_is_gone_already(how: str, op: str) -> None:
+    with pytest.raises(RankFailed) as caught:
+        ringsim.trace(posts_after_the_end, world_size=2, args=(how, op), limit_s=30)
+    for diagnosis in (caught.value.diagnosis, caught.value.trace.explain()):
+        first = diagnosis.findings[0]
+        assert (first.kind, first.ranks) == ("peer_exited", (0, 1)), str(diagnosis)
+        assert ("SIGKILL" if how == "kill" else "sys.exit(0)") in first.message
+        assert [(one.op, one.line) for one in first.operations] == [(op, posts_after_the_end.__code__.co_firstlineno + 11)]
+
+
+def leaves_while_another_computes() -> None:
+    if dist.get_rank() == 1:
+        sys.exit(0)
+    time.sleep(30)
+
+
+def test_rank_that_leaves_though_nobody_waits_for_it() -> None:
+    with pytest.raises(RankFailed, match="SystemExit: 0") as caught:
+        ringsim.trace(leaves_while_another_computes, world_size=2)
+    (finding,) = caught.value.diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("rank_failed", (1,))
+    assert "rank 1 left with sys.exit(0)" in finding.message
 
 
 def computes_long(rounds: int) -> None:
