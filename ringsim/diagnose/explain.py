@@ -14,7 +14,7 @@ from ringsim.diagnose.leftovers import find_leaks, find_missing, find_notices, f
 from ringsim.diagnose.mismatches import find_collective_mismatches, find_message_mismatches
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World, hindering
-from ringsim.diagnose.world_of_events import read_end_ns, read_ends, world_of_events
+from ringsim.diagnose.world_of_events import read_end_ns, read_end_times, read_ends, world_of_events
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def explain(trace: Trace) -> Diagnosis:
     """
     events, size = trace.events, trace.world_size
     ends = read_ends(trace.metadata, size)
-    world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata))
+    world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata), ended_ns=read_end_times(trace.metadata, size))
     judged = judge(world)
     if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
         world = doubt(world)
