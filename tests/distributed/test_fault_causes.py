@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -17,7 +18,7 @@ import torch
 import ringsim
 from ringsim import comm as dist
 from ringsim.diagnose.finding import Diagnosis
-from ringsim.errors import Deadlock, RankFailed, RingError
+from ringsim.errors import Deadlock, MessageMismatch, RankFailed, RingError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -269,3 +270,37 @@ def test_only_the_users_frames_are_shown(run: Callable[..., Any]) -> None:
     error, _ = fail(run, fall_back)
     assert str(error).count("in fall_back") == 3 * 2  # where each waits, and what it had raised before
     assert "ringsim/" not in str(error).replace(__file__, "")
+
+
+# -- ranks that disagree on a step
+
+
+def disagree(options: list[dict[str, Any]]) -> None:
+    from ringsim.pipeline import train_step_pipeline
+
+    torch.manual_seed(0)
+    mine = dict(options[dist.get_rank()])
+    count = mine.pop("count", 8)
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(8)))
+    train_step_pipeline(model, [torch.ones(2, 3)] * count, [torch.tensor([0, 1])] * count, **mine)
+
+
+ANOTHER = r"another {} on rank \d than on rank \d"
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"count": 7}, r"one of [78] microbatches on rank \d and one of [78] on rank \d"),
+        ({"schedule": "gpipe"}, ANOTHER.format("schedule")),
+        ({"partition": [1, 3, 2, 2]}, ANOTHER.format("partition of the model")),
+        ({"schedule": "gpipe", "partition": [1, 3, 2, 2]}, ANOTHER.format("schedule") + " and " + ANOTHER.format("partition of the model")),
+    ],
+)
+def test_a_step_that_differs_is_one_finding_that_says_in_what(odd: dict[str, Any], words: str) -> None:
+    error, diagnosis = fail(on_ranks, lambda: disagree([{}, odd, {}, {}]), 4)
+    assert type(error) is MessageMismatch
+    (finding,) = diagnosis.findings
+    assert finding.kind == "message_mismatch"
+    assert 1 in finding.ranks  # the first to hear of it ends the others: not all of those that it concerns hear of it
+    assert re.search(rf"ranks .*: a step must be the same on every rank, got {words}\. Call", finding.message)
