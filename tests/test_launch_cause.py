@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,6 +41,7 @@ def caught(call: Callable[[], object]) -> BaseException:
         (fail_inside, RuntimeError(LOST), PEER),
         (fail_inside, RuntimeError(TIMED_OUT), WAIT),
         (fail_inside, RuntimeError("shapes differ"), OWN),
+        (fail_inside, RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nBroken pipe"), OWN),
         (fail_inside, ConnectionResetError(LOST), OWN),
         (fail_outside, RuntimeError(LOST), OWN),
         (fail_outside, RuntimeError(TIMED_OUT), OWN),
@@ -117,6 +118,22 @@ def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(kind: str, m
         assert f"and waited in vain on its way out ({report.waited})" in end["about"]
         monkeypatch.setattr(linecache, "getlines", lambda *_: [])  # without the source it may have been dealt with
         assert find_cause(error).echo == PEER
+
+
+def test_a_generator_that_is_closed_has_not_failed() -> None:
+    def values() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            fail_inside(impose("deadlock", "ranks wait for each other"))
+
+    def close() -> None:
+        generator = values()
+        next(generator)
+        generator.close()  # type: ignore[attr-defined]
+
+    cause = find_cause(caught(close))
+    assert (type(cause.error), cause.echo, cause.pending) == (Deadlock, PEER, False)
 
 
 def test_a_cause_is_found_in_a_circle() -> None:

@@ -31,6 +31,7 @@ OWN: Final = ""
 PEER: Final = "peer"  # others failed, or can never go on, and that ended a wait of this rank
 WAIT: Final = "wait"  # a wait ended at its limit: what it was for says more than that it ended
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
+_PASSED_ON: Final = "Caught "  # how torch begins what it passes on of another process or thread: an error of whatever that ran
 _OURS: Final = Path(__file__).parent.parent
 
 
@@ -136,6 +137,8 @@ def _echo_of(error: BaseException) -> str:
     if not isinstance(error, RuntimeError) or not (type(error).__module__.startswith("torch.") or _raised_inside(error)):
         return OWN
     text = text_of(error)
+    if text.startswith(_PASSED_ON):
+        return OWN
     if any(words in text for words in LOST_PEER):
         return PEER
     return WAIT if _TIMED_OUT in text else OWN
@@ -153,7 +156,7 @@ def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
     An ``except`` clause that raises nothing would have kept it: there it was dealt with.
     """
     caught: TracebackType | None = error.__traceback__
-    if caught is None:
+    if caught is None or isinstance(error, GeneratorExit):  # which ends a generator that is no longer wanted: no failure
         return False
     frames = [pair for one in later for pair in traceback.walk_tb(one.__traceback__)]
     line = next((line for frame, line in frames if frame is caught.tb_frame), None)
