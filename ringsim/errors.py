@@ -59,6 +59,8 @@ class RingError(Exception):
         rank 2 of 4 raised ValueError: no such layer None
     """
 
+    imposed = False  # whether it is raised in a rank only because of what has become of others
+
     def __init__(self, message: str, *, trace: Trace | None = None, diagnosis: Any = None) -> None:
         super().__init__(message)
         self.trace = trace

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import threading
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind, trace
+from ringsim.launch.cause import PEER
 from ringsim.launch.config import START_VALUES, RankConfig
 from ringsim.launch.failure import Report, first_failure, make_error
 from ringsim.launch.job import pack_call
@@ -123,7 +125,7 @@ def _report(rank: int, error: str, text: str, at_ns: int, *, of_ringsim: bool = 
 
 
 def test_the_first_failure_is_the_earliest_that_is_no_echo() -> None:
-    echo = _report(0, "RuntimeError", "[...] Connection closed by peer [127.0.0.1]:1", 1)
+    echo = replace(_report(0, "RuntimeError", "[...] Connection closed by peer [127.0.0.1]:1", 1), echo=PEER)
     cause = _report(1, "ValueError", "no such layer", 5)
     later = _report(2, "ValueError", "me too", 9)
     assert first_failure([echo, later, cause]) is cause

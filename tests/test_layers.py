@@ -136,6 +136,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "config",
                 "notebook",
                 "job",
+                "cause",
                 "failure",
                 "output",
                 "progress",

@@ -14,7 +14,7 @@ from ringsim.diagnose.leftovers import find_leaks, find_missing, find_notices, f
 from ringsim.diagnose.mismatches import find_collective_mismatches, find_message_mismatches
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World, hindering
-from ringsim.diagnose.world_of_events import read_end_ns, read_ends, world_of_events
+from ringsim.diagnose.world_of_events import read_end_ns, read_end_times, read_ends, world_of_events
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def explain(trace: Trace) -> Diagnosis:
     """
     events, size = trace.events, trace.world_size
     ends = read_ends(trace.metadata, size)
-    world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata))
+    world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata), ended_ns=read_end_times(trace.metadata, size))
     judged = judge(world)
     if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
         world = doubt(world)
@@ -63,7 +63,7 @@ def explain(trace: Trace) -> Diagnosis:
     messages = find_message_mismatches(trace)
     sizes = [one for one in messages if one.operations[0].size_bytes != one.operations[1].size_bytes]
     causes = [*find_notices(events), *sizes, *find_collective_mismatches(events), *find_order_mismatches(world)]
-    findings = _under(_distinct(causes), [_renamed(one) for one in judged.findings])
+    findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
     findings += [one for one in messages if one not in sizes]
     edges = judged.edges
     if not judged.findings and not causes:
@@ -116,6 +116,24 @@ def _renamed(finding: Finding) -> Finding:
     """Returns a failure of the rendezvous as what it is."""
     failed = finding.kind == "rank_failed" and " raised RendezvousFailed" in finding.message
     return replace(finding, kind="rendezvous_failed") if failed else finding
+
+
+def _gathered(findings: Sequence[Finding]) -> list[Finding]:
+    """Makes one finding of ranks that say themselves that they disagree in the same thing, where no finding knows better."""
+    kept: list[Finding] = []
+    places: dict[str, int] = {}
+    for one in findings:
+        said = one.message.partition(" raised MessageMismatch: ")[2] if one.kind == "rank_failed" else ""
+        place = places.setdefault(said.partition(", got ")[0], len(kept)) if said else len(kept)
+        if place < len(kept):
+            first = kept[place]
+            echoes = (*first.consequences, *one.consequences)
+            kept[place] = replace(first, ranks=tuple(sorted({*first.ranks, *one.ranks})), consequences=echoes)
+        else:
+            kept.append(replace(one, kind="message_mismatch", message=said) if said else one)
+    for place in places.values():
+        kept[place] = replace(kept[place], message=f"{name_ranks(kept[place].ranks)}: {kept[place].message}")
+    return kept
 
 
 def _find_leavers(world: World) -> list[Finding]:

@@ -6,6 +6,7 @@ root causes, one finding each; who merely waits behind one is folded into it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -36,8 +37,8 @@ def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
         stuck: what ``analyse(world)`` returned; found again where it is not given.
 
     Returns:
-        The diagnosis, root causes first: what failed, then circles, then who left too early. No findings where everybody can go on and
-        nobody failed.
+        The diagnosis, root causes first: what failed, earliest first, then circles, then who left too early. No findings where everybody
+        can go on and nobody failed.
 
     Example:
         >>> from ringsim.diagnose.waitfor import Posted, RankView
@@ -51,16 +52,22 @@ def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
     """
     stuck = stuck or analyse(world)
     states = tuple(view.state for view in world.ranks)
-    failures = [_failure(world, rank) for rank, state in enumerate(states) if state == "failed"]
     if stuck is None:
-        deaths = [_failure(world, rank) for rank, state in enumerate(states) if state == "killed"]
-        return Diagnosis((*failures, *deaths), len(world.ranks), (), states)
+        ended = sorted((rank for rank, state in enumerate(states) if state in ("failed", "killed")), key=lambda rank: _ended(world, rank))
+        return Diagnosis(tuple(_failure(world, rank) for rank in ended), len(world.ranks), (), states)
+    failures = [(_ended(world, rank), _failure(world, rank)) for rank, state in enumerate(states) if state == "failed"]
     circles = _circles(stuck)
-    roots = [*failures, *(_circle_finding(world, stuck, circle) for circle in circles)]
+    roots = [_circle_finding(world, stuck, circle) for circle in circles]
     in_circles = {rank for circle in circles for rank in circle}
     for gone, waits in _waits_for_gone(world, stuck).items():
         if any(one.rank not in in_circles for one in waits):
-            roots.append(_gone_finding(world, gone, waits))
+            killed = [_ended(world, rank) for rank in gone if states[rank] == "killed"]
+            found = _gone_finding(world, gone, waits)
+            if killed and min(killed)[0] < math.inf:
+                failures.append((min(killed), found))
+            else:
+                roots.append(found)
+    roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
     findings = _fold(stuck, roots, circles)
     on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
     edges = tuple(
@@ -86,6 +93,12 @@ def name_ranks(ranks: Sequence[int]) -> str:
 def wait_text(operation: Operation) -> str:
     """Returns "rank 1 waits in recv from 0 (...) at ring.py:7"."""
     return f"rank {operation.rank} waits{waited_text(operation)} in {operation}"
+
+
+def _ended(world: World, rank: int) -> tuple[float, bool]:
+    """Returns when a rank failed or was killed, to sort by: of those of which that is not known, who failed comes first."""
+    view = world.ranks[rank]
+    return (math.inf if view.ended_ns is None else view.ended_ns, view.state != "failed")
 
 
 def _circles(stuck: Stuck) -> list[tuple[int, ...]]:

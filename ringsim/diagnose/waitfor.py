@@ -106,11 +106,13 @@ class RankView:
             "unknown" and "stopped" (by a signal) count as able to go on.
         posted: its operations that are not done.
         about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
+        ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
     """
 
     state: str
     posted: tuple[Posted, ...] = ()
     about: str = ""
+    ended_ns: int | None = None
 
     @property
     def awaited(self) -> tuple[Posted, ...]:

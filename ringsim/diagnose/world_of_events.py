@@ -28,7 +28,7 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.matching import number_places, number_rows, refused
 
-__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "world_of_events"]
+__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "world_of_events"]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
@@ -37,7 +37,12 @@ _BLOCKING: Final = OP_CODES["monitored_barrier"]  # it blocks while it is posted
 
 
 def world_of_events(
-    events: Events, world_size: int, ends: Mapping[int, tuple[str, str]] | None = None, *, end_ns: int | None = None
+    events: Events,
+    world_size: int,
+    ends: Mapping[int, tuple[str, str]] | None = None,
+    *,
+    end_ns: int | None = None,
+    ended_ns: Mapping[int, int] | None = None,
 ) -> World:
     """Makes the world of the last moment of a trace, finished, failed or loaded.
 
@@ -50,6 +55,7 @@ def world_of_events(
         ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others, and of those
             that were "running", the events tell whether they are blocked.
         end_ns: until when ranks waited; the last moment recorded where it is not given.
+        ended_ns: when ranks failed, as ``read_end_times`` gives it.
 
     Returns:
         The world.
@@ -62,7 +68,7 @@ def world_of_events(
         >>> analyse(world_of_events(events, 2)).cycle
         (0, 1)
     """
-    ends = ends or {}
+    ends, ended_ns = ends or {}, ended_ns or {}
     kind = events.kind
     speaks = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
     recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
@@ -107,7 +113,7 @@ def world_of_events(
         state, about = ends.get(rank, ("unknown", ""))
         if state in _ABLE and blocked[rank]:
             state, about = "blocked", ""
-        views.append(RankView(state, tuple(posted[rank]), about))
+        views.append(RankView(state, tuple(posted[rank]), about, ended_ns.get(rank)))
     return World(tuple(views))
 
 
@@ -136,8 +142,8 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[str, str]]:
     """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
 
-    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ..."}``; one that was ended from
-    outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
+    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ...", "at_ns": 70_000}``; one that was
+    ended from outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
     """
     said = metadata.get("ends")
     ends = {}
@@ -148,6 +154,22 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[s
         if type(rank) is int and 0 <= rank < world_size and state in STATES and isinstance(about, str):
             ends[rank] = (state, about)
     return ends
+
+
+def read_end_times(metadata: Mapping[str, Any], world_size: int) -> dict[int, int]:
+    """Reads when ranks failed, in ns from the start of the run, from a trace's metadata; where it makes sense, see ``read_ends``.
+
+    Example:
+        >>> read_end_times({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 0, "state": "exited"}]}, 2)
+        {1: 70}
+    """
+    said = metadata.get("ends")
+    times = {}
+    for entry in said if isinstance(said, list) else ():
+        rank, at_ns = (entry.get("rank"), entry.get("at_ns")) if isinstance(entry, dict) else (None, None)
+        if type(rank) is int and 0 <= rank < world_size and type(at_ns) is int:
+            times[rank] = at_ns
+    return times
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:

@@ -12,19 +12,12 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim import errors
+from ringsim.launch.cause import OWN, PEER, find_cause, is_internal, text_of
 from ringsim.launch.notebook import name_cells, rename_places
-from ringsim.traces.lost_peers import LOST_PEER
-
-PASSED_ON: Final = " ended with an error that explains this: "  # how ringsim words one of a rank whose peer has left word why it ended
-_CONSEQUENCES: Final = (PASSED_ON, *LOST_PEER)
-# Errors that ringsim raises in a rank because of what others did, or did not.
-_ECHOES: Final = (errors.Deadlock.__name__, errors.PeerExited.__name__)
-_TIMED_OUT: Final = "Timed out waiting"  # how Gloo words the end of a wait at its limit
-_OUR_FILES: Final = str(Path(__file__).parent.parent)
+from ringsim.traces.tables import readable
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,9 @@ class Report:
         traceback: the user's part of the traceback, with source lines.
         at_ns: when, CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
+        echo: what this merely follows from, see ``ringsim.launch.cause``: ``OWN`` for nothing.
+        after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in step)", or "".
+        waited: where a wait ended in vain that the exception came to on its way out, or "".
     """
 
     rank: int
@@ -47,40 +43,66 @@ class Report:
     traceback: str
     at_ns: int
     of_ringsim: bool = False
+    echo: str = OWN
+    after: str = ""
+    waited: str = ""
 
     @property
     def is_consequence(self) -> bool:
-        """Whether this looks like the echo of another rank's failure."""
-        return self.error != "" and any(words in self.text for words in _CONSEQUENCES)
+        """Whether this is the echo of another rank's failure."""
+        return self.echo == PEER
 
 
-def report_exception(rank: int, error: BaseException) -> Report:
-    """Describes an exception that a worker raised, with the frames of the user's own code."""
-    summary = traceback.TracebackException.from_exception(error, limit=None)
+def report_exception(rank: int, error: BaseException, at_ns: int | None = None) -> Report:
+    """Describes why a worker failed, with the frames of the user's own code.
+
+    Args:
+        rank: whose worker it was.
+        error: what came out of it.
+        at_ns: when; now, by CLOCK_MONOTONIC, where it is not given.
+    """
+    cause = find_cause(error)
+    summary = traceback.TracebackException.from_exception(cause.error, limit=None)
     where = _keep_users_frames(summary)
+    of_ringsim = isinstance(cause.error, errors.RingError)
     return Report(
         rank=rank,
-        error=type(error).__name__,
-        text=str(error),
+        error=type(cause.error).__name__,
+        text=text_of(cause.error),
         where=where,
-        traceback="".join(summary.format(chain=True)).rstrip(),
-        at_ns=time.monotonic_ns(),
-        of_ringsim=isinstance(error, errors.RingError),
+        traceback=readable("".join(summary.format(chain=True)).rstrip()),
+        at_ns=time.monotonic_ns() if at_ns is None else at_ns,
+        of_ringsim=of_ringsim,
+        echo=cause.echo,
+        after=_name(cause.after) if cause.after is not None and not (of_ringsim and cause.echo == OWN) else "",
+        waited=_users_place(error) if cause.pending else "",
     )
+
+
+def _name(error: BaseException) -> str:
+    """Returns an exception with its place in one line."""
+    text, where = text_of(error).partition("\n")[0], _users_place(error)
+    return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")
+
+
+def _users_place(error: BaseException) -> str:
+    """Returns "file, line n, in function" of the user's innermost line that an exception passed through, "" where there is none."""
+    return _keep_users_frames(traceback.TracebackException.from_exception(error, limit=None, lookup_lines=False))
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with files called by other names, as a notebook calls its cells."""
-    where, traced = report.where, report.traceback
+    where, after, waited, traced = report.where, report.after, report.waited, report.traceback
     for filename, name in names.items():
-        where = where.replace(f"{filename}, line", f"{name}, line")
+        where, after, waited = (place.replace(f"{filename}, line", f"{name}, line") for place in (where, after, waited))
         traced = traced.replace(f'File "{filename}", line', f"{name}, line")
-    return replace(report, where=where, traceback=rename_places(traced, names), text=rename_places(report.text, names))
+    traced, text = rename_places(traced, names), rename_places(report.text, names)
+    return replace(report, where=where, after=after, waited=waited, traceback=traced, text=text)
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
     """Drops the frames of ringsim and torch from a traceback, where others remain; returns where the user's innermost one is."""
-    theirs = [frame for frame in summary.stack if not _is_internal(frame.filename)]
+    theirs = [frame for frame in summary.stack if not is_internal(frame.filename)]
     if theirs:
         summary.stack = traceback.StackSummary.from_list(theirs)
     for chained in (summary.__cause__, summary.__context__):
@@ -89,11 +111,8 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     if not theirs:
         return ""
     last = theirs[-1]
-    return f"{last.filename}, line {last.lineno}, in {last.name}"
-
-
-def _is_internal(filename: str) -> bool:
-    return filename.startswith((_OUR_FILES, "<frozen ")) or f"{os.sep}torch{os.sep}" in filename
+    place: str = readable(f"{last.filename}, line {last.lineno}, in {last.name}")
+    return place
 
 
 def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> Report:
@@ -114,7 +133,7 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
     last = [line for line in output.splitlines() if line.strip()][-3:]
     if exit_code is not None and exit_code < 0 and last:
         text += ". It last printed:\n  " + "\n  ".join(last)
-    return Report(rank=rank, error="", text=text, where="", traceback="", at_ns=at_ns)
+    return Report(rank=rank, error="", text=readable(text), where="", traceback="", at_ns=at_ns)
 
 
 def describe_end(report: Report) -> dict[str, Any] | None:
@@ -126,8 +145,7 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
     """
-    echo = report.error in _ECHOES or PASSED_ON in report.text or _TIMED_OUT in report.text
-    if echo or (report.is_consequence and not report.of_ringsim):
+    if report.echo != OWN:
         return None  # how it ended says nothing of why: what it waited for does
     if report.error == "SystemExit":
         state, about = "exited", f"left with sys.exit({report.text})"
@@ -137,7 +155,10 @@ def describe_end(report: Report) -> dict[str, Any] | None:
     else:
         about = report.text.partition(". It last")[0].removeprefix("its process ")
         state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
-    return {"rank": report.rank, "state": state, "about": about + (f" ({report.where})" if report.where else ""), "error": report.error}
+    about += f" ({report.where})" if report.where else ""
+    about += f", after {report.after}" if report.after else ""
+    about += f", and waited in vain on its way out ({report.waited})" if report.waited else ""
+    return {"rank": report.rank, "state": state, "about": about, "error": report.error}
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
@@ -182,6 +203,8 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
         text = f"{who} failed: {first.text}"
     if first.traceback and (first.where or not first.of_ringsim):
         text += "\n" + indent(first.traceback)
+    if first.waited:
+        text += f"\n  and waited in vain on its way out: {first.waited}"
     text += _echoes([report for report in reports if report is not first], stopped)
     kind = getattr(errors, first.error, errors.RankFailed) if first.of_ringsim else errors.RankFailed
     if issubclass(kind, errors.RankFailed):
@@ -193,7 +216,8 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
 def raised_where(report: Report) -> str:
     """Returns the lines of a rank's program where it was when its wait ended, innermost last, without the error."""
     frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix("Traceback (most recent call last):\n")
-    return f"\n  rank {report.rank}:\n{indent(frames)}" if report.where else ""
+    after = f"\n    after it had raised {report.after}" if report.after else ""
+    return f"\n  rank {report.rank}:\n{indent(frames)}{after}" if report.where else ""
 
 
 def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:

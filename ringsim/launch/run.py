@@ -125,7 +125,7 @@ class _Run:
             raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
         finally:
             self._progress.clear()
-        if self._verdict is not None:
+        if self._verdict is not None and not any(report.waited for report in self._reports.values()):
             raise self._verdict_error(self._verdict)
         if self._reports:
             stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
@@ -319,7 +319,11 @@ class _Run:
         """Says how the ranks ended, for ``explain``, and what those did that were ended here."""
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
         woken = self._verdict.ranks if self._verdict is not None else ()
-        failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
+        failed = [
+            {**end, "at_ns": report.at_ns - self._start_ns}
+            for report in self._reports.values()
+            if (report.rank not in woken or report.waited) and (end := describe_end(report)) is not None
+        ]
         known = {end["rank"] for end in (*returned, *failed)}
         others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))

@@ -22,9 +22,8 @@ from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
-from ringsim.launch.failure import PASSED_ON
 
-__all__ = ["Verdict", "clear_verdict", "error_of_kind", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
+__all__ = ["Verdict", "clear_verdict", "error_of_kind", "impose", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
 
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -37,6 +36,7 @@ _ERRORS: Final[dict[str, type[RingError]]] = {
     "invalid_argument": ArgumentError,
 }
 _FILE: Final = "verdict.json"
+_PASSED_ON: Final = " ended with an error that explains this: "  # of a rank whose peer has left word why it ended
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,13 @@ def error_of_kind(kind: str) -> type[RingError]:
     return _ERRORS.get(kind, Deadlock)
 
 
+def impose(kind: str, text: str) -> RingError:
+    """Returns what a rank shall raise because of what has become of others, marked as such."""
+    error = error_of_kind(kind)(text)
+    error.imposed = error.__suppress_context__ = True  # what it cuts short is not what its traceback shall show
+    return error
+
+
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Writes a verdict down, whole or not at all."""
     _write(directory, verdict.diagnosis.kind, verdict.ranks, str(verdict.diagnosis))
@@ -87,7 +94,7 @@ def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -
     """
     if isinstance(error, MessageMismatch) and not (directory / _FILE).exists():
         others = [other for other in range(world_size) if other != rank]
-        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{PASSED_ON}{error}")
+        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{_PASSED_ON}{error}")
 
 
 def _write(directory: Path, kind: str, ranks: Sequence[int], text: str) -> None:
@@ -114,7 +121,7 @@ def read_verdict(directory: Path, rank: int) -> RingError | None:
         return None
     if rank not in said["ranks"]:
         return None  # it suffers from what became of others
-    return error_of_kind(said["kind"])(said["text"])
+    return impose(said["kind"], said["text"])
 
 
 def raise_verdict(directory: Path, rank: int) -> None:
@@ -125,4 +132,4 @@ def raise_verdict(directory: Path, rank: int) -> None:
     """
     error = read_verdict(directory, rank)
     if error is not None:
-        raise error from None
+        raise error

@@ -56,11 +56,12 @@ class Header(NamedTuple):
     """What a header says.
 
     Attributes:
-        kind: "activation", "gradient", or "greeting", which has no payload.
+        kind: "activation", "gradient", or "greeting", after which nothing comes.
         microbatch: index of the microbatch; in a greeting their number.
-        payload: shape and dtype of what comes.
+        payload: shape and dtype of what comes; in the greeting of a step its shape is a digest of the partition.
         alike: whether all further messages of the step on this boundary are like this one, so that they come without a header.
-        digest: a number that both sides have computed from what they must agree on; 0 where there is nothing.
+        digest: a number that both sides have computed from what they must agree on, in the greeting of a step from the schedule; 0 where
+            there is nothing.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))

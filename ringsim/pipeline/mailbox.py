@@ -120,10 +120,21 @@ class Mailbox:
         for peer, header in theirs.items():
             if header != self._agreed:
                 raise MessageMismatch(
-                    f"a step must be the same on every rank, got one of {self._agreed.microbatch} microbatches on rank {self._rank} and "
-                    f"one of {header.microbatch} on rank {peer}, or another schedule or partition. "
+                    f"a step must be the same on every rank, got {self._tell_difference(peer, header)}. "
                     "Call train_step_pipeline with the same schedule, partition and number of microbatches everywhere."
                 )
+
+    def _tell_difference(self, peer: int, theirs: Header) -> str:
+        """Says in what the greeting of a neighbour differs from this rank's."""
+        mine, here = self._agreed, self._rank
+        words = []
+        if theirs.microbatch != mine.microbatch:  # of which every schedule makes another order
+            words.append(f"one of {mine.microbatch} microbatches on rank {here} and one of {theirs.microbatch} on rank {peer}")
+        elif theirs.digest != mine.digest:
+            words.append(f"another schedule on rank {peer} than on rank {here}")
+        if theirs.payload != mine.payload:
+            words.append(f"another partition of the model on rank {peer} than on rank {here}")
+        return " and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
         """Sends the header of an activation, unless an earlier one spoke for it."""

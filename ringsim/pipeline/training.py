@@ -29,7 +29,7 @@ from ringsim.pipeline.adapters.lookup import adapter_of
 from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.dropout import SeededAdapter
 from ringsim.pipeline.executor import Executor, StageRun
-from ringsim.pipeline.headers import Header
+from ringsim.pipeline.headers import Header, Payload
 from ringsim.pipeline.lockstep import lower_in_step
 from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.mailbox import Mailbox
@@ -278,8 +278,8 @@ def _sum_up(losses: Collection[Tensor]) -> Tensor:
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     """Returns what all ranks must agree on."""
     rows = [" ".join(map(str, row)) for row in schedule.actions]
-    digest = zlib.crc32(repr((schedule.stage_ranks, rows, ranges)).encode())
-    return Header("greeting", schedule.num_microbatches, digest=digest)
+    order, cut = (zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges))
+    return Header("greeting", schedule.num_microbatches, Payload((cut,), torch.float32), digest=order)
 
 
 def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, in_step: bool) -> Schedule:

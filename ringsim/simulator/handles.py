@@ -69,6 +69,7 @@ class Operation:
         if slot >= 0:
             tape.times[slot + 1] = hub.now
         if self.done_s > hub.now:
+            broken: BaseException | None = None
             try:
                 if timeout is not None:
                     self._block_until(timeout)
@@ -80,12 +81,14 @@ class Operation:
                         hub.sleep_until(self.done_s)
             except RunTimeout:
                 raise
-            except BaseException:
+            except BaseException as error:
                 if slot >= 0:
                     tape.times[slot + 2] = hub.now
                     tape.failed.add(slot)
                     self.slot = -1
-                raise
+                broken = error
+            if broken is not None:
+                raise broken  # here, not there: an error that comes from outside learns so of the exception that the program is handling
         if slot >= 0:
             tape.times[slot + 2] = hub.now
             self.slot = -1

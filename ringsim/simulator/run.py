@@ -23,7 +23,7 @@ from ringsim.errors import Interrupted, RingError
 from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
 from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
 from ringsim.launch.notebook import name_cells
-from ringsim.launch.verdicts import error_of_kind
+from ringsim.launch.verdicts import error_of_kind, impose
 from ringsim.link import Link
 from ringsim.pair_groups import pair_name
 from ringsim.printing import Quiet, make_print
@@ -154,7 +154,7 @@ class Run:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 if not isinstance(error, GreenletExit):
-                    self._reports.append(report_exception(rank.number, _explain_torch(error, rank)))
+                    self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._end_ns))
                 with contextlib.suppress(RingError):
                     self._hub.leave()
 
@@ -230,8 +230,10 @@ class Run:
         text = str(diagnosis)
         self._verdict_on = frozenset(rank.number for rank in stuck)
         for rank in stuck:
-            self._hub.throw(rank, error_of_kind(diagnosis.kind)(text))
+            self._hub.throw(rank, impose(diagnosis.kind, text))
         self._end(stuck)
+        if any(report.waited for report in self._reports):
+            return None
         reports = {report.rank: report for report in self._reports}
         for finding in diagnosis.findings[:1]:
             text += "".join(raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports)
@@ -288,8 +290,12 @@ class Run:
     def _ends(self) -> list[dict[str, Any]]:
         """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._returned]
-        failed = [describe_end(report) for report in self._reports if report.rank not in self._verdict_on]
-        return sorted([*returned, *(end for end in failed if end is not None)], key=lambda end: int(end["rank"]))
+        failed = [
+            {**end, "at_ns": report.at_ns}
+            for report in self._reports
+            if (report.rank not in self._verdict_on or report.waited) and (end := describe_end(report)) is not None
+        ]
+        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 
 
 def _explain_torch(error: BaseException, rank: SimulatedRank) -> BaseException:

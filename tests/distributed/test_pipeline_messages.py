@@ -136,8 +136,11 @@ def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
     for rank, found in enumerate(results):
         for message in found:
             assert "a step must be the same on every rank" in message, (rank, found)
-    assert "one of 4 microbatches on rank 0 and one of 3 on rank 1" in results[0][0]
-    assert "one of 3 microbatches on rank 1 and one of 4 on rank 0" in results[1][0]
+    for rank, (count, schedule, partition) in enumerate(results):
+        other = 1 - rank
+        assert f"got one of {4 - rank} microbatches on rank {rank} and one of {4 - other} on rank {other}. Call" in count
+        assert f"got another schedule on rank {other} than on rank {rank}. Call" in schedule
+        assert f"got another partition of the model on rank {other} than on rank {rank}. Call" in partition
 
 
 def grow() -> str:
