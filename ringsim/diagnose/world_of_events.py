@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +29,7 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.matching import number_places, number_rows, refused
 
-__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "world_of_events"]
+__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "until", "world_of_events"]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
@@ -161,6 +162,31 @@ def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
     """
     said = metadata.get("given_up_ns", metadata.get("end_ns"))
     return said if type(said) is int and 0 <= said < 2**63 else None
+
+
+def until(events: Events, moment_ns: int) -> Events:
+    """Returns the events as they stood at a moment: what was posted later is not there, and what ended later is still under way.
+
+    Whoever is woken because its wait would never end may catch the error, return, or try again. None of that was so when it was woken.
+
+    Example:
+        >>> from ringsim.traces.events import make_events
+        >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["recv"]] * 2, "post_ns": [1, 9], "wait_ns": [2, 9], "done_ns": [8, 9],
+        ...                       "status": [ERROR, OK]})
+        >>> before = until(events, 7)
+        >>> before.wait_ns.tolist(), before.done_ns.tolist(), before.status.tolist() == [IN_FLIGHT]
+        ([2], [-1], True)
+    """
+    if not ((events.post_ns > moment_ns) | (events.done_ns > moment_ns)).any():
+        return events
+    found = events.select(events.post_ns <= moment_ns)
+    open_still = found.done_ns > moment_ns
+    return replace(
+        found,
+        wait_ns=np.where(found.wait_ns > moment_ns, NONE, found.wait_ns),
+        done_ns=np.where(open_still, NONE, found.done_ns),
+        status=np.where(open_still, IN_FLIGHT, found.status).astype(found.status.dtype),
+    )
 
 
 def _broken_waits(events: Events, speaks: Ints) -> Ints:

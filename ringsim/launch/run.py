@@ -189,7 +189,7 @@ class _Run:
             self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
             self._next_look = now + self._watcher.pause_s
             if self._verdict is not None:
-                self._given_up_ns = time.monotonic_ns()
+                self._given_up_ns = self._verdict.at_ns
                 write_verdict(self._ranks.directory, self._verdict)
                 for rank in self._verdict.ranks:
                     self._say(rank, WAKE)
@@ -316,10 +316,16 @@ class _Run:
         }
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``, and what those did that were ended here."""
-        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
-        woken = self._verdict.ranks if self._verdict is not None else ()
-        failed = [end for report in self._reports.values() if report.rank not in woken and (end := describe_end(report)) is not None]
+        """Says how the ranks ended, for ``explain``, and what those did that were ended here; how they stood when there was a verdict."""
+        gone, reports = list(self._results), list(self._reports.values())
+        woken: tuple[int, ...] = ()
+        if (verdict := self._verdict) is not None:  # what they did once they were woken says nothing of why
+            woken, states = verdict.ranks, verdict.diagnosis.states
+            gone = [rank for rank in gone if states[rank] == "exited"]
+            reports = [report for report in reports if report.at_ns <= verdict.at_ns and report.rank not in woken]
+        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
+        returned += [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken]
+        failed = [end for report in reports if (end := describe_end(report)) is not None]
         known = {end["rank"] for end in (*returned, *failed)}
         others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))
