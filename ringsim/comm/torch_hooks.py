@@ -305,7 +305,7 @@ class _Hooks:
     def make_collective(self, method: str) -> Callable[..., Any]:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
-        collective = COLLECTIVES[method]
+        collective, blocks = COLLECTIVES[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
         hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
         pending, open_batches = self.pending, self.open_batches
         post = recorder.hot.make_post(collective.op, COLLECTIVE_OPS)
@@ -323,9 +323,15 @@ class _Hooks:
             try:
                 if counterparts is not None and compared:
                     counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
+                if blocks:
+                    recorder.hot.begin_wait(slot)
                 work = call(self, *args, **kwargs)
             except BaseException as error:
-                fail_posting(recorder.hot, slot, error)
+                if blocks and not isinstance(error, RingError):
+                    recorder.on_failure()
+                    recorder.hot.fail(slot)
+                else:
+                    fail_posting(recorder.hot, slot, error)
                 raise
             if open_batches or work is None:
                 hooks.keep(work, slot, begun)

@@ -18,7 +18,6 @@ from ringsim.traces.events import (
     IN_FLIGHT,
     NONE,
     OK,
-    OP_CODES,
     OP_NAMES,
     RECV,
     SEND,
@@ -34,7 +33,6 @@ __all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "until", "
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
 _ABLE: Final = ("unknown", "running")  # states of which the events tell more
-_BLOCKING: Final = OP_CODES["monitored_barrier"]  # it blocks while it is posted
 
 
 def world_of_events(
@@ -57,7 +55,7 @@ def world_of_events(
 
     Example:
         >>> from ringsim.diagnose.waitfor import analyse
-        >>> from ringsim.traces.events import make_events
+        >>> from ringsim.traces.events import OP_CODES, make_events
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
         ...                       "post_ns": [5, 5], "status": [IN_FLIGHT] * 2})
         >>> analyse(world_of_events(events, 2)).cycle
@@ -70,7 +68,7 @@ def world_of_events(
     last_ns = max(int(recorded_ns), end_ns or 0)
     broken = _broken_waits(events, speaks)
     open_ops = speaks & ((events.status == IN_FLIGHT) | broken)
-    awaited = open_ops & ((events.wait_ns != NONE) | (events.op == _BLOCKING))
+    awaited = open_ops & (events.wait_ns != NONE)
     index, counterparts, contested = _count_channels(events, kind)
     matched = counterparts > index
     kept = open_ops & (awaited | ~matched)
@@ -170,7 +168,7 @@ def until(events: Events, moment_ns: int) -> Events:
     Whoever is woken because its wait would never end may catch the error, return, or try again. None of that was so when it was woken.
 
     Example:
-        >>> from ringsim.traces.events import make_events
+        >>> from ringsim.traces.events import OP_CODES, make_events
         >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["recv"]] * 2, "post_ns": [1, 9], "wait_ns": [2, 9], "done_ns": [8, 9],
         ...                       "status": [ERROR, OK]})
         >>> before = until(events, 7)
