@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,18 @@ def test_command_runs_a_script_and_explains_it(tmp_path: Path) -> None:
     assert "script.py:4" in done.stdout
     assert (tmp_path / "waits.png").read_bytes()[:4] == b"\x89PNG"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "waits.png"]
+
+
+def leaves_a_thread_behind() -> int:
+    threading.Thread(target=lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), daemon=True).start()
+    time.sleep(0.3)
+    return 1
+
+
+def test_a_thread_that_waits_when_its_rank_returns_is_named() -> None:
+    trace = ringsim.trace(leaves_a_thread_behind, world_size=2, limit_s=30)
+    assert trace.results == [1, 1]
+    findings = trace.explain().findings
+    assert [(one.kind, one.ranks) for one in findings] == [("leaked_request", (0,)), ("leaked_request", (1,))]
+    assert findings[0].message.startswith("rank 0 returned while a thread of it still waited in recv from 1 (")
+    assert {one.operations[0].line for one in findings} == {leaves_a_thread_behind.__code__.co_firstlineno + 1}
