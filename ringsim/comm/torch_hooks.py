@@ -21,7 +21,7 @@ from ringsim.comm.buffer_guard import BufferGuard
 from ringsim.comm.collectives import COLLECTIVES, find_unfit
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.gpu_times import NO_EVENT, Begun, GpuTimes, find_gpu
-from ringsim.comm.group_making import record_new_groups
+from ringsim.comm.group_making import record_end_of_groups, record_new_groups
 from ringsim.comm.prechecks import Prechecks, make_record_refused
 from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS, TorchNames
 from ringsim.errors import RingError
@@ -126,7 +126,7 @@ class _Hooks:
             **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
         }
         self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
-        self.replacements |= record_new_groups(recorder, self.counterparts)
+        self.replacements |= record_new_groups(recorder, self.counterparts) | record_end_of_groups(recorder)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in find_handle_types(Work):

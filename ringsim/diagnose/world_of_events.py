@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -18,6 +19,7 @@ from ringsim.traces.events import (
     IN_FLIGHT,
     NONE,
     OK,
+    OP_CODES,
     OP_NAMES,
     RECV,
     SEND,
@@ -27,11 +29,14 @@ from ringsim.traces.events import (
     Ints,
 )
 from ringsim.traces.matching import number_places, number_rows, refused
+from ringsim.traces.notices import DESTROYED, MADE_ANEW
 
 __all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_ends", "until", "world_of_events"]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
+_MARK: Final = OP_CODES["mark"]
+_UNKNOWN: Final = ("unknown", "")
 _ABLE: Final = ("unknown", "running")  # states of which the events tell more
 
 
@@ -55,15 +60,15 @@ def world_of_events(
 
     Example:
         >>> from ringsim.diagnose.waitfor import analyse
-        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.events import make_events
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
         ...                       "post_ns": [5, 5], "status": [IN_FLIGHT] * 2})
         >>> analyse(world_of_events(events, 2)).cycle
         (0, 1)
     """
-    ends = ends or {}
     kind = events.kind
     speaks = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
+    ends = {**(ends or {}), **_without_groups(events, ends or {})}
     recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
     last_ns = max(int(recorded_ns), end_ns or 0)
     broken = _broken_waits(events, speaks)
@@ -103,7 +108,7 @@ def world_of_events(
         )
     views = []
     for rank in range(world_size):
-        state, about = ends.get(rank, ("unknown", ""))
+        state, about = ends.get(rank, _UNKNOWN)
         if state in _ABLE and blocked[rank]:
             state, about = "blocked", ""
         views.append(RankView(state, tuple(posted[rank]), about))
@@ -168,7 +173,7 @@ def until(events: Events, moment_ns: int) -> Events:
     Whoever is woken because its wait would never end may catch the error, return, or try again. None of that was so when it was woken.
 
     Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.events import make_events
         >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["recv"]] * 2, "post_ns": [1, 9], "wait_ns": [2, 9], "done_ns": [8, 9],
         ...                       "status": [ERROR, OK]})
         >>> before = until(events, 7)
@@ -185,6 +190,19 @@ def until(events: Events, moment_ns: int) -> Events:
         done_ns=np.where(open_still, NONE, found.done_ns),
         status=np.where(open_still, IN_FLIGHT, found.status).astype(found.status.dtype),
     )
+
+
+def _without_groups(events: Events, ends: Mapping[int, tuple[str, str]]) -> dict[int, tuple[str, str]]:
+    """Returns state and words of the ranks that have destroyed their process groups, and made none since."""
+    labels = [number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)]
+    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
+    found = {}
+    for rank, event in {int(events.rank[event]): event for event in marks}.items():  # the last of each
+        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN)[0] in _ABLE:
+            file, line = int(events.file[event]), int(events.line[event])
+            place = f" at {os.path.basename(events.tables.files[file])}:{line}" if file != NONE else ""
+            found[rank] = ("exited", f"has destroyed its process groups{place}")
+    return found
 
 
 def _broken_waits(events: Events, speaks: Ints) -> Ints:

@@ -210,7 +210,8 @@ class _Run:
         error.trace = self._end_early()
         if error.trace is not None:
             error.diagnosis = explain(error.trace)
-            if error.diagnosis.kind == "stalled":  # a limit has ended it: who waited, and for what
+            lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
+            if lost or error.diagnosis.kind == "stalled":  # nobody says why, or a limit has ended it: who waited, and for what
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
         return error
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ringsim
 from ringsim.diagnose.finding import Diagnosis
-from ringsim.errors import RankFailed, RingError
+from ringsim.errors import RankFailed, RingError, RunTimeout
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -200,3 +200,46 @@ def test_a_thread_that_waits_when_its_rank_returns_is_named() -> None:
     assert [(one.kind, one.ranks) for one in findings] == [("leaked_request", (0,)), ("leaked_request", (1,))]
     assert findings[0].message.startswith("rank 0 returned while a thread of it still waited in recv from 1 (")
     assert {one.operations[0].line for one in findings} == {leaves_a_thread_behind.__code__.co_firstlineno + 1}
+
+
+def destroys_its_groups(op: str) -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 2:
+        dist.recv(torch.zeros(1), 0)
+        dist.destroy_process_group()
+        time.sleep(30)
+    elif dist.get_rank() == 0:
+        dist.send(torch.zeros(1), 2)
+    if op == "barrier":
+        dist.barrier()
+    else:
+        dist.recv(torch.zeros(4), 2)
+
+
+@pytest.mark.parametrize(("op", "kind"), [("barrier", "missing_participant"), ("recv", "peer_exited")])
+def test_a_rank_that_destroys_its_groups_under_the_others_is_named(op: str, kind: str) -> None:
+    with pytest.raises(RankFailed, match=r"rank 2 has destroyed its process groups at test_fault_explain\.py:") as caught:
+        ringsim.trace(destroys_its_groups, world_size=3, args=(op,), ring=False, limit_s=20)
+    assert caught.value.trace is not None
+    for diagnosis in (caught.value.diagnosis, caught.value.trace.explain()):
+        assert diagnosis is not None
+        assert (diagnosis.kind, set(diagnosis.findings[0].ranks)) == (kind, {0, 1, 2}), str(diagnosis)
+        assert f"groups at test_fault_explain.py:{destroys_its_groups.__code__.co_firstlineno + 4}." in diagnosis.findings[0].message
+
+
+def makes_its_groups_anew() -> None:
+    for _ in range(2):
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.recv(torch.zeros(4), 1)
+    time.sleep(30)
+
+
+def test_groups_that_are_made_anew_are_there() -> None:
+    with pytest.raises(RunTimeout) as caught:
+        ringsim.trace(makes_its_groups_anew, world_size=2, ring=False, limit_s=4)
+    assert caught.value.diagnosis is not None
+    assert caught.value.diagnosis.kind == "stalled", str(caught.value.diagnosis)
