@@ -1,4 +1,7 @@
-"""Shows the making of process groups to the recorder: a rank that makes another group than its peers waits for them for half an hour.
+"""Shows the making and the end of process groups to the recorder.
+
+A rank that makes another group than its peers waits for them for half an hour; one that destroys its groups leaves others in the middle of
+what they do there.
 
 The n-th group that a rank makes meets the n-th of every other, whatever its members: torch numbers them so. A record of it is a collective
 on a group of its own, ``GROUPS``, that carries the members in place of a shape. A group that its members alone make
@@ -17,13 +20,15 @@ from torch.distributed import distributed_c10d
 
 from ringsim.comm.counterparts import Counterparts
 from ringsim.traces.events import NONE, OP_CODES
+from ringsim.traces.notices import DESTROYED, MADE_ANEW
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["GROUPS", "record_new_groups"]
+__all__ = ["GROUPS", "record_end_of_groups", "record_new_groups"]
 
 GROUPS: Final = "groups of the world"
 _LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
 _FUNCTION: Final = "_new_group_with_tag"  # what new_group, split_group and device meshes call
+_SETTER: Final = "_update_default_pg"  # what init_process_group and destroy_process_group call
 
 
 def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> dict[tuple[Any, str], Callable[..., Any]]:
@@ -86,3 +91,28 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
         return group
 
     return {(distributed_c10d, _FUNCTION): new_group}
+
+
+def record_end_of_groups(recorder: Recorder) -> dict[tuple[Any, str], Callable[..., Any]]:
+    """Makes the replacement for torch's function that sets the default group: to none when it is destroyed, and all groups with it.
+
+    Args:
+        recorder: writes a mark then, and another where a program makes its groups anew.
+
+    Returns:
+        The replacement by (owner, name); nothing where a version of torch does not have the function, which is private.
+    """
+    call = getattr(distributed_c10d, _SETTER, None)
+    if call is None:
+        return {}
+    destroyed = False
+
+    @functools.wraps(call)
+    def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal destroyed
+        if group is None or destroyed:
+            destroyed = group is None
+            recorder.mark(DESTROYED if destroyed else MADE_ANEW)
+        return call(group, *args, **kwargs)
+
+    return {(distributed_c10d, _SETTER): set_default}

@@ -208,6 +208,8 @@ class MpiBackend(MpiObjects, Backend):
             return
         job, limit_s = self._working(), to_seconds(timeout) or found.timeout_s
         begun = job.tapes.post("monitored_barrier", found, -1, -1, [])
+        if begun is not None:
+            begun[0].hot.begin_wait(begun[1])
         try:
             if found.rank() == 0:
                 self._count_all(found, limit_s, wait_all_ranks)
@@ -223,7 +225,7 @@ class MpiBackend(MpiObjects, Backend):
                 begun[0].hot.fail(begun[1])
             raise
         if begun is not None:
-            begun[0].hot.finish_at_once(begun[1])
+            begun[0].hot.finish(begun[1])
 
     def _count_all(self, group: MpiGroup, limit_s: float, all_missing: bool) -> None:
         """Waits, on rank 0 of the group, for a word of each other rank, and answers all of them."""

@@ -21,7 +21,7 @@ from ringsim.comm.buffer_guard import BufferGuard
 from ringsim.comm.collectives import COLLECTIVES, find_unfit
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.gpu_times import NO_EVENT, Begun, GpuTimes, find_gpu
-from ringsim.comm.group_making import record_new_groups
+from ringsim.comm.group_making import record_end_of_groups, record_new_groups
 from ringsim.comm.prechecks import Prechecks, make_record_refused
 from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS, TorchNames
 from ringsim.errors import RingError
@@ -126,7 +126,7 @@ class _Hooks:
             **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
         }
         self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
-        self.replacements |= record_new_groups(recorder, self.counterparts)
+        self.replacements |= record_new_groups(recorder, self.counterparts) | record_end_of_groups(recorder)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in find_handle_types(Work):
@@ -305,7 +305,7 @@ class _Hooks:
     def make_collective(self, method: str) -> Callable[..., Any]:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
-        collective = COLLECTIVES[method]
+        collective, blocks = COLLECTIVES[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
         hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
         pending, open_batches = self.pending, self.open_batches
         post = recorder.hot.make_post(collective.op, COLLECTIVE_OPS)
@@ -323,9 +323,15 @@ class _Hooks:
             try:
                 if counterparts is not None and compared:
                     counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
+                if blocks:
+                    recorder.hot.begin_wait(slot)
                 work = call(self, *args, **kwargs)
             except BaseException as error:
-                fail_posting(recorder.hot, slot, error)
+                if blocks and not isinstance(error, RingError):
+                    recorder.on_failure()
+                    recorder.hot.fail(slot)
+                else:
+                    fail_posting(recorder.hot, slot, error)
                 raise
             if open_batches or work is None:
                 hooks.keep(work, slot, begun)

@@ -14,7 +14,7 @@ from ringsim.diagnose.leftovers import find_leaks, find_missing, find_notices, f
 from ringsim.diagnose.mismatches import find_collective_mismatches, find_message_mismatches
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World, hindering
-from ringsim.diagnose.world_of_events import read_end_ns, read_end_times, read_ends, world_of_events
+from ringsim.diagnose.world_of_events import read_end_ns, read_end_times, read_ends, until, world_of_events
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -53,9 +53,11 @@ def explain(trace: Trace) -> Diagnosis:
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
     """
-    events, size = trace.events, trace.world_size
-    ends = read_ends(trace.metadata, size)
-    world = world_of_events(events, size, ends, end_ns=read_end_ns(trace.metadata), ended_ns=read_end_times(trace.metadata, size))
+    whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
+    if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
+        trace = replace(trace, events=events)
+    events, ends = trace.events, read_ends(trace.metadata, size)
+    world = world_of_events(events, size, ends, end_ns=end_ns, ended_ns=read_end_times(trace.metadata, size))
     judged = judge(world)
     if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
         world = doubt(world)
@@ -79,7 +81,7 @@ def explain(trace: Trace) -> Diagnosis:
     findings += find_races(events)
     if not findings:
         findings += find_lateness(trace)
-    return Diagnosis(tuple(findings), size, edges, judged.states, trace)
+    return Diagnosis(tuple(findings), size, edges, judged.states, whole)
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:

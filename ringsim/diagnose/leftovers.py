@@ -77,7 +77,7 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
-    """Finds operations that were posted and never waited for, on ranks that have returned from their worker.
+    """Finds operations that ranks left open when they returned: nobody waited for them, or a thread that was left behind still did.
 
     Args:
         trace: of a run that finished.
@@ -94,23 +94,26 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     """
     events = trace.events
     kind = events.kind
-    open_ops = np.flatnonzero((kind <= COLLECTIVE) & (events.status == IN_FLIGHT) & (events.wait_ns == NONE))
+    open_ops = np.flatnonzero((kind <= COLLECTIVE) & (events.status == IN_FLIGHT))
     met = np.zeros(len(events), dtype=bool)
     met[trace.messages.send] = met[trace.messages.recv] = True
     found = []
     if len(open_ops) == 0:
         return ()
-    columns = [column[open_ops] for column in (events.rank, events.op, events.file, events.line, met)]
+    columns = [column[open_ops] for column in (events.rank, events.op, events.file, events.line, met, events.wait_ns != NONE)]
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     for index, number in zip(first.tolist(), times.tolist(), strict=True):
         event = int(open_ops[index])
         operation = operation_of(events, event)
+        hint = f"Keep what {OP_NAMES[events.op[event]]} returns and call its wait(): until then the tensor may not be used."
         message = f"rank {operation.rank} never waited for its {operation}"
+        if events.wait_ns[event] != NONE:
+            hint = "Let its thread end, and join it, before the worker returns."
+            message = f"rank {operation.rank} returned while a thread of it still waited in {operation}"
         if kind[event] != COLLECTIVE:
             message += ", whose other side was posted" if met[event] else ", whose other side never came"
         if number > 1:
             message += f" ({count(number, 'time')})"
-        hint = f"Keep what {OP_NAMES[events.op[event]]} returns and call its wait(): until then the tensor may not be used."
         found.append((bool(met[event]), -number, Finding("leaked_request", (operation.rank,), (operation,), f"{message}.", hint)))
     return tuple(finding for *_, finding in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 

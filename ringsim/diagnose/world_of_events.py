@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -27,13 +29,15 @@ from ringsim.traces.events import (
     Ints,
 )
 from ringsim.traces.matching import number_places, number_rows, refused
+from ringsim.traces.notices import DESTROYED, MADE_ANEW
 
-__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "world_of_events"]
+__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "until", "world_of_events"]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 _NO_GROUP: Final = Group("", ())
+_MARK: Final = OP_CODES["mark"]
+_UNKNOWN: Final = ("unknown", "")
 _ABLE: Final = ("unknown", "running")  # states of which the events tell more
-_BLOCKING: Final = OP_CODES["monitored_barrier"]  # it blocks while it is posted
 
 
 def world_of_events(
@@ -68,14 +72,15 @@ def world_of_events(
         >>> analyse(world_of_events(events, 2)).cycle
         (0, 1)
     """
-    ends, ended_ns = ends or {}, ended_ns or {}
+    ended_ns = ended_ns or {}
     kind = events.kind
     speaks = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
+    ends = {**(ends or {}), **_without_groups(events, ends or {})}
     recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
     last_ns = max(int(recorded_ns), end_ns or 0)
     broken = _broken_waits(events, speaks)
     open_ops = speaks & ((events.status == IN_FLIGHT) | broken)
-    awaited = open_ops & ((events.wait_ns != NONE) | (events.op == _BLOCKING))
+    awaited = open_ops & (events.wait_ns != NONE)
     index, counterparts, contested = _count_channels(events, kind)
     matched = counterparts > index
     kept = open_ops & (awaited | ~matched)
@@ -110,7 +115,7 @@ def world_of_events(
         )
     views = []
     for rank in range(world_size):
-        state, about = ends.get(rank, ("unknown", ""))
+        state, about = ends.get(rank, _UNKNOWN)
         if state in _ABLE and blocked[rank]:
             state, about = "blocked", ""
         views.append(RankView(state, tuple(posted[rank]), about, ended_ns.get(rank)))
@@ -183,6 +188,44 @@ def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
     """
     said = metadata.get("given_up_ns", metadata.get("end_ns"))
     return said if type(said) is int and 0 <= said < 2**63 else None
+
+
+def until(events: Events, moment_ns: int) -> Events:
+    """Returns the events as they stood at a moment: what was posted later is not there, and what ended later is still under way.
+
+    Whoever is woken because its wait would never end may catch the error, return, or try again. None of that was so when it was woken.
+
+    Example:
+        >>> from ringsim.traces.events import make_events
+        >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["recv"]] * 2, "post_ns": [1, 9], "wait_ns": [2, 9], "done_ns": [8, 9],
+        ...                       "status": [ERROR, OK]})
+        >>> before = until(events, 7)
+        >>> before.wait_ns.tolist(), before.done_ns.tolist(), before.status.tolist() == [IN_FLIGHT]
+        ([2], [-1], True)
+    """
+    if not ((events.post_ns > moment_ns) | (events.done_ns > moment_ns)).any():
+        return events
+    found = events.select(events.post_ns <= moment_ns)
+    open_still = found.done_ns > moment_ns
+    return replace(
+        found,
+        wait_ns=np.where(found.wait_ns > moment_ns, NONE, found.wait_ns),
+        done_ns=np.where(open_still, NONE, found.done_ns),
+        status=np.where(open_still, IN_FLIGHT, found.status).astype(found.status.dtype),
+    )
+
+
+def _without_groups(events: Events, ends: Mapping[int, tuple[str, str]]) -> dict[int, tuple[str, str]]:
+    """Returns state and words of the ranks that have destroyed their process groups, and made none since."""
+    labels = [number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)]
+    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
+    found = {}
+    for rank, event in {int(events.rank[event]): event for event in marks}.items():  # the last of each
+        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN)[0] in _ABLE:
+            file, line = int(events.file[event]), int(events.line[event])
+            place = f" at {os.path.basename(events.tables.files[file])}:{line}" if file != NONE else ""
+            found[rank] = ("exited", f"has destroyed its process groups{place}")
+    return found
 
 
 def _broken_waits(events: Events, speaks: Ints) -> Ints:

@@ -61,7 +61,8 @@ def trace(
 
     With a function: starts ``world_size`` processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
     and returns when all have finished. The function may be defined in a notebook cell; nothing needs an ``if __name__`` guard. It finds
-    itself with ``ringsim.current_ring()``.
+    itself with ``ringsim.current_ring()``. On Linux processes that it starts end with their rank, but for those with a session of their
+    own (``start_new_session=True``).
 
     With a path: returns a context manager for scripts whose ranks something else started (torchrun). Every rank enters it, and
     rank 0 writes one file at the end of the block.

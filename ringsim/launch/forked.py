@@ -14,13 +14,11 @@ import uuid
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from ringsim.launch.config import Kind, start_environment
 from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.rank_set import EXIT_S, RankSet, start_command
-
-_LOOK_S: Final = 0.002  # between two looks for what the server writes down
 
 
 class ForkServer:
@@ -106,23 +104,13 @@ class ForkedRanks(RankSet):
         """See ``RankSet``."""
         self._server.send({"do": "kill", "set": self._name})
 
-    def wait_for_end(self) -> None:
-        """See ``RankSet``: a channel closes while its rank is still being taken down, so the server's word is waited for, too."""
-        deadline = time.monotonic() + EXIT_S
-        super().wait_for_end()
-        while len(self.exits) < self.kind.world_size and time.monotonic() < deadline and self._server.alive and self.directory.is_dir():
-            time.sleep(_LOOK_S)
-
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """See ``RankSet``: the server writes it down a moment after the channel closes."""
-        file = self.config.for_rank(rank).exit_file
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and self._server.alive:
-            words = file.read_text().split() if file.exists() else []
-            if len(words) == 2:
-                return int(words[0]), int(words[1])
-            time.sleep(_LOOK_S)
-        return None, time.monotonic_ns()
+        """See ``RankSet``: the server writes it down before it closes the channel."""
+        try:
+            code, at_ns = self.config.for_rank(rank).exit_file.read_text().split()
+        except (OSError, ValueError):  # the server is gone, or the disk full
+            return None, time.monotonic_ns()
+        return int(code), int(at_ns)
 
     @property
     def startup_errors(self) -> str:

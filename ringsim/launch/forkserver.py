@@ -9,6 +9,10 @@ the launcher ends them too::
 
 The launcher's end of the control socket closes when the launcher ends, however it ends. The server then kills its ranks, removes their
 directories and leaves. The ranks in turn die with the server (PR_SET_PDEATHSIG).
+
+Each rank is the first of a process group. When it ends, the server ends what is left of the group, such as the workers of a ``DataLoader``,
+writes down how the rank ended and only then closes its channel: a process that the rank has forked would otherwise hold it open, and the
+connections to the other ranks, too. What has left the group (``start_new_session=True``) goes on.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ class RankSet:
 
     config: RankConfig
     pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
+    channels: dict[int, int] = field(default_factory=dict)  # pid -> descriptor of the rank's end of its channel
     parked_until: float | None = None
 
 
@@ -111,9 +116,9 @@ class Server:
             rank = message["first"] + index
             pid = os.fork()
             if pid == 0:
-                self._become_rank(config.for_rank(rank), fd, fds[index + 1 :], server)
-            ranks.pids[pid] = rank
-            os.close(fd)
+                others = [other for one in self._sets.values() for other in one.channels.values()]
+                self._become_rank(config.for_rank(rank), fd, [*others, *fds[index + 1 :]], server)
+            ranks.pids[pid], ranks.channels[pid] = rank, fd
 
     def _become_rank(self, config: RankConfig, fd: int, others: list[int], server: int) -> None:
         """Turns this fork into a rank; never returns."""
@@ -122,6 +127,7 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for other in (*others, self._control.fileno(), self._wake_read.fileno(), self._wake_write.fileno()):
                 os.close(other)
+            os.setpgid(0, 0)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:  # it died before the line above
                 os._exit(1)
@@ -132,15 +138,19 @@ class Server:
             os._exit(70)  # rank.main leaves by itself; this is for what it could not catch
 
     def _reap(self) -> None:
-        """Writes down how ranks ended."""
+        """Ends what ranks that have ended left running, writes down how they ended, and closes their channels."""
         for name, ranks in list(self._sets.items()):
             for pid, rank in list(ranks.pids.items()):
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done == 0:
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     continue
+                with contextlib.suppress(OSError):  # there is no such group: it ended at once
+                    os.killpg(pid, signal.SIGKILL)  # before it is reaped, for then its number may be another's
+                _, status = os.waitpid(pid, 0)
                 del ranks.pids[pid]
                 with contextlib.suppress(OSError):  # the launcher has removed the directory: it knows already
                     ranks.config.for_rank(rank).exit_file.write_text(f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}")
+                with contextlib.suppress(OSError), socket.socket(fileno=ranks.channels.pop(pid)) as channel:
+                    channel.shutdown(socket.SHUT_RDWR)  # for all who have it
             if not ranks.pids:
                 del self._sets[name]
                 if os.getppid() != self._launcher or ranks.parked_until is not None:

@@ -289,7 +289,7 @@ class LivePart:
             file=self._files.get(int(record["file"]), ""),
             line=int(record["line"]),
             status="in_flight",
-            waited_s=max(now_ns - wait_ns, 0) / 1e9 if wait_ns != NONE else 0.0,
+            waited_s=max(now_ns - wait_ns, 0) * 1e-9 if wait_ns != NONE else 0.0,
         ), group
 
     def open_slots(self) -> list[int]:

@@ -189,7 +189,7 @@ class _Run:
             self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
             self._next_look = now + self._watcher.pause_s
             if self._verdict is not None:
-                self._given_up_ns = time.monotonic_ns()
+                self._given_up_ns = self._verdict.at_ns
                 write_verdict(self._ranks.directory, self._verdict)
                 for rank in self._verdict.ranks:
                     self._say(rank, WAKE)
@@ -210,7 +210,8 @@ class _Run:
         error.trace = self._end_early()
         if error.trace is not None:
             error.diagnosis = explain(error.trace)
-            if error.diagnosis.kind == "stalled":  # a limit has ended it: who waited, and for what
+            lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
+            if lost or error.diagnosis.kind == "stalled":  # nobody says why, or a limit has ended it: who waited, and for what
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
         return error
 
@@ -316,14 +317,16 @@ class _Run:
         }
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``, and what those did that were ended here."""
-        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._results]
-        woken = self._verdict.ranks if self._verdict is not None else ()
-        failed = [
-            {**end, "at_ns": report.at_ns - self._start_ns}
-            for report in self._reports.values()
-            if (report.rank not in woken or report.waited) and (end := describe_end(report)) is not None
-        ]
+        """Says how the ranks ended, for ``explain``, and what those did that were ended here; how they stood when there was a verdict."""
+        gone, reports = list(self._results), list(self._reports.values())
+        woken: list[int] = []
+        if (verdict := self._verdict) is not None:  # what they did once they were woken says nothing of why
+            woken = [rank for rank in verdict.ranks if not (rank in self._reports and self._reports[rank].waited)]
+            gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
+            reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.ranks)]
+        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
+        returned += [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken]
+        failed = [{**end, "at_ns": report.at_ns - self._start_ns} for report in reports if (end := describe_end(report)) is not None]
         known = {end["rank"] for end in (*returned, *failed)}
         others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))

@@ -46,11 +46,13 @@ class Verdict:
     Attributes:
         ranks: those that can never go on.
         diagnosis: why.
+        at_ns: at which moment that was so (CLOCK_MONOTONIC).
         at_rest: whether that took a moment at which nothing was on its way: what was posted does not prove it alone.
     """
 
     ranks: tuple[int, ...]
     diagnosis: Diagnosis
+    at_ns: int
     at_rest: bool = False
 
     @property

@@ -130,12 +130,12 @@ class Watcher:
             stuck = analyse(world)
             if stuck is not None:
                 self.pause_s = self._poll_s
-                return self._suspect(world, stuck, now_s, proved=True)
+                return self._suspect(world, stuck, now_s, now_ns, proved=True)
             doubted = doubt(world)
             stuck = analyse(doubted)
             if stuck is not None:
                 self._relax()
-                return self._suspect(doubted, stuck, now_s, proved=False) or self._look_for_stall(states, now_s, now_ns)
+                return self._suspect(doubted, stuck, now_s, now_ns, proved=False) or self._look_for_stall(states, now_s, now_ns)
         self._suspicion = None
         self._relax()
         return None
@@ -143,7 +143,7 @@ class Watcher:
     def _relax(self) -> None:
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
 
-    def _suspect(self, world: World, stuck: Stuck, now_s: float, *, proved: bool) -> Verdict | None:
+    def _suspect(self, world: World, stuck: Stuck, now_s: float, now_ns: int, *, proved: bool) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck once there is no doubt."""
         heads = tuple(self._heads[rank] for rank in stuck.ranks)
         suspicion = self._suspicion
@@ -169,7 +169,7 @@ class Watcher:
         if not (proved or suspicion.at_rest):
             suspicion.at_rest = self._nothing_on_its_way(world, stuck)
             return None  # whoever was woken before that moment has gone on by the next look
-        return Verdict(stuck.ranks, judge(world, stuck), at_rest=not proved)
+        return Verdict(stuck.ranks, judge(world, stuck), now_ns, at_rest=not proved)
 
     def _nothing_on_its_way(self, world: World, stuck: Stuck) -> bool:
         """Tells whether nothing that was posted is still to come to ranks that seem stuck, from each other or from who is gone."""
@@ -206,7 +206,7 @@ class Watcher:
         )
         hint = "Both sides of these operations are there, as far as is recorded. Look for communication that ringsim does not see."
         finding = Finding("stalled", blocked, operations, message, hint)
-        return Verdict(blocked, Diagnosis((finding,), len(states), states=tuple(view.state for view in world.ranks)))
+        return Verdict(blocked, Diagnosis((finding,), len(states), states=tuple(view.state for view in world.ranks)), now_ns)
 
 
 def _hangs_on_collective(world: World, stuck: Stuck) -> bool:

@@ -49,6 +49,7 @@ __all__ = ["Run", "Settings"]
 _PORT: Final = 29_500  # of nobody: a ring has one
 _TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SHOWN: Final = 4  # ranks whose lines an error shows
+_TICK_S: Final = 1e-9  # the unit that traces count in
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Run:
         self._results: list[Any] = [None] * size
         self._returned: set[int] = set()
         self._reports: list[Report] = []
-        self._verdict_on: frozenset[int] = frozenset()
+        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
+        self._given_up_ns: int | None = None  # and when
         self._printed: list[str] = []
 
     def finish(self) -> Trace:
@@ -219,6 +221,7 @@ class Run:
         if not stuck:
             return None
         if failed:
+            self._give_up(stuck)
             self._end(stuck)
             return None
         self._write_waiting()
@@ -228,7 +231,7 @@ class Run:
         if not diagnosis.findings:  # each side of what they wait for has been posted
             diagnosis = _judge_order(world, diagnosis)
         text = str(diagnosis)
-        self._verdict_on = frozenset(rank.number for rank in stuck)
+        self._give_up(stuck)
         for rank in stuck:
             self._hub.throw(rank, impose(diagnosis.kind, text))
         self._end(stuck)
@@ -241,6 +244,11 @@ class Run:
         error.trace = self._make_trace(complete=False)
         error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
+
+    def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
+        """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
+        self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._end_ns
+        self._hub.now += _TICK_S
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
         """Takes down the stacks of ranks that will never go on."""
@@ -285,15 +293,21 @@ class Run:
         if self._settings.measures:
             metadata["notes"].append("computing took the time of the thread that simulated it: another run gives other times")
         metadata["ends"], metadata["end_ns"] = self._ends(), self._end_ns
+        if self._given_up_ns is not None:
+            metadata["given_up_ns"] = self._given_up_ns
         return Trace(events, metadata, results=self._results, output=self._printed)
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``; nothing of those that were ended here."""
-        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in self._returned]
+        """Says how the ranks ended, for ``explain``; nothing of those that were ended here, unless an exception was held up by the wait."""
+        returned = [
+            {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
+            for rank in self._returned
+            if rank not in self._stuck
+        ]
         failed = [
             {**end, "at_ns": report.at_ns}
             for report in self._reports
-            if (report.rank not in self._verdict_on or report.waited) and (end := describe_end(report)) is not None
+            if (report.rank not in self._stuck or report.waited) and (end := describe_end(report)) is not None
         ]
         return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 

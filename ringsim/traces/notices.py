@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["read_notice", "word_notice"]
+__all__ = ["DESTROYED", "MADE_ANEW", "read_notice", "word_notice"]
+
+# Labels of the marks where a rank has destroyed the world, and all groups with it, and where it has made it anew.
+DESTROYED: Final = "process groups destroyed"
+MADE_ANEW: Final = "process groups made anew"
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 

@@ -33,10 +33,16 @@ def leaves_before_a_group_is_made() -> None:
         dist.new_group([0, 1, 2])  # here
 
 
-@fault("25", size=3, within_s=SLOW_S)
+@fault("25a", size=3, within_s=SLOW_S)
 def one_is_missing_in_the_barrier() -> None:
     if dist.get_rank():
         dist.barrier()  # here
+
+
+@fault("25b", size=3, within_s=SLOW_S)
+def one_is_missing_in_the_monitored_barrier() -> None:
+    if dist.get_rank() < 2:
+        dist.monitored_barrier()  # here
 
 
 COLLECTIVES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {  # what rank 0 calls, what rank 1 calls

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 import ringsim
 from ringsim.diagnose.finding import Diagnosis
-from ringsim.errors import RankFailed, RingError
+from ringsim.errors import RankFailed, RingError, RunTimeout
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -184,3 +185,62 @@ def test_command_runs_a_script_and_explains_it(tmp_path: Path) -> None:
     assert "script.py:4" in done.stdout
     assert (tmp_path / "waits.png").read_bytes()[:4] == b"\x89PNG"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "waits.png"]
+
+
+def leaves_a_thread_behind() -> int:
+    threading.Thread(target=lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), daemon=True).start()
+    time.sleep(0.3)
+    return 1
+
+
+def test_a_thread_that_waits_when_its_rank_returns_is_named() -> None:
+    trace = ringsim.trace(leaves_a_thread_behind, world_size=2, limit_s=30)
+    assert trace.results == [1, 1]
+    findings = trace.explain().findings
+    assert [(one.kind, one.ranks) for one in findings] == [("leaked_request", (0,)), ("leaked_request", (1,))]
+    assert findings[0].message.startswith("rank 0 returned while a thread of it still waited in recv from 1 (")
+    assert {one.operations[0].line for one in findings} == {leaves_a_thread_behind.__code__.co_firstlineno + 1}
+
+
+def destroys_its_groups(op: str) -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 2:
+        dist.recv(torch.zeros(1), 0)
+        dist.destroy_process_group()
+        time.sleep(30)
+    elif dist.get_rank() == 0:
+        dist.send(torch.zeros(1), 2)
+    if op == "barrier":
+        dist.barrier()
+    else:
+        dist.recv(torch.zeros(4), 2)
+
+
+@pytest.mark.parametrize(("op", "kind"), [("barrier", "missing_participant"), ("recv", "peer_exited")])
+def test_a_rank_that_destroys_its_groups_under_the_others_is_named(op: str, kind: str) -> None:
+    with pytest.raises(RankFailed, match=r"rank 2 has destroyed its process groups at test_fault_explain\.py:") as caught:
+        ringsim.trace(destroys_its_groups, world_size=3, args=(op,), ring=False, limit_s=20)
+    assert caught.value.trace is not None
+    for diagnosis in (caught.value.diagnosis, caught.value.trace.explain()):
+        assert diagnosis is not None
+        assert (diagnosis.kind, set(diagnosis.findings[0].ranks)) == (kind, {0, 1, 2}), str(diagnosis)
+        assert f"groups at test_fault_explain.py:{destroys_its_groups.__code__.co_firstlineno + 4}." in diagnosis.findings[0].message
+
+
+def makes_its_groups_anew(folder: str) -> None:
+    for attempt in range(3):  # each with a store of its own: in one that lives on, torch may read the addresses of the groups before
+        if attempt:
+            dist.destroy_process_group()
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=size)
+        dist.barrier()
+    if dist.get_rank() == 0:
+        dist.recv(torch.zeros(4), 1)
+    time.sleep(30)
+
+
+def test_groups_that_are_made_anew_are_there(tmp_path: Path) -> None:
+    with pytest.raises(RunTimeout) as caught:
+        ringsim.trace(makes_its_groups_anew, world_size=2, args=(str(tmp_path),), ring=False, limit_s=4)
+    assert caught.value.diagnosis is not None
+    assert caught.value.diagnosis.kind == "stalled", str(caught.value.diagnosis)

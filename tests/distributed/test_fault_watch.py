@@ -105,6 +105,13 @@ def a_collective_against_a_recv() -> None:
         dist.recv(tensor(), 1)  # here
 
 
+def a_monitored_barrier_against_a_recv() -> None:
+    if dist.get_rank():
+        dist.recv(tensor(), 0)  # here
+    else:
+        dist.monitored_barrier()  # here
+
+
 def from_anybody() -> None:
     dist.recv(tensor())  # here
 
@@ -187,6 +194,7 @@ FAULTS = (
     Fault(two_of_four, 4, "deadlock", {0, 1}, Deadlock),
     Fault(one_is_missing_in_the_barrier, 3, "missing_participant", {0, 1, 2}, PeerExited),
     Fault(a_collective_against_a_recv, 2, "collective_mismatch", {0, 1}, MessageMismatch, 3.0),
+    Fault(a_monitored_barrier_against_a_recv, 2, "collective_mismatch", {0, 1}, MessageMismatch, 3.0),
     Fault(from_anybody, 2, "deadlock", {0, 1}, Deadlock),
     Fault(anybody_got_it, 2, "peer_exited", {0, 1}, PeerExited),
     Fault(nobody_is_left_for_anybody, 2, "deadlock", {0, 1}, Deadlock),
