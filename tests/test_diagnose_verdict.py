@@ -12,7 +12,7 @@ from ringsim.diagnose.explain import explain
 from ringsim.diagnose.finding import KINDS, Diagnosis, Operation
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Posted, RankView, World
-from ringsim.traces.events import Group
+from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.value import Trace
 
 SEND, RECV = "send", "recv"
@@ -103,9 +103,65 @@ def test_wrong_group() -> None:
 
 def test_both_use_their_own_group_of_the_pair() -> None:
     diagnosis = diagnose([("isend", 1, 0, 1), (RECV, 1, 0, 1)], [("isend", 0, 0, 2), (RECV, 0, 0, 2)])
-    kind, ranks = root(diagnosis)
-    assert (kind, ranks) == ("deadlock", (0, 1))
+    assert root(diagnosis) == ("group_mismatch", (0, 1))
     assert "ring:1>0" in str(diagnosis)
+    both: list[list[Instruction]] = [[("isend", 1 - rank, 0, 1 + rank), ("irecv", 1 - rank, 0, 1 + rank), ("wait", 0)] for rank in range(2)]
+    assert root(diagnose(*both)) == ("group_mismatch", (0, 1))
+
+
+@pytest.mark.parametrize("waits", [("wait", 0), ("wait", 1), ("wait_all",), ("barrier", 0)], ids=str)
+def test_the_other_side_is_posted_and_not_waited_for(waits: Instruction) -> None:
+    sides: list[list[Instruction]] = [[("isend", 1 - rank, 5 + rank, 0), ("irecv", 1 - rank, 5 + rank, 0)] for rank in range(2)]
+    diagnosis = diagnose([*sides[0], ("wait", 0)], [*sides[1], waits])
+    assert root(diagnosis) == ("tag_mismatch", (0, 1))
+    assert "rank 0's isend to 1 (world, tag 5" in diagnosis.findings[0].message
+    assert diagnosis.findings[0].hint.startswith("Give both the same tag: 5 or 6.")
+
+
+def test_wrong_tags_all_round_the_ring() -> None:
+    programs: list[list[Instruction]] = [
+        [("irecv", (rank - 1) % 4, rank, 0), ("isend", (rank + 1) % 4, rank, 0), ("wait", 1), ("wait", 0)] for rank in range(4)
+    ]
+    diagnosis = diagnose(*programs)
+    assert root(diagnosis) == ("tag_mismatch", (0, 1, 2, 3))
+    assert diagnosis.findings[0].message.endswith("tag 0 is not tag 1. The same holds for 3 more pairs of ranks.")
+    assert diagnosis.findings[0].consequences == ()
+    assert len(diagnosis.findings) == 1
+
+
+def test_a_recv_that_has_been_open_for_long_is_not_the_other_side() -> None:
+    """Each listens for a word under tag 99 all the time, and in the second round both send first."""
+    first: list[Instruction] = [(SEND, 1, 0, 0), (RECV, 1, 0, 0)]
+    second: list[Instruction] = [(RECV, 0, 0, 0), (SEND, 0, 0, 0)]
+    diagnosis = diagnose([("irecv", 1, 99, 0), *first, (SEND, 1, 0, 0)], [("irecv", 0, 99, 0), *second, (SEND, 0, 0, 0)])
+    assert root(diagnosis) == ("deadlock", (0, 1))
+    assert "Let one of them receive first" in diagnosis.findings[0].hint
+
+
+@pytest.mark.parametrize(("tag", "group", "kind"), [(2, 0, "tag_mismatch"), (1, 1, "group_mismatch")])
+def test_from_anybody_under_another_tag_or_group(tag: int, group: int, kind: str) -> None:
+    assert root(diagnose([(RECV, ANY_SOURCE, 1, 0)], [(SEND, 0, tag, group)])) == (kind, (0, 1))
+    left = diagnose([(RECV, ANY_SOURCE, 1, 0)], [("isend", 0, tag, group)])
+    assert root(left) == (kind, (0, 1))
+    assert "Rank 1 has returned" in str(left)
+
+
+def test_who_has_posted_both_sides_is_not_told_to_post_them() -> None:
+    programs: list[list[Instruction]] = [
+        [("isend", (rank + 1) % 4, 0, 0), ("irecv", (rank + 1) % 4, 0, 0), ("wait", 0), ("wait", 1)] for rank in range(4)
+    ]
+    diagnosis = diagnose(*programs)
+    assert root(diagnosis) == ("deadlock", (0, 1, 2, 3))
+    lines = diagnosis.findings[0].hint.splitlines()
+    assert lines[0].startswith("Rank 1 posted no recv for it (group world, tag 0), and this is isend number 1 of rank 0: ")
+    assert lines[2].startswith("Rank 3 has posted irecv from 0 ")
+    assert lines[2].endswith("should the isend of rank 0 go there? Its peer is 1.")
+    assert len(lines) == 4
+
+    extra: list[Instruction] = [("irecv", 0, 0, 0), ("irecv", 0, 0, 0), ("wait_all",)]
+    hint = diagnose([("isend", 1, 0, 0), ("irecv", 1, 0, 0), ("wait_all",)], extra).findings[0].hint
+    assert "Rank 1 posted no send for it (group world, tag 0), and this is irecv number 1 of rank 0" in hint
+    assert "Rank 0 posted only 1 send for it (group world, tag 0), and this is irecv number 2 of rank 1" in hint
 
 
 def test_peer_has_left() -> None:

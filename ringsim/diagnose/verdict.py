@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
-from ringsim.diagnose.hints import advise, find_counterpart, mismatch_text
+from ringsim.diagnose.hints import Counterpart, advise, find_counterpart, mismatch_text
 from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.summary import count
 
 __all__ = ["judge", "name_ranks", "wait_text"]
 
@@ -61,7 +62,7 @@ def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
     for gone, waits in _waits_for_gone(world, stuck).items():
         if any(one.rank not in in_circles for one in waits):
             roots.append(_gone_finding(world, gone, waits))
-    findings = _fold(stuck, roots, circles)
+    findings = _fold(stuck, roots)
     on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
     edges = tuple(
         Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
@@ -117,12 +118,9 @@ def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
 def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
     """Names a circle: a mismatch where two of its ranks look for each other in vain, else a deadlock."""
     links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
-    for link in links:
-        found = find_counterpart(world, link)
-        if found is not None and found.kind and (found.posted.awaited or world.ranks[found.posted.operation.rank].state in GONE):
-            mine, theirs = link.posted.operation, found.posted.operation
-            ranks = tuple(sorted((mine.rank, theirs.rank)))
-            return Finding(found.kind, ranks, (mine, theirs), mismatch_text(mine, theirs, found.kind), found.hint)
+    missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(world, link)) is not None]
+    if missed:
+        return _mismatch_finding(missed)
     operations = tuple(link.posted.operation for link in links)
     collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
     if collective is not None:
@@ -131,6 +129,21 @@ def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Find
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
     return Finding("deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {_waits(operations)}.", advise(world, links))
+
+
+def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
+    """Says which operations of a circle miss each other, the plainest case first; of one kind, for the other may follow from it."""
+    mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
+    pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}  # by ranks: both sides of a pair may miss the other's
+    for near, one in [(mine, found), *missed]:
+        far = one.posted.operation
+        if one.kind == found.kind:
+            pairs.setdefault(tuple(sorted((near.rank, far.rank))), (near, far))
+    message = mismatch_text(mine, found.posted.operation, found.kind)
+    if len(pairs) > 1:
+        message += f" The same holds for {count(len(pairs) - 1, 'more pair')} of ranks."
+    ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
+    return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
 
 
 def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], operations: tuple[Operation, ...]) -> Finding:
@@ -185,7 +198,7 @@ def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance
         if wrong is not None:
             return wrong
         found = find_counterpart(world, one)
-        if found is not None and found.kind:
+        if found is not None:
             near, far = one.posted.operation, found.posted.operation
             pair = tuple(sorted((near.rank, far.rank)))
             message = f"{mismatch_text(near, far, found.kind)} R{ends[1:]}."
@@ -205,16 +218,12 @@ def _failure(world: World, rank: int) -> Finding:
     )
 
 
-def _fold(stuck: Stuck, roots: Sequence[Finding], circles: Sequence[tuple[int, ...]]) -> tuple[Finding, ...]:
+def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
     """Puts each stuck rank that no root names under the root that it waits for, by way of others."""
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):
         for rank in root.ranks:
             behind.setdefault(rank, index)
-    for circle in circles:  # of which a mismatch names two ranks only
-        known = next((behind[rank] for rank in circle if rank in behind), None)
-        if known is not None:
-            behind.update({rank: known for rank in circle if rank not in behind})
     folded: list[list[Finding]] = [[] for _ in roots]
     left = [one for one in stuck.hindrances if one.rank not in behind]
     moved = True
