@@ -216,6 +216,34 @@ def test_barrier_against_recv() -> None:
     assert [one.ranks for one in diagnosis.findings[0].consequences] == [(1,)]
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_forgotten_recv_before_a_barrier(size: int) -> None:
+    others: list[list[Instruction]] = [[("barrier", 0)] for _ in range(size - 1)]
+    diagnosis = diagnose([(SEND, 1, 0, 0), ("barrier", 0)], *others)
+    assert root(diagnosis) == ("collective_mismatch", (0, 1))
+    (finding,) = diagnosis.findings
+    assert finding.message.endswith("Rank 1 posted no recv for it (group world, tag 0), and this is send number 1 of rank 0.")
+    assert finding.hint.splitlines() == [
+        "Let rank 1 post the recv before its barrier at program.py:1, or leave this send of rank 0 out.",
+        "If the send belongs behind the barrier, let rank 0 call that first, too.",
+    ]
+    assert [one.ranks for one in finding.consequences] == [(rank,) for rank in range(2, size)]
+
+
+def test_one_send_too_few_before_a_barrier() -> None:
+    diagnosis = diagnose([*[(SEND, 1, 0, 0)] * 2, ("barrier", 0)], [*[(RECV, 0, 0, 0)] * 3, ("barrier", 0)])
+    assert root(diagnosis) == ("collective_mismatch", (0, 1))
+    assert "Rank 0 posted only 2 sends for it (group world, tag 0), and this is recv number 3 of rank 1." in diagnosis.findings[0].message
+    diagnosis = diagnose([(RECV, ANY_SOURCE, 0, 0), ("barrier", 0)], [("barrier", 0)])
+    assert diagnosis.findings[0].message.endswith("Nobody has posted a send for the recv of rank 0.")
+
+
+def test_a_collective_and_two_messages_in_a_circle() -> None:
+    diagnosis = diagnose([("barrier", 0)], [(RECV, 2, 0, 0), ("barrier", 0)], [(RECV, 0, 0, 0), (SEND, 1, 0, 0), ("barrier", 0)])
+    assert root(diagnosis) == ("collective_mismatch", (0, 1, 2))
+    assert "Let rank 0 post the send before its barrier" in diagnosis.findings[0].hint
+
+
 def test_different_collectives() -> None:
     diagnosis = diagnose([("barrier", 0), ("barrier", 0)], [("barrier", 0), ("all_reduce", 0)])
     assert root(diagnosis) == ("collective_mismatch", (0, 1))

@@ -10,7 +10,7 @@ from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, World
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.summary import count
 
-__all__ = ["Counterpart", "advise", "find_counterpart", "mismatch_text"]
+__all__ = ["Counterpart", "advise", "advise_in_collective", "find_counterpart", "mismatch_text"]
 
 _SENDS_FIRST: Final = (
     "A send returns only once the other side has posted its recv, at any size: all of them send before they receive. Let one of them "
@@ -125,6 +125,34 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     if all(one.kind == SEND for one in operations):
         return [_SENDS_FIRST]
     return [_RECVS_FIRST] if all(one.kind == RECV for one in operations) else [_MIXED]
+
+
+def advise_in_collective(links: Sequence[Hindrance]) -> tuple[str, str]:
+    """Looks for a message in a circle that passes through a collective.
+
+    Args:
+        links: the circle.
+
+    Returns:
+        What is missing of the first one, a sentence, and what to do; both empty where there is none.
+    """
+    for link, following in zip(links, [*links[1:], links[0]], strict=True):
+        mine, other = link.posted.operation, following.posted.operation
+        if mine.kind == COLLECTIVE or link.posted.matched:
+            continue
+        if link.posted.taken:
+            return "", _TAKEN
+        if mine.peer == ANY_SOURCE:
+            missing, who = f"Nobody has posted a send for the {mine.op} of rank {mine.rank}.", "the rank that it is for"
+        else:
+            missing, who = f"{_counted_words(link)}.", f"rank {mine.peer}"
+        before = f"{other.op}{f' at {other.place}' if other.place else ''}"
+        cure = f"Let {who} post the {_other_side(link)} before its {before}, or leave this {mine.op} of rank {mine.rank} out."
+        late = next((one.posted.operation.op for one in links if one.posted.operation.kind == COLLECTIVE and mine.rank in one.peers), "")
+        if late:
+            cure += f"\nIf the {mine.op} belongs behind the {late}, let rank {mine.rank} call that first, too."
+        return missing, cure
+    return "", ""
 
 
 def _counted(link: Hindrance) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
-from ringsim.diagnose.hints import Counterpart, advise, find_counterpart, mismatch_text
+from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
 from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.summary import count
@@ -124,7 +124,7 @@ def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Find
     operations = tuple(link.posted.operation for link in links)
     collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
     if collective is not None:
-        return _collective_finding(stuck, collective, circle, operations)
+        return _collective_finding(stuck, collective, links)
     if len(circle) == 1:
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
@@ -146,24 +146,27 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
     return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
 
 
-def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], operations: tuple[Operation, ...]) -> Finding:
+def _collective_finding(stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
     """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
     wrong = _mismatched_call(link)
     if wrong is not None:
         return wrong
-    mine = link.posted.operation
+    mine, circle, operations = link.posted.operation, tuple(one.rank for one in links), tuple(one.posted.operation for one in links)
     kept = tuple(one.posted.operation for one in stuck.hindrances if one.rank in link.peers and one.posted.operation is not mine)
     ranks = tuple(sorted({mine.rank, *link.peers}))
     elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
     waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
-    hint = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    missing, cure = advise_in_collective(links)
+    needs = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    hint = cure or needs
     if elsewhere is not None and elsewhere.op == mine.op == "new_group" and elsewhere.shape == mine.shape:
         hint = (
             "Torch names a group that its members alone make by how many groups each of them is in: let them make the same groups before "
             "it, or leave out use_local_synchronization."
         )
-    return Finding(kind, circle if kind == "deadlock" else ranks, operations, f"{name_ranks(circle)} wait for each other: {waits}.", hint)
+    message = f"{name_ranks(circle)} wait for each other: {waits}.{f' {missing}' if missing else ''}"
+    return Finding(kind, circle if kind == "deadlock" else ranks, operations, message, hint)
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
