@@ -173,6 +173,12 @@ def test_peer_has_left() -> None:
     assert [one.ranks for one in finding.consequences] == [(2,)]
 
 
+def test_who_left_in_the_middle_is_not_told_to_post_something() -> None:
+    diagnosis = diagnose([], [(RECV, 0, 0, 0)], ends={0: ("exited", "left with sys.exit(0) (train.py, line 7, in step)")})
+    assert root(diagnosis) == ("peer_exited", (0, 1))
+    assert diagnosis.findings[0].hint == "Rank 0 ended in the middle of its worker: let it do what the others wait for, and then return."
+
+
 def test_number_of_missing_messages() -> None:
     diagnosis = diagnose([(SEND, 1, 0, 0)] * 2, [(RECV, 0, 0, 0)] * 3)
     assert "posted only 2 sends for it (group world, tag 0), and this is recv number 3 of rank 1" in diagnosis.findings[0].hint

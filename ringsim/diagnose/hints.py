@@ -105,6 +105,10 @@ def advise(world: World, links: Sequence[Hindrance]) -> str:
     gone = [link for link in links if any(world.ranks[peer].state in GONE for peer in link.peers)]
     if any(world.ranks[peer].state == "killed" for link in gone for peer in link.peers):
         lines.append("Find out what ended it: somebody's kill, too little memory, or a crash in C++; what it printed last may tell.")
+    elif early := sorted({peer for link in gone for peer in link.peers if world.ranks[peer].left_early}):
+        lines += [
+            f"Rank {rank} ended in the middle of its worker: let it do what the others wait for, and then return." for rank in early[:2]
+        ]
     elif gone:
         lines += [_counted(link) for link in gone[:2] if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0]
         if any(one.peer == ANY_SOURCE for one in operations):

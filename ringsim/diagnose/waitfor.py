@@ -117,6 +117,11 @@ class RankView:
         """What it is blocked in; empty where it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
 
+    @property
+    def left_early(self) -> bool:
+        """Whether it is known to have left in the middle of its worker, with code 0, rather than to have returned."""
+        return self.state == "exited" and self.about.startswith("left with ")
+
 
 @dataclass(frozen=True)
 class World:

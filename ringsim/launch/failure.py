@@ -23,6 +23,7 @@ PASSED_ON: Final = " ended with an error that explains this: "  # how ringsim wo
 _CONSEQUENCES: Final = (PASSED_ON, *LOST_PEER)
 # Errors that ringsim raises in a rank because of what others did, or did not.
 _ECHOES: Final = (errors.Deadlock.__name__, errors.PeerExited.__name__)
+_NO_FAILURE: Final = ("", "0", "None", "False")  # what sys.exit may be given that makes the exit code 0
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words the end of a wait at its limit
 _OUR_FILES: Final = str(Path(__file__).parent.parent)
 
@@ -125,12 +126,15 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
         >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
+        >>> [describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"] for code in ("0", "7")]
+        ['exited', 'failed']
     """
     echo = report.error in _ECHOES or PASSED_ON in report.text or _TIMED_OUT in report.text
     if echo or (report.is_consequence and not report.of_ringsim):
         return None  # how it ended says nothing of why: what it waited for does
     if report.error == "SystemExit":
-        state, about = "exited", f"left with sys.exit({report.text})"
+        state = "exited" if report.text in _NO_FAILURE else "failed"
+        about = f"left with sys.exit({report.text})"
     elif report.error:
         text = report.text.partition("\n")[0]
         state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"

@@ -176,11 +176,18 @@ def stopped() -> None:
     dist.recv(tensor(), 1)  # here
 
 
-@fault("23")
+@fault("23a")
 def leaves() -> None:
     if dist.get_rank() == 1:
         sys.exit(0)
     dist.recv(tensor(), 1)  # here
+
+
+@fault("23b")
+def leaves_with_a_code() -> None:
+    if dist.get_rank() == 1:
+        sys.exit(7)  # here
+    dist.recv(tensor(), 1)
 
 
 @fault("47a")
