@@ -179,6 +179,20 @@ def test_who_left_in_the_middle_is_not_told_to_post_something() -> None:
     assert diagnosis.findings[0].hint == "Rank 0 ended in the middle of its worker: let it do what the others wait for, and then return."
 
 
+@pytest.mark.parametrize(("place", "tried"), [(0, False), (1, True)])
+@pytest.mark.parametrize("state", ["exited", "blocked"])
+def test_a_send_that_was_refused_is_not_called_missing(state: str, place: int, tried: bool) -> None:
+    """The recv that waits is the second one; another of the first send, that raised, was posted in its place."""
+    world = Group("world", (0, 1))
+    raised = Posted(Operation(0, SEND, peer=1, tag=3, group="world", file="train.py", line=7), world, awaited=False, index=place)
+    waits = Posted(Operation(1, RECV, peer=0, tag=3, group="world"), world, awaited=True, index=1, counterparts=1)
+    barrier = Posted(Operation(0, "barrier", group="world"), world, awaited=True, entered=(Operation(0, "barrier", group="world"),))
+    other = RankView(state, (barrier,) if state == "blocked" else (), refused=(raised,))
+    said = str(judge(World((other, RankView("blocked", (waits,))))))
+    assert ("Rank 0 tried: its send to 1 (world, tag 3) at train.py:7 raised an error" in said) is tried
+    assert ("Rank 0 posted only 1 send for it" in said) is not tried
+
+
 def test_number_of_missing_messages() -> None:
     diagnosis = diagnose([(SEND, 1, 0, 0)] * 2, [(RECV, 0, 0, 0)] * 3)
     assert "posted only 2 sends for it (group world, tag 0), and this is recv number 3 of rank 1" in diagnosis.findings[0].hint

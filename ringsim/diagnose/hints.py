@@ -101,6 +101,8 @@ def advise(world: World, links: Sequence[Hindrance]) -> str:
     operations = [link.posted.operation for link in links]
     if any(link.posted.taken for link in links):
         return _TAKEN
+    if tried := [line for link in links if (line := _tried(world, link))]:
+        return "\n".join(tried[:2])
     lines = [line for link in links[:4] if (line := _peer_hint(world, link, awaited=True))]
     gone = [link for link in links if any(world.ranks[peer].state in GONE for peer in link.peers)]
     if any(world.ranks[peer].state == "killed" for link in gone for peer in link.peers):
@@ -131,10 +133,11 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     return [_RECVS_FIRST] if all(one.kind == RECV for one in operations) else [_MIXED]
 
 
-def advise_in_collective(links: Sequence[Hindrance]) -> tuple[str, str]:
+def advise_in_collective(world: World, links: Sequence[Hindrance]) -> tuple[str, str]:
     """Looks for a message in a circle that passes through a collective.
 
     Args:
+        world: the ranks.
         links: the circle.
 
     Returns:
@@ -146,6 +149,8 @@ def advise_in_collective(links: Sequence[Hindrance]) -> tuple[str, str]:
             continue
         if link.posted.taken:
             return "", _TAKEN
+        if tried := _tried(world, link):
+            return "", tried
         if mine.peer == ANY_SOURCE:
             missing, who = f"Nobody has posted a send for the {mine.op} of rank {mine.rank}.", "the rank that it is for"
         else:
@@ -157,6 +162,18 @@ def advise_in_collective(links: Sequence[Hindrance]) -> tuple[str, str]:
             cure += f"\nIf the {mine.op} belongs behind the {late}, let rank {mine.rank} call that first, too."
         return missing, cure
     return "", ""
+
+
+def _tried(world: World, link: Hindrance) -> str:
+    """Says that the other side of a message was refused, and that its rank went on all the same; empty where it was not."""
+    mine = link.posted.operation
+    if mine.kind == COLLECTIVE or mine.peer < 0:
+        return ""
+    for one in world.ranks[mine.peer].refused:
+        other, same = one.operation, (one.group, one.index) == (link.posted.group, link.posted.index)
+        if same and other.kind != mine.kind and (other.peer, other.tag) == (mine.rank, mine.tag):
+            return f"Rank {other.rank} tried: its {other} raised an error, so it was not posted. Mend what that says instead of going on."
+    return ""
 
 
 def _counted(link: Hindrance) -> str:

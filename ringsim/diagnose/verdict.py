@@ -124,7 +124,7 @@ def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Find
     operations = tuple(link.posted.operation for link in links)
     collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
     if collective is not None:
-        return _collective_finding(stuck, collective, links)
+        return _collective_finding(world, stuck, collective, links)
     if len(circle) == 1:
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
@@ -146,7 +146,7 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
     return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
 
 
-def _collective_finding(stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
+def _collective_finding(world: World, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
     """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
     wrong = _mismatched_call(link)
     if wrong is not None:
@@ -157,7 +157,7 @@ def _collective_finding(stuck: Stuck, link: Hindrance, links: Sequence[Hindrance
     elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
     waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
-    missing, cure = advise_in_collective(links)
+    missing, cure = advise_in_collective(world, links)
     needs = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
     hint = cure or needs
     if elsewhere is not None and elsewhere.op == mine.op == "new_group" and elsewhere.shape == mine.shape:

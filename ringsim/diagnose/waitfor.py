@@ -106,11 +106,13 @@ class RankView:
             "unknown" and "stopped" (by a signal) count as able to go on.
         posted: its operations that are not done.
         about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
+        refused: its latest messages that raised instead of being posted, each with the ``index`` that it would have had.
     """
 
     state: str
     posted: tuple[Posted, ...] = ()
     about: str = ""
+    refused: tuple[Posted, ...] = ()
 
     @property
     def awaited(self) -> tuple[Posted, ...]:
