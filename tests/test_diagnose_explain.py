@@ -194,6 +194,18 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
     assert finding.consequences == ()
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "ranks"),
+    [("buffer_hazard", 1, (0,)), ("buffer_hazard", 3, (0,)), ("invalid_argument", 1, (0,)), ("invalid_argument", 3, (0, 1))],
+)
+def test_notice_names_the_peer_of_a_message_that_was_refused(kind: str, status: int, ranks: tuple[int, ...]) -> None:
+    """What stands on one line with the post of a message that went its way is not about the peer."""
+    rows = ({"rank": 0, "op": "isend", "peer": 1, "status": status}, {"rank": 0, "op": "mark", "label": 0})
+    finding, *_ = run_of(*rows, labels=(word_notice(kind, "the buffer must not be changed."),), ends=[]).findings
+    assert (finding.kind, finding.ranks) == (kind, ranks)
+    assert finding.message == "rank 0: the buffer must not be changed."
+
+
 def test_notice_on_a_collective_names_those_in_the_same_call() -> None:
     labels = (word_notice("collective_mismatch", "all ranks must call the same collectives."),)
     done = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]

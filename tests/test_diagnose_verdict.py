@@ -12,7 +12,7 @@ from ringsim.diagnose.explain import explain
 from ringsim.diagnose.finding import KINDS, Diagnosis, Operation
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Posted, RankView, World
-from ringsim.traces.events import Group
+from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.value import Trace
 
 SEND, RECV = "send", "recv"
@@ -103,9 +103,65 @@ def test_wrong_group() -> None:
 
 def test_both_use_their_own_group_of_the_pair() -> None:
     diagnosis = diagnose([("isend", 1, 0, 1), (RECV, 1, 0, 1)], [("isend", 0, 0, 2), (RECV, 0, 0, 2)])
-    kind, ranks = root(diagnosis)
-    assert (kind, ranks) == ("deadlock", (0, 1))
+    assert root(diagnosis) == ("group_mismatch", (0, 1))
     assert "ring:1>0" in str(diagnosis)
+    both: list[list[Instruction]] = [[("isend", 1 - rank, 0, 1 + rank), ("irecv", 1 - rank, 0, 1 + rank), ("wait", 0)] for rank in range(2)]
+    assert root(diagnose(*both)) == ("group_mismatch", (0, 1))
+
+
+@pytest.mark.parametrize("waits", [("wait", 0), ("wait", 1), ("wait_all",), ("barrier", 0)], ids=str)
+def test_the_other_side_is_posted_and_not_waited_for(waits: Instruction) -> None:
+    sides: list[list[Instruction]] = [[("isend", 1 - rank, 5 + rank, 0), ("irecv", 1 - rank, 5 + rank, 0)] for rank in range(2)]
+    diagnosis = diagnose([*sides[0], ("wait", 0)], [*sides[1], waits])
+    assert root(diagnosis) == ("tag_mismatch", (0, 1))
+    assert "rank 0's isend to 1 (world, tag 5" in diagnosis.findings[0].message
+    assert diagnosis.findings[0].hint.startswith("Give both the same tag: 5 or 6.")
+
+
+def test_wrong_tags_all_round_the_ring() -> None:
+    programs: list[list[Instruction]] = [
+        [("irecv", (rank - 1) % 4, rank, 0), ("isend", (rank + 1) % 4, rank, 0), ("wait", 1), ("wait", 0)] for rank in range(4)
+    ]
+    diagnosis = diagnose(*programs)
+    assert root(diagnosis) == ("tag_mismatch", (0, 1, 2, 3))
+    assert diagnosis.findings[0].message.endswith("tag 0 is not tag 1. The same holds for 3 more pairs of ranks.")
+    assert diagnosis.findings[0].consequences == ()
+    assert len(diagnosis.findings) == 1
+
+
+def test_a_recv_that_has_been_open_for_long_is_not_the_other_side() -> None:
+    """Each listens for a word under tag 99 all the time, and in the second round both send first."""
+    first: list[Instruction] = [(SEND, 1, 0, 0), (RECV, 1, 0, 0)]
+    second: list[Instruction] = [(RECV, 0, 0, 0), (SEND, 0, 0, 0)]
+    diagnosis = diagnose([("irecv", 1, 99, 0), *first, (SEND, 1, 0, 0)], [("irecv", 0, 99, 0), *second, (SEND, 0, 0, 0)])
+    assert root(diagnosis) == ("deadlock", (0, 1))
+    assert "Let one of them receive first" in diagnosis.findings[0].hint
+
+
+@pytest.mark.parametrize(("tag", "group", "kind"), [(2, 0, "tag_mismatch"), (1, 1, "group_mismatch")])
+def test_from_anybody_under_another_tag_or_group(tag: int, group: int, kind: str) -> None:
+    assert root(diagnose([(RECV, ANY_SOURCE, 1, 0)], [(SEND, 0, tag, group)])) == (kind, (0, 1))
+    left = diagnose([(RECV, ANY_SOURCE, 1, 0)], [("isend", 0, tag, group)])
+    assert root(left) == (kind, (0, 1))
+    assert "Rank 1 has returned" in str(left)
+
+
+def test_who_has_posted_both_sides_is_not_told_to_post_them() -> None:
+    programs: list[list[Instruction]] = [
+        [("isend", (rank + 1) % 4, 0, 0), ("irecv", (rank + 1) % 4, 0, 0), ("wait", 0), ("wait", 1)] for rank in range(4)
+    ]
+    diagnosis = diagnose(*programs)
+    assert root(diagnosis) == ("deadlock", (0, 1, 2, 3))
+    lines = diagnosis.findings[0].hint.splitlines()
+    assert lines[0].startswith("Rank 1 posted no recv for it (group world, tag 0), and this is isend number 1 of rank 0: ")
+    assert lines[2].startswith("Rank 3 has posted irecv from 0 ")
+    assert lines[2].endswith("should the isend of rank 0 go there? Its peer is 1.")
+    assert len(lines) == 4
+
+    extra: list[Instruction] = [("irecv", 0, 0, 0), ("irecv", 0, 0, 0), ("wait_all",)]
+    hint = diagnose([("isend", 1, 0, 0), ("irecv", 1, 0, 0), ("wait_all",)], extra).findings[0].hint
+    assert "Rank 1 posted no send for it (group world, tag 0), and this is irecv number 1 of rank 0" in hint
+    assert "Rank 0 posted only 1 send for it (group world, tag 0), and this is irecv number 2 of rank 1" in hint
 
 
 def test_peer_has_left() -> None:
@@ -115,6 +171,26 @@ def test_peer_has_left() -> None:
     assert finding.message.endswith("but rank 0 has returned from its worker.")
     assert "Rank 0 posted no send for it" in finding.hint
     assert [one.ranks for one in finding.consequences] == [(2,)]
+
+
+def test_who_left_in_the_middle_is_not_told_to_post_something() -> None:
+    diagnosis = diagnose([], [(RECV, 0, 0, 0)], ends={0: ("exited", "left with sys.exit(0) (train.py, line 7, in step)")})
+    assert root(diagnosis) == ("peer_exited", (0, 1))
+    assert diagnosis.findings[0].hint == "Rank 0 ended in the middle of its worker: let it do what the others wait for, and then return."
+
+
+@pytest.mark.parametrize(("place", "tried"), [(0, False), (1, True)])
+@pytest.mark.parametrize("state", ["exited", "blocked"])
+def test_a_send_that_was_refused_is_not_called_missing(state: str, place: int, tried: bool) -> None:
+    """The recv that waits is the second one; another of the first send, that raised, was posted in its place."""
+    world = Group("world", (0, 1))
+    raised = Posted(Operation(0, SEND, peer=1, tag=3, group="world", file="train.py", line=7), world, awaited=False, index=place)
+    waits = Posted(Operation(1, RECV, peer=0, tag=3, group="world"), world, awaited=True, index=1, counterparts=1)
+    barrier = Posted(Operation(0, "barrier", group="world"), world, awaited=True, entered=(Operation(0, "barrier", group="world"),))
+    other = RankView(state, (barrier,) if state == "blocked" else (), refused=(raised,))
+    said = str(judge(World((other, RankView("blocked", (waits,))))))
+    assert ("Rank 0 tried: its send to 1 (world, tag 3) at train.py:7 raised an error" in said) is tried
+    assert ("Rank 0 posted only 1 send for it" in said) is not tried
 
 
 def test_number_of_missing_messages() -> None:
@@ -158,6 +234,34 @@ def test_barrier_against_recv() -> None:
     diagnosis = diagnose([("barrier", 0)], [("barrier", 0)], [(RECV, 0, 0, 0)])
     assert root(diagnosis) == ("collective_mismatch", (0, 2))
     assert [one.ranks for one in diagnosis.findings[0].consequences] == [(1,)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_forgotten_recv_before_a_barrier(size: int) -> None:
+    others: list[list[Instruction]] = [[("barrier", 0)] for _ in range(size - 1)]
+    diagnosis = diagnose([(SEND, 1, 0, 0), ("barrier", 0)], *others)
+    assert root(diagnosis) == ("collective_mismatch", (0, 1))
+    (finding,) = diagnosis.findings
+    assert finding.message.endswith("Rank 1 posted no recv for it (group world, tag 0), and this is send number 1 of rank 0.")
+    assert finding.hint.splitlines() == [
+        "Let rank 1 post the recv before its barrier at program.py:1, or leave this send of rank 0 out.",
+        "If the send belongs behind the barrier, let rank 0 call that first, too.",
+    ]
+    assert [one.ranks for one in finding.consequences] == [(rank,) for rank in range(2, size)]
+
+
+def test_one_send_too_few_before_a_barrier() -> None:
+    diagnosis = diagnose([*[(SEND, 1, 0, 0)] * 2, ("barrier", 0)], [*[(RECV, 0, 0, 0)] * 3, ("barrier", 0)])
+    assert root(diagnosis) == ("collective_mismatch", (0, 1))
+    assert "Rank 0 posted only 2 sends for it (group world, tag 0), and this is recv number 3 of rank 1." in diagnosis.findings[0].message
+    diagnosis = diagnose([(RECV, ANY_SOURCE, 0, 0), ("barrier", 0)], [("barrier", 0)])
+    assert diagnosis.findings[0].message.endswith("Nobody has posted a send for the recv of rank 0.")
+
+
+def test_a_collective_and_two_messages_in_a_circle() -> None:
+    diagnosis = diagnose([("barrier", 0)], [(RECV, 2, 0, 0), ("barrier", 0)], [(RECV, 0, 0, 0), (SEND, 1, 0, 0), ("barrier", 0)])
+    assert root(diagnosis) == ("collective_mismatch", (0, 1, 2))
+    assert "Let rank 0 post the send before its barrier" in diagnosis.findings[0].hint
 
 
 def test_different_collectives() -> None:

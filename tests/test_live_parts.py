@@ -155,3 +155,18 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
     assert analyse(live.world(["running"], 0)) is None
     assert live.world(["exited"], 0).ranks[0].state == "exited"
     assert np.all(np.array([part.head.slots for part in live.parts]) >= 0)
+
+
+def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 0, 2)
+    posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
+    writer.recorder.hot.fail(posted[2])  # nobody has waited for it: it raised when it was posted
+    live = LiveParts(tmp_path, 2)
+    live.look()
+    found = [live.world(["running"] * 2, 0), world_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)]
+    for world in found:
+        assert [(one.operation.op, one.operation.tag, one.group.name, one.index) for one in world.ranks[0].refused] == [
+            ("isend", 3, "world", 1)
+        ]
+        assert world.ranks[1].refused == ()
+    writer.recorder.close()

@@ -143,7 +143,7 @@ def _find_leavers(world: World) -> list[Finding]:
     return [
         Finding("rank_failed", (rank,), (), f"rank {rank} {view.about}: that ends the run.", "Let the worker return instead.")
         for rank, view in enumerate(world.ranks)
-        if view.state == "exited" and view.about.startswith("left with ")  # not: has returned
+        if view.left_early
     ]
 
 

@@ -45,7 +45,8 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         refused_op = _refused_before(events, event)
         operations = () if refused_op is None else tuple(operation_of(events, one) for one in (refused_op, *_others_in(events, refused_op)))
         ranks = {int(events.rank[event]), *(one.rank for one in operations)}
-        ranks |= {one.peer for one in operations if one.peer >= 0 and one.kind != COLLECTIVE}
+        if kind != "buffer_hazard":  # which is about a rank's own memory, whoever it exchanges it with
+            ranks |= {one.peer for one in operations if one.peer >= 0 and one.kind != COLLECTIVE}
         if before is not None:
             ranks, operations = ranks | set(before.ranks), (*before.operations, *operations)
         found[kind, message] = Finding(kind, tuple(sorted(ranks)), operations, message)
@@ -56,9 +57,10 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
-    """Returns the operation that a notice is about: its rank's latest one before the mark, on the mark's line."""
-    before = np.flatnonzero((events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE))
-    return int(before[-1]) if len(before) and events.line[before[-1]] == events.line[mark] else None
+    """Returns the operation that a notice is about: its rank's latest one before the mark, where it was refused on the mark's line."""
+    before = np.flatnonzero((events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE))[-1:]
+    about = before[refused(events)[before] & (events.line[before] == events.line[mark])]
+    return int(about[0]) if len(about) else None
 
 
 def _others_in(events: Events, event: int) -> tuple[int, ...]:

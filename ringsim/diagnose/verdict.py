@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
-from ringsim.diagnose.hints import advise, find_counterpart, mismatch_text
+from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
 from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.summary import count
 
 __all__ = ["judge", "name_ranks", "wait_text"]
 
@@ -68,7 +69,7 @@ def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
             else:
                 roots.append(found)
     roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
-    findings = _fold(stuck, roots, circles)
+    findings = _fold(stuck, roots)
     on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
     edges = tuple(
         Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
@@ -130,40 +131,55 @@ def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
 def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
     """Names a circle: a mismatch where two of its ranks look for each other in vain, else a deadlock."""
     links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
-    for link in links:
-        found = find_counterpart(world, link)
-        if found is not None and found.kind and (found.posted.awaited or world.ranks[found.posted.operation.rank].state in GONE):
-            mine, theirs = link.posted.operation, found.posted.operation
-            ranks = tuple(sorted((mine.rank, theirs.rank)))
-            return Finding(found.kind, ranks, (mine, theirs), mismatch_text(mine, theirs, found.kind), found.hint)
+    missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(world, link)) is not None]
+    if missed:
+        return _mismatch_finding(missed)
     operations = tuple(link.posted.operation for link in links)
     collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
     if collective is not None:
-        return _collective_finding(stuck, collective, circle, operations)
+        return _collective_finding(world, stuck, collective, links)
     if len(circle) == 1:
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
     return Finding("deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {_waits(operations)}.", advise(world, links))
 
 
-def _collective_finding(stuck: Stuck, link: Hindrance, circle: tuple[int, ...], operations: tuple[Operation, ...]) -> Finding:
+def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
+    """Says which operations of a circle miss each other, the plainest case first; of one kind, for the other may follow from it."""
+    mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
+    pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}  # by ranks: both sides of a pair may miss the other's
+    for near, one in [(mine, found), *missed]:
+        far = one.posted.operation
+        if one.kind == found.kind:
+            pairs.setdefault(tuple(sorted((near.rank, far.rank))), (near, far))
+    message = mismatch_text(mine, found.posted.operation, found.kind)
+    if len(pairs) > 1:
+        message += f" The same holds for {count(len(pairs) - 1, 'more pair')} of ranks."
+    ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
+    return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
+
+
+def _collective_finding(world: World, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
     """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
     wrong = _mismatched_call(link)
     if wrong is not None:
         return wrong
-    mine = link.posted.operation
+    mine, circle, operations = link.posted.operation, tuple(one.rank for one in links), tuple(one.posted.operation for one in links)
     kept = tuple(one.posted.operation for one in stuck.hindrances if one.rank in link.peers and one.posted.operation is not mine)
     ranks = tuple(sorted({mine.rank, *link.peers}))
     elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
     waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
-    hint = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    missing, cure = advise_in_collective(world, links)
+    needs = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    hint = cure or needs
     if elsewhere is not None and elsewhere.op == mine.op == "new_group" and elsewhere.shape == mine.shape:
         hint = (
             "Torch names a group that its members alone make by how many groups each of them is in: let them make the same groups before "
             "it, or leave out use_local_synchronization."
         )
-    return Finding(kind, circle if kind == "deadlock" else ranks, operations, f"{name_ranks(circle)} wait for each other: {waits}.", hint)
+    message = f"{name_ranks(circle)} wait for each other: {waits}.{f' {missing}' if missing else ''}"
+    return Finding(kind, circle if kind == "deadlock" else ranks, operations, message, hint)
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
@@ -198,7 +214,7 @@ def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance
         if wrong is not None:
             return wrong
         found = find_counterpart(world, one)
-        if found is not None and found.kind:
+        if found is not None:
             near, far = one.posted.operation, found.posted.operation
             pair = tuple(sorted((near.rank, far.rank)))
             message = f"{mismatch_text(near, far, found.kind)} R{ends[1:]}."
@@ -218,16 +234,12 @@ def _failure(world: World, rank: int) -> Finding:
     )
 
 
-def _fold(stuck: Stuck, roots: Sequence[Finding], circles: Sequence[tuple[int, ...]]) -> tuple[Finding, ...]:
+def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
     """Puts each stuck rank that no root names under the root that it waits for, by way of others."""
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):
         for rank in root.ranks:
             behind.setdefault(rank, index)
-    for circle in circles:  # of which a mismatch names two ranks only
-        known = next((behind[rank] for rank in circle if rank in behind), None)
-        if known is not None:
-            behind.update({rank: known for rank in circle if rank not in behind})
     folded: list[list[Finding]] = [[] for _ in roots]
     left = [one for one in stuck.hindrances if one.rank not in behind]
     moved = True

@@ -107,17 +107,24 @@ class RankView:
         posted: its operations that are not done.
         about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
         ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
+        refused: its latest messages that raised instead of being posted, each with the ``index`` that it would have had.
     """
 
     state: str
     posted: tuple[Posted, ...] = ()
     about: str = ""
     ended_ns: int | None = None
+    refused: tuple[Posted, ...] = ()
 
     @property
     def awaited(self) -> tuple[Posted, ...]:
         """What it is blocked in; empty where it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it is known to have left in the middle of its worker, with code 0, rather than to have returned."""
+        return self.state == "exited" and self.about.startswith("left with ")
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ from ringsim.traces.events import (
 from ringsim.traces.matching import number_places, number_rows, refused
 from ringsim.traces.notices import DESTROYED, MADE_ANEW
 
-__all__ = ["MOST_POSTED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "until", "world_of_events"]
+__all__ = ["MOST_POSTED", "MOST_REFUSED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "until", "world_of_events"]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
+MOST_REFUSED: Final = 100  # operations of a rank that were refused which a world holds
 _NO_GROUP: Final = Group("", ())
 _MARK: Final = OP_CODES["mark"]
 _UNKNOWN: Final = ("unknown", "")
@@ -113,12 +114,15 @@ def world_of_events(
                 entered=entered.get(call, ()),
             )
         )
+    raised = np.flatnonzero(refused(events) & (kind <= RECV))
+    turned_down = [raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist() for rank in range(world_size)]
     views = []
     for rank in range(world_size):
         state, about = ends.get(rank, _UNKNOWN)
         if state in _ABLE and blocked[rank]:
             state, about = "blocked", ""
-        views.append(RankView(state, tuple(posted[rank]), about, ended_ns.get(rank)))
+        its = [Posted(operation_of(events, one), _group(events, one), False, _place_of_refused(events, one)) for one in turned_down[rank]]
+        views.append(RankView(state, tuple(posted[rank]), about, ended_ns.get(rank), tuple(its)))
     return World(tuple(views))
 
 
@@ -293,6 +297,12 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints, Ints]:
         contested[beside] = np.minimum(contested[beside] + 1, counterparts[beside])
         earlier[rank, group, tag] = before + 1
     return index, counterparts, contested
+
+
+def _place_of_refused(events: Events, event: int) -> int:
+    """Counts what its rank had posted before on the channel of an operation that was refused."""
+    same = [column[:event] == column[event] for column in (events.rank, events.kind, events.group, events.peer, events.tag)]
+    return int((np.logical_and.reduce(same) & ~refused(events)[:event]).sum())
 
 
 def _count_later(channel: Ints, marked: Ints) -> Ints:

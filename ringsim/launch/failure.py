@@ -12,12 +12,14 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ringsim import errors
 from ringsim.launch.cause import OWN, PEER, find_cause, is_internal, text_of
 from ringsim.launch.notebook import name_cells, rename_places
 from ringsim.traces.tables import readable
+
+_NO_FAILURE: Final = ("", "0", "None", "False")  # what sys.exit may be given that makes the exit code 0
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,14 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
         >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
+        >>> [describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"] for code in ("0", "7")]
+        ['exited', 'failed']
     """
     if report.echo != OWN:
         return None  # how it ended says nothing of why: what it waited for does
     if report.error == "SystemExit":
-        state, about = "exited", f"left with sys.exit({report.text})"
+        state = "exited" if report.text in _NO_FAILURE else "failed"
+        about = f"left with sys.exit({report.text})"
     elif report.error:
         text = report.text.partition("\n")[0]
         state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.finding import Operation
+from ringsim.diagnose.world_of_events import MOST_REFUSED
 from ringsim.launch.notebook import name_cells
 from ringsim.traces.events import (
     ANY_SOURCE,
@@ -114,6 +115,7 @@ class LivePart:
         self._channels: dict[tuple[int, int, int, int], int] = {}  # (group, peer, tag, kind) by this rank's numbers: how many
         self._collectives: dict[int, array[int]] = {}  # group: slots
         self._from_any: list[int] = []  # slots of recvs from any source that were open when they were counted
+        self._refused: list[int] = []  # slots of messages that were refused
         self._index: dict[int, int] = {}  # slot of what was open when it was counted: its place on its channel
 
     def look(self) -> Head:
@@ -214,6 +216,7 @@ class LivePart:
         records = self._records[slots]
         kind = OP_KINDS[records["op"]]
         refused = (records["status"] == ERROR) & (records["wait_ns"] == NONE)
+        self._refused += slots[refused & (kind <= RECV)].tolist()
         valid = (records["status"] != 0) & ~refused & (kind <= COLLECTIVE)
         slots, records, kind = slots[valid], records[valid], kind[valid]
         for group in np.unique(records["group"][kind == COLLECTIVE]).tolist():
@@ -296,6 +299,17 @@ class LivePart:
         """Returns the slots of what is posted and not done."""
         slots: list[int] = self._open.tolist()
         return slots
+
+    def refused(self) -> list[tuple[int, int]]:
+        """Returns the slots of the latest messages that raised instead of being posted, and their would-be places; after ``count``."""
+        found = []
+        for slot in self._refused[-MOST_REFUSED:]:
+            record, before = self._records[slot], self._records[:slot]
+            same = [before[name] == record[name] for name in ("group", "peer", "tag")]
+            posted = (before["status"] == IN_FLIGHT) | (before["wait_ns"] != NONE) | (before["status"] == OK)
+            alike = OP_KINDS[before["op"]] == OP_KINDS[record["op"]]
+            found.append((slot, int(np.logical_and.reduce([*same, posted, alike]).sum())))
+        return found
 
     def index(self, slot: int) -> int:
         """Returns the place of an open operation on its channel, or among its rank's collectives on the group; after ``count``."""

@@ -97,7 +97,8 @@ class LiveParts:
         views = []
         for part, state in zip(self.parts, states, strict=True):
             posted = tuple(place(part, slot) for slot in part.open_slots())
-            views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted))
+            refused = tuple(Posted(*part.operation(slot, now_ns), awaited=False, index=index) for slot, index in part.refused())
+            views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted, refused=refused))
         return World(tuple(views))
 
 

@@ -72,6 +72,13 @@ def a_barrier_against_a_recv() -> None:
         dist.recv(torch.zeros(4), 1)  # here
 
 
+@fault("26d", size=3, within_s=SLOW_S)
+def a_forgotten_recv_before_a_barrier() -> None:
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(4), 1)  # here
+    dist.barrier()  # here
+
+
 @fault("30", size=3, **MEETS)
 def rank_0_expects_fewer(port: int) -> None:
     meet(port, 2 if my_rank() == 0 else 3, my_rank())  # here

@@ -51,12 +51,21 @@ def all_receive_round_the_ring() -> None:
     dist.send(tensor(), ring.succ, group=ring.succ_group)
 
 
-@fault("4")
+@fault("4a")
 def another_tag() -> None:
     if dist.get_rank() == 0:
         dist.send(tensor(), 1, tag=1)  # here
     else:
         dist.recv(tensor(), 0, tag=2)  # here
+
+
+@fault("4b")
+def another_tag_though_both_sides_are_posted() -> None:
+    me = dist.get_rank()
+    ops = [dist.P2POp(dist.isend, tensor(), 1 - me, tag=me), dist.P2POp(dist.irecv, tensor(), 1 - me, tag=me)]
+    works = dist.batch_isend_irecv(ops)  # here
+    for work in works:
+        work.wait()  # here
 
 
 @fault("5", size=3)
@@ -167,20 +176,36 @@ def stopped() -> None:
     dist.recv(tensor(), 1)  # here
 
 
-@fault("23")
+@fault("23a")
 def leaves() -> None:
     if dist.get_rank() == 1:
         sys.exit(0)
     dist.recv(tensor(), 1)  # here
 
 
-@fault("47")
+@fault("23b")
+def leaves_with_a_code() -> None:
+    if dist.get_rank() == 1:
+        sys.exit(7)  # here
+    dist.recv(tensor(), 1)
+
+
+@fault("47a")
 def another_group() -> None:
     ring = ringsim.current_ring()
     if ring.rank == 0:
         dist.send(tensor(), 1, group=ring.succ_group)  # here
     else:
         dist.recv(tensor(), 0)  # here
+
+
+@fault("47b", size=3)
+def another_group_round_the_ring() -> None:
+    ring = ringsim.current_ring()
+    received: Any = dist.irecv(tensor(), ring.pred)  # here
+    sent: Any = dist.isend(tensor(), ring.succ, group=ring.succ_group)  # here
+    sent.wait()  # here
+    received.wait()
 
 
 @fault("48")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringsim
-from ringsim.errors import ArgumentError, MessageMismatch, RingError
+from ringsim.errors import ArgumentError, MessageMismatch, PeerExited, RingError
 from ringsim.traces.events import ERROR, MARK, OP_NAMES
 from ringsim.traces.notices import read_notice
 from ringsim.traces.value import Trace
@@ -57,6 +59,23 @@ def test_two_sides_that_disagree_raise_before_the_message(name: str) -> None:
     assert kind == "message_mismatch"
     assert mark["tag"] == 7
     assert {mark["rank"], mark["peer"]} == {0, 1}
+
+
+def test_whoever_catches_a_mismatch_is_not_told_that_nobody_tried() -> None:
+    def worker() -> None:
+        if rank_of_ring() == 0:
+            sent: Any = dist.isend(torch.zeros(4), 1, tag=7)
+            dist.send(torch.zeros(1), 1)
+            sent.wait()
+        else:
+            dist.recv(torch.zeros(1), 0)
+            with contextlib.suppress(MessageMismatch):
+                dist.recv(torch.zeros(8), 0, tag=7)
+
+    with pytest.raises(PeerExited) as caught:
+        ringsim.trace(worker, world_size=2, limit_s=LIMIT_S)
+    assert re.search(r"Rank 1 tried: its recv from 0 \(.*\) at .* raised an error, so it was not posted", str(caught.value))
+    assert "add the missing" not in str(caught.value)
 
 
 def test_of_many_messages_the_one_that_disagrees_is_found() -> None:
