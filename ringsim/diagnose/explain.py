@@ -73,7 +73,8 @@ def explain(trace: Trace) -> Diagnosis:
         if stalled is not None:
             findings.append(stalled[0])
             edges = stalled[1]
-    returned = [rank for rank, (state, _) in ends.items() if state == "exited"]
+    # Who left a recorded block may have done the rest after it.
+    returned = [rank for rank, (state, about) in ends.items() if state == "exited" and "recorded block" not in about]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     findings += find_races(events)
@@ -131,7 +132,8 @@ def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] 
     """Says of a run that was ended from outside who waited, and what the others did."""
     blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
     seen = [rank for rank, view in enumerate(world.ranks) if view.state in _AT_WORK and view.about]
-    if not (blocked or seen) or trace.metadata.get("complete") is True:
+    ended = trace.metadata.get("complete") is not True or "given_up_ns" in trace.metadata
+    if not (blocked or seen) or not ended:
         return None
     operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
     edges = tuple(

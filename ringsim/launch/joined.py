@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,12 +53,14 @@ class JoinedWatch:
         directory: of the parts, the same on all ranks.
         rank: this rank.
         world_size: number of ranks.
+        on_deaths: called, from a thread of rank 0, with the ranks whose processes have gone without a word, when there is another.
     """
 
-    def __init__(self, directory: Path, rank: int, world_size: int) -> None:
+    def __init__(self, directory: Path, rank: int, world_size: int, on_deaths: Callable[[list[int]], None]) -> None:
         self._directory = directory
         self._rank = rank
         self._world_size = world_size
+        self._on_deaths = on_deaths
         self._keep_port = _store_port()
         self._raised = threading.Event()
         self._stopped = threading.Event()
@@ -145,6 +148,7 @@ class JoinedWatch:
     def _watch(self) -> None:
         """Watches all ranks until there is a verdict."""
         watcher, unread = self._watcher, b""
+        dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s):
             with contextlib.suppress(BlockingIOError):
                 unread += os.read(self._answers, 1 << 16)
@@ -152,7 +156,11 @@ class JoinedWatch:
             for line in lines:
                 rank, busy, idle = json.loads(line)
                 watcher.hear(rank, Threads(frozenset(busy), idle))
-            verdict = watcher.look([_state_of(pid, ended) for pid, ended in watcher.processes()])
+            states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
+            known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
+            if dead != known:
+                self._on_deaths(dead)
+            verdict = watcher.look(states)
             if verdict is not None:
                 write_verdict(self._directory, verdict)
                 for rank in verdict.ranks:
