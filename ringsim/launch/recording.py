@@ -16,6 +16,7 @@ import shutil
 import threading
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -145,6 +146,9 @@ class Recording:
             if self._rank == 0:
                 said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
                 self._trace = self._merge(recorder.directory, said, late, doing, given_up_ns)
+                if isinstance(error, RingError) and error.trace is None:
+                    error.trace = self._trace
+                    error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
                 save(self._trace, self._path)
                 if self._own and not late and self._trace.metadata["complete"]:
                     shutil.rmtree(recorder.directory, ignore_errors=True)

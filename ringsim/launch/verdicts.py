@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ringsim.diagnose.finding import Diagnosis
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
 from ringsim.launch.failure import PASSED_ON
 
@@ -71,7 +71,7 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Writes a verdict down, whole or not at all."""
-    _write(directory, verdict.diagnosis.kind, verdict.ranks, str(verdict.diagnosis))
+    _write(directory, verdict.diagnosis.kind, verdict.ranks, str(verdict.diagnosis), asdict(replace(verdict.diagnosis, trace=None)))
 
 
 def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -> None:
@@ -90,9 +90,9 @@ def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -
         _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{PASSED_ON}{error}")
 
 
-def _write(directory: Path, kind: str, ranks: Sequence[int], text: str) -> None:
+def _write(directory: Path, kind: str, ranks: Sequence[int], text: str, diagnosis: dict[str, Any] | None = None) -> None:
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
-    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text}))
+    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text, "diagnosis": diagnosis}))
     unfinished.replace(directory / _FILE)
 
 
@@ -114,7 +114,21 @@ def read_verdict(directory: Path, rank: int) -> RingError | None:
         return None
     if rank not in said["ranks"]:
         return None  # it suffers from what became of others
-    return error_of_kind(said["kind"])(said["text"])
+    return error_of_kind(said["kind"])(said["text"], diagnosis=said["diagnosis"] and _read_diagnosis(said["diagnosis"]))
+
+
+def _read_diagnosis(said: dict[str, Any]) -> Diagnosis:
+    edges = (Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in said["edges"])
+    return Diagnosis(tuple(map(_read_finding, said["findings"])), said["world_size"], tuple(edges), tuple(said["states"]))
+
+
+def _read_finding(said: dict[str, Any]) -> Finding:
+    operations, echoes = map(_read_operation, said["operations"]), map(_read_finding, said["consequences"])
+    return Finding(**{**said, "ranks": tuple(said["ranks"]), "operations": tuple(operations), "consequences": tuple(echoes)})
+
+
+def _read_operation(said: dict[str, Any]) -> Operation:
+    return Operation(**{**said, "shape": tuple(said["shape"])})
 
 
 def raise_verdict(directory: Path, rank: int) -> None:

@@ -32,21 +32,25 @@ def server() -> Iterator[RankServer]:
         yield running
 
 
-def both_receive(directory: str, rank: int) -> tuple[str, int, float]:
+def both_receive(directory: str, rank: int) -> tuple[str, int, float, bool]:
     path = join(directory, rank, 2)
     dist.barrier()
     start_s = time.monotonic()
     with pytest.raises(Deadlock) as caught, ringsim.trace(path):
         dist.recv(torch.zeros(3), 1 - rank)
-    return str(caught.value), caught.traceback[0].lineno + 1, time.monotonic() - start_s
+    took_s, diagnosis = time.monotonic() - start_s, caught.value.diagnosis
+    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("deadlock", (0, 1))]
+    assert diagnosis.trace is caught.value.trace
+    return str(caught.value), caught.traceback[0].lineno + 1, took_s, caught.value.trace == (ringsim.load(path) if rank == 0 else None)
 
 
 def test_ranks_raise_where_they_are_stuck(server: RankServer, tmp_path: Path) -> None:
     line = both_receive.__code__.co_firstlineno + 5
-    for text, raised_at, after_s in results(server.run(both_receive, [(str(tmp_path), rank) for rank in range(2)])):
+    for text, raised_at, after_s, has_trace in results(server.run(both_receive, [(str(tmp_path), rank) for rank in range(2)])):
         assert text.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits for ")
         assert raised_at == line
         assert after_s < 3
+        assert has_trace
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.ringtrace", "store"]
