@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,21 +28,22 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         error: what ends the block, None where it ends by itself.
 
     Returns:
-        "raised": whether an exception ended it; "lost": whether that only says that a peer is gone; "end": how the rank ended, as a
+        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "lost": whether that only says that a peer is gone;
+        "end": how the rank ended, as a
         trace keeps it for ``explain``, None where something else than the rank itself is to blame.
 
     Example:
         >>> tell_end(1, ValueError("no such layer"))["end"]
         {'rank': 1, 'state': 'failed', 'about': 'raised ValueError: no such layer', 'error': 'ValueError'}
-        >>> tell_end(1, None)
-        {'raised': False, 'lost': False, 'end': None}
+        >>> tell_end(1, None)["raised"]
+        False
     """
     told = isinstance(error, RingError) and error.diagnosis is not None  # a verdict: what the rank waited for says more
     if error is None or told or isinstance(error, KeyboardInterrupt):
-        return {"raised": error is not None, "lost": False, "end": None}
+        return {"at_ns": time.monotonic_ns(), "raised": error is not None, "lost": False, "end": None}
     report = report_exception(rank, error)
     end = describe_end(report)
-    return {"raised": True, "lost": end is None and report.is_consequence, "end": readable(end)}
+    return {"at_ns": time.monotonic_ns(), "raised": True, "lost": end is None and report.is_consequence, "end": readable(end)}
 
 
 def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:

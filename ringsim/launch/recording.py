@@ -125,7 +125,6 @@ class Recording:
     def _leave(self, recorder: Recorder, error: BaseException | None, hurry: threading.Event) -> None:
         """Ends this rank's part of the block, and on rank 0 writes the file, at once where ``hurry`` is set."""
         left = tell_end(self._rank, error)
-        given_up_ns = time.monotonic_ns() if error is not None else None
         if error is not None:
             self._say_why(recorder, error, left)
         doing: list[dict[str, Any]] = []
@@ -145,7 +144,7 @@ class Recording:
             self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory), "left": left}))
             if self._rank == 0:
                 said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
-                self._trace = self._merge(recorder.directory, said, late, doing, given_up_ns)
+                self._trace = self._merge(recorder.directory, said, late, doing)
                 if isinstance(error, RingError) and error.trace is None:
                     error.trace = self._trace
                     error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
@@ -200,9 +199,7 @@ class Recording:
             with contextlib.suppress(OSError):  # the disk may be full
                 recorder.set_meta("ends", ends)
 
-    def _merge(
-        self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]], given_up_ns: int | None
-    ) -> Trace:
+    def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> Trace:
         """Reads all parts.
 
         Args:
@@ -210,7 +207,6 @@ class Recording:
             said: by rank, what it announced.
             late: the ranks that announced nothing.
             doing: what those were doing, of which that is known.
-            given_up_ns: when an error ended the block of this rank, None where none did.
         """
         events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
         inside = np.ones(len(events), dtype=bool)
@@ -229,9 +225,10 @@ class Recording:
             ]
         events = events.select(inside)
         start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
-        if given_up_ns is not None:
-            metadata["given_up_ns"] = given_up_ns - start_ns
-        if ends or late or given_up_ns is not None:  # until when whoever still waits has waited
+        raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
+        if raised_ns:  # until then, whoever still waits has waited
+            metadata["given_up_ns"] = min(max(raised_ns), time.monotonic_ns()) - start_ns
+        if raised_ns or late:
             metadata["end_ns"] = time.monotonic_ns() - start_ns
         return Trace(_count_from(start_ns, events), metadata)
 

@@ -24,7 +24,7 @@ from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
 from ringsim.launch.failure import PASSED_ON
 
-__all__ = ["Verdict", "clear_verdict", "error_of_kind", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
+__all__ = ["Verdict", "clear_verdict", "error_of_kind", "has_verdict", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
 
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -85,20 +85,25 @@ def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -
         world_size: number of ranks.
         error: why.
     """
-    if isinstance(error, MessageMismatch) and not (directory / _FILE).exists():
+    if isinstance(error, MessageMismatch) and not has_verdict(directory):
         others = [other for other in range(world_size) if other != rank]
         _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{PASSED_ON}{error}")
 
 
 def _write(directory: Path, kind: str, ranks: Sequence[int], text: str, diagnosis: dict[str, Any] | None = None) -> None:
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
-    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text, "diagnosis": diagnosis}))
+    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text, "diagnosis": diagnosis}, default=int))
     unfinished.replace(directory / _FILE)
 
 
 def clear_verdict(directory: Path) -> None:
     """Takes away the verdict of an earlier run in the same directory."""
     (directory / _FILE).unlink(missing_ok=True)
+
+
+def has_verdict(directory: Path) -> bool:
+    """Tells whether somebody has written a verdict."""
+    return (directory / _FILE).exists()
 
 
 def read_verdict(directory: Path, rank: int) -> RingError | None:

@@ -72,9 +72,10 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     events, pieces = _merge(parts, start_ns), _pieces(parts, size, start_ns)
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
-    ends = _ends(parts)
-    if ends:
+    if ends := _ends(parts):
         metadata["ends"] = ends
+    if ended_ns := [part.meta["end_ns"] for part in parts.values() if _is_time(part.meta.get("end_ns"))]:
+        metadata["end_ns"] = max(max(ended_ns) - start_ns, 0)
     for key in ("notes", "not_recorded"):
         metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
     ended = all("end_ns" in part.meta for part in parts.values())
