@@ -132,8 +132,7 @@ def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] 
     """Says of a run that was ended from outside who waited, and what the others did."""
     blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
     seen = [rank for rank, view in enumerate(world.ranks) if view.state in _AT_WORK and view.about]
-    ended = trace.metadata.get("complete") is not True or "given_up_ns" in trace.metadata
-    if not (blocked or seen) or not ended:
+    if not (blocked or seen) or trace.metadata.get("complete") is True:
         return None
     operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
     edges = tuple(

@@ -38,12 +38,16 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         >>> tell_end(1, None)["raised"]
         False
     """
-    told = isinstance(error, RingError) and error.diagnosis is not None  # a verdict: what the rank waited for says more
-    if error is None or told or isinstance(error, KeyboardInterrupt):
+    if error is None or isinstance(error, KeyboardInterrupt):
         return {"at_ns": time.monotonic_ns(), "raised": error is not None, "lost": False, "end": None}
     report = report_exception(rank, error)
     end = describe_end(report)
-    return {"at_ns": time.monotonic_ns(), "raised": True, "lost": end is None and report.is_consequence, "end": readable(end)}
+    return {
+        "at_ns": time.monotonic_ns(),
+        "raised": True,
+        "lost": end is None and report.is_consequence and not isinstance(error, RingError),
+        "end": readable(end),
+    }
 
 
 def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
@@ -84,7 +88,7 @@ def _left(rank: int) -> dict[str, Any]:
     return {"rank": rank, "state": "exited", "about": "has left the recorded block", "error": ""}
 
 
-def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
     """Puts together how the ranks of a block ended.
 
     Who left it in peace stands there only where somebody lost a peer: else it may still do all that others wait for.
@@ -92,16 +96,17 @@ def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[
     Args:
         said: by rank, what ``tell_end`` told of it.
         others: how those ended, or what they do, that said nothing.
+        start_ns: start of the trace, on CLOCK_MONOTONIC.
 
     Returns:
         The ends, by rank, for a trace's metadata.
 
     Example:
-        >>> gather_ends({0: {"raised": True, "lost": True, "end": None}, 1: {"raised": False, "lost": False, "end": None}}, [])
+        >>> gather_ends({0: {"raised": True, "lost": True, "end": None}, 1: {"raised": False, "lost": False, "end": None}}, [], 0)
         [{'rank': 1, 'state': 'exited', 'about': 'has left the recorded block', 'error': ''}]
     """
     lost = any(words["lost"] for words in said.values())
-    ends = [dict(words["end"]) for words in said.values() if words["end"] is not None]
+    ends = [{**words["end"], "at_ns": words["at_ns"] - start_ns} for words in said.values() if words["end"] is not None]
     if lost:
         ends += [_left(rank) for rank, words in said.items() if not words["raised"]]
     by_rank = {int(end["rank"]): end for end in ends}

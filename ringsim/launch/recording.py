@@ -144,12 +144,12 @@ class Recording:
             self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory), "left": left}))
             if self._rank == 0:
                 said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
-                self._trace = self._merge(recorder.directory, said, late, doing)
+                self._trace, whole = self._merge(recorder.directory, said, late, doing)
                 if isinstance(error, RingError) and error.trace is None:
                     error.trace = self._trace
                     error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
                 save(self._trace, self._path)
-                if self._own and not late and self._trace.metadata["complete"]:
+                if self._own and whole:
                     shutil.rmtree(recorder.directory, ignore_errors=True)
         except (RingError, RuntimeError, OSError) as failure:
             if error is None:
@@ -199,8 +199,8 @@ class Recording:
             with contextlib.suppress(OSError):  # the disk may be full
                 recorder.set_meta("ends", ends)
 
-    def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> Trace:
-        """Reads all parts.
+    def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> tuple[Trace, bool]:
+        """Reads all parts; returns the trace, and whether it has all that they will ever hold.
 
         Args:
             directory: where they are.
@@ -213,9 +213,12 @@ class Recording:
         for rank, words in said.items():
             first, last = words["span"]
             inside &= (events.rank != rank) | ((events.seq >= first) & (events.seq < last))
-        metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late}
+        events = events.select(inside)
+        start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
+        raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
+        metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late and not raised_ns}
         others = [*find_ends(directory, late, self._world_size), *(end for end in doing if end["rank"] in late)]
-        ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others)
+        ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
         if ends:
             metadata["ends"] = ends
         if late:
@@ -223,14 +226,9 @@ class Recording:
                 *facts["notes"],
                 f"ranks {late} had not left the recorded block when rank 0 wrote what they had done by then.",
             ]
-        events = events.select(inside)
-        start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
-        raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
-        if raised_ns:  # until then, whoever still waits has waited
-            metadata["given_up_ns"] = min(max(raised_ns), time.monotonic_ns()) - start_ns
-        if raised_ns or late:
-            metadata["end_ns"] = time.monotonic_ns() - start_ns
-        return Trace(_count_from(start_ns, events), metadata)
+        if late or raised_ns:  # until then, whoever still waits has waited
+            metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
+        return Trace(_count_from(start_ns, events), metadata), facts["complete"] and not late
 
     def _collect_announcements(
         self, directory: Path, hurry: threading.Event, *, failed: bool

@@ -131,7 +131,7 @@ def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
     """A launcher ends it because of the other, before the file is written."""
     dead = [{"rank": rank, "state": "killed", "about": "is dead", "error": ""} for rank in (1, 2)]
     asleep = {"rank": 2, "state": "running", "about": "asleep", "error": ""}
-    ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep])
+    ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep], 0)
     assert [(end["rank"], end["state"]) for end in ends] == [(1, "killed"), (2, "running")]
 
 
