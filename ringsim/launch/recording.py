@@ -32,7 +32,7 @@ from ringsim.launch.block_ends import find_culprits, find_ends, gather_ends, hol
 from ringsim.launch.board import make_board
 from ringsim.launch.joined import JoinedWatch
 from ringsim.launch.processes import has_proc
-from ringsim.launch.verdicts import pass_on
+from ringsim.launch.verdicts import pass_on, read_woken
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save
@@ -219,6 +219,10 @@ class Recording:
         metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late and not raised_ns}
         others = [*find_ends(directory, late, self._world_size), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
+        woken = read_woken(directory) if self._watch is not None and not raised_ns else None
+        if woken is not None:  # all of them caught the error: what they did after that says nothing of why
+            metadata["given_up_ns"] = woken[1] - start_ns
+            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken[0]]
         if ends:
             metadata["ends"] = ends
         if late:

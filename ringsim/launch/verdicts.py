@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,17 @@ from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
 from ringsim.launch.failure import PASSED_ON
 
-__all__ = ["Verdict", "clear_verdict", "error_of_kind", "has_verdict", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
+__all__ = [
+    "Verdict",
+    "clear_verdict",
+    "error_of_kind",
+    "has_verdict",
+    "pass_on",
+    "raise_verdict",
+    "read_verdict",
+    "read_woken",
+    "write_verdict",
+]
 
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -91,8 +102,9 @@ def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -
 
 
 def _write(directory: Path, kind: str, ranks: Sequence[int], text: str, diagnosis: dict[str, Any] | None = None) -> None:
+    said = {"kind": kind, "ranks": ranks, "text": text, "diagnosis": diagnosis}
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
-    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text, "diagnosis": diagnosis}, default=int))
+    unfinished.write_text(json.dumps({**said, "at_ns": time.monotonic_ns()}, default=int))
     unfinished.replace(directory / _FILE)
 
 
@@ -104,6 +116,15 @@ def clear_verdict(directory: Path) -> None:
 def has_verdict(directory: Path) -> bool:
     """Tells whether somebody has written a verdict."""
     return (directory / _FILE).exists()
+
+
+def read_woken(directory: Path) -> tuple[list[int], int] | None:
+    """Returns the ranks that a watcher woke, and when (CLOCK_MONOTONIC); None where it woke none."""
+    try:
+        said = json.loads((directory / _FILE).read_bytes())
+    except OSError:
+        return None
+    return (said["ranks"], said["at_ns"]) if said["diagnosis"] else None
 
 
 def read_verdict(directory: Path, rank: int) -> RingError | None:

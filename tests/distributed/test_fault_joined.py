@@ -57,6 +57,19 @@ def test_ranks_raise_where_they_are_stuck(server: RankServer, tmp_path: Path) ->
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.ringtrace", "store"]
 
 
+def both_catch(directory: str, rank: int) -> Any:
+    path = join(directory, rank, 2)
+    with ringsim.trace(path) as recording:
+        with pytest.raises(Deadlock):
+            dist.recv(torch.zeros(3), 1 - rank)
+    return (recording.trace.metadata["ends"], recording.trace.metadata["given_up_ns"] > 0) if rank == 0 else None
+
+
+def test_the_file_keeps_when_ranks_were_woken_that_caught_it(server: RankServer, tmp_path: Path) -> None:
+    found = results(server.run(both_catch, [(str(tmp_path), rank) for rank in range(2)]))
+    assert found[0] == ([{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in range(2)], True)
+
+
 def watched_by_another(directory: str, rank: int, how: str) -> list[float]:
     """Rank 0 goes, by itself or killed, and the others wait for each other; returns for how long, by the error's word."""
     path = join(directory, rank, 3)
