@@ -148,7 +148,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
             )
         ),
         *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
-        *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
+        *(
+            f"ringsim.launch.{name}"
+            for name in ("forked", "portable", "start", "launcher", "board", "joined", "block_ends", "recording", "run", "api")
+        ),
         *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "streams", "modes", "tape", "hub", "groups", "handles")),
         *(
             f"ringsim.simulator.{name}"

@@ -75,7 +75,8 @@ def explain(trace: Trace) -> Diagnosis:
         if stalled is not None:
             findings.append(stalled[0])
             edges = stalled[1]
-    returned = [rank for rank, (state, _) in ends.items() if state == "exited"]
+    # Who left a recorded block may have done the rest after it.
+    returned = [rank for rank, (state, about) in ends.items() if state == "exited" and "recorded block" not in about]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     findings += find_races(events)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +12,7 @@ from torch.distributed import distributed_c10d
 from ringsim.errors import RingError
 from ringsim.state import get_state
 
-_LOOK_S = 0.01  # between two looks for a file
+_LOOK_S = 0.01  # between two looks, once it has taken a while
 
 
 class Board(Protocol):
@@ -44,10 +43,12 @@ class StoreBoard:
 
     def read(self, rank: int, wait_s: float) -> str | None:
         """Returns what a rank said, None where it says nothing within ``wait_s`` seconds."""
-        try:
-            self._store.wait([str(rank)], dt.timedelta(seconds=wait_s))
-        except (RuntimeError, dist.DistStoreError):
-            return None
+        deadline, pause_s = time.monotonic() + wait_s, 0.0005
+        while not self._store.check([str(rank)]):  # to let the store wait would have torch warn of each end of its patience
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
         said: bytes = self._store.get(str(rank))
         return said.decode()
 

@@ -1,15 +1,17 @@
 """Watches ranks that something else started, on one machine: what ``with ringsim.trace(path)`` does beside recording.
 
-Rank 0 watches the directory of the parts from a thread. Each rank listens on a named pipe there, which costs nothing while nobody speaks::
+The lowest rank that is in the block watches the directory of the parts from a thread: rank 0, and once that has left or died the next one.
+Each rank listens on a named pipe there, which costs next to nothing while nobody speaks; a pipe on which nobody listens any more tells the
+other ranks that its rank is not there::
 
-    rank 0, a thread                                   rank r, a thread
-    ----------------                                   ----------------
+    rank 0, a thread                                    rank r, a thread
+    ----------------                                    ----------------
     looks at the parts
-    seems stuck: "threads?"  -----> rank-r.ear ----->  looks at its threads
-                             <----- answers <--------  says what they do
+    seems stuck: "threads?"  -----> rank-r.ear ------>  looks at its threads
+                             <- rank-0.answers <------  says what they do
     no doubt: verdict.json
-    "wake"                   -----> rank-r.ear ----->  shuts its connections; the wait raises
-                                                       or, 2 s later, ends the process
+    "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises
+                                                        or, 2 s later, ends the process
 
 A rank on another machine has no part here that could be read while it is written: it counts as one that may still do anything.
 """
@@ -24,6 +26,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +34,7 @@ import torch
 
 from ringsim.launch.failure import describe_unfinished
 from ringsim.launch.processes import look_at
-from ringsim.launch.verdicts import clear_verdict, raise_verdict, read_verdict, write_verdict
+from ringsim.launch.verdicts import clear_verdict, has_verdict, raise_verdict, read_verdict, write_verdict
 from ringsim.launch.wake import ANSWER_S, ASK, OUR_THREADS, WAKE, WAKE_S, WHERE, Threads, find_place, list_threads, shut_connections
 from ringsim.launch.watcher import Watcher
 from ringsim.pair_groups import default_store
@@ -39,6 +42,7 @@ from ringsim.pair_groups import default_store
 __all__ = ["JoinedWatch"]
 
 SETTLE_S: Final = 0.5  # what was posted before the block is not in the parts: give it time to come
+TAKE_OVER_S: Final = 1.0  # how often a rank looks whether somebody watches
 _BYE: Final = "bye"
 _LINE_BYTES: Final = 1 << 12  # a line of up to this length is written whole, or not at all
 
@@ -52,26 +56,36 @@ class JoinedWatch:
         directory: of the parts, the same on all ranks.
         rank: this rank.
         world_size: number of ranks.
+        on_deaths: called on the rank that watches, from a thread, with the ranks whose processes are gone without a word.
     """
 
-    def __init__(self, directory: Path, rank: int, world_size: int) -> None:
+    def __init__(self, directory: Path, rank: int, world_size: int, on_deaths: Callable[[list[int]], None]) -> None:
         self._directory = directory
         self._rank = rank
         self._world_size = world_size
+        self._on_deaths = on_deaths
         self._keep_port = _store_port()
         self._raised = threading.Event()
         self._stopped = threading.Event()
         self._ear = _make_pipe(directory / f"rank-{rank}.ear")
         self._wait_broke = False
         self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
+        self._answers = -1  # where they come, on a rank that watches or did
         if rank == 0:
             clear_verdict(directory)
-            self._watcher = Watcher(directory, world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
-            self._answers = _make_pipe(directory / "answers")
+            self._begin_to_watch()
+        self._threads[0].start()
+
+    def _begin_to_watch(self) -> None:
+        if self._answers < 0:
+            self._answers = _make_pipe(self._path(self._rank, "answers"))
             os.set_blocking(self._answers, False)
-            self._threads.append(threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self._watcher = Watcher(self._directory, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
+        self._threads[1:] = [threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True)]
+        self._threads[1].start()
+
+    def _path(self, rank: int, what: str) -> Path:
+        return self._directory / f"rank-{rank}.{what}"
 
     def on_failure(self) -> None:
         """Raises the verdict on this rank, where there is one: for ``Recorder.on_failure``."""
@@ -113,24 +127,24 @@ class JoinedWatch:
         os.write(self._ear, f"{_BYE}\n".encode())
         for thread in self._threads:
             thread.join()
-        os.close(self._ear)
-        names = [f"rank-{self._rank}.ear"]
-        if self._rank == 0:
-            os.close(self._answers)
-            names.append("answers")
-        for name in names:
-            (self._directory / name).unlink(missing_ok=True)
+        for pipe, what in ((self._ear, "ear"), (self._answers, "answers")):
+            if pipe >= 0:
+                os.close(pipe)
+                self._path(self._rank, what).unlink(missing_ok=True)
 
     def _listen(self) -> None:
-        """Does what the watcher wants of this rank."""
+        """Does what the watcher wants of this rank, and watches itself where nobody else does."""
         while True:
-            for word in os.read(self._ear, _LINE_BYTES).decode().split():
+            while not select.select([self._ear], [], [], TAKE_OVER_S)[0]:
+                if len(self._threads) == 1 or not self._threads[1].is_alive():
+                    self._take_over()
+            for line in os.read(self._ear, _LINE_BYTES).decode().splitlines():
+                word, _, asker = line.partition(" ")
                 if word == ASK:
                     threads = list_threads()
-                    _write(self._directory / "answers", json.dumps([self._rank, sorted(threads.busy), threads.idle]))
+                    self._answer(asker, [self._rank, sorted(threads.busy), threads.idle])
                 elif word == WHERE:
-                    place = find_place(os.path.dirname(torch.__file__))
-                    _write(self._directory / "answers", json.dumps([self._rank, WHERE, place]))
+                    self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
                 elif word == WAKE:
                     shut_connections(self._keep_port)
                     if not self._raised.wait(WAKE_S):
@@ -145,22 +159,40 @@ class JoinedWatch:
     def _watch(self) -> None:
         """Watches all ranks until there is a verdict."""
         watcher, unread = self._watcher, b""
-        while not self._stopped.wait(watcher.pause_s):
+        dead: list[int] = []
+        while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
             with contextlib.suppress(BlockingIOError):
                 unread += os.read(self._answers, 1 << 16)
             *lines, unread = unread.split(b"\n")
             for line in lines:
                 rank, busy, idle = json.loads(line)
                 watcher.hear(rank, Threads(frozenset(busy), idle))
-            verdict = watcher.look([_state_of(pid, ended) for pid, ended in watcher.processes()])
+            states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
+            known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
+            if dead != known:
+                self._on_deaths(dead)
+            verdict = watcher.look(states)
             if verdict is not None:
                 write_verdict(self._directory, verdict)
                 for rank in verdict.ranks:
                     self._tell(rank, WAKE)
                 break
 
+    def _take_over(self) -> None:
+        """Watches from now on, where no other rank does that is in the block and nobody has given a verdict."""
+        if not self._others_watch() and not has_verdict(self._directory):
+            with contextlib.suppress(OSError):  # no pipe can be made
+                self._begin_to_watch()
+
+    def _others_watch(self) -> bool:
+        """Tells whether a rank before this one is in the block: it watches."""
+        return any(_listens(self._path(rank, "ear")) for rank in range(self._rank))
+
     def _tell(self, rank: int, word: str) -> None:
-        _write(self._directory / f"rank-{rank}.ear", word)
+        _write(self._path(rank, "ear"), f"{word} {self._rank}")
+
+    def _answer(self, asker: str, what: list[Any]) -> None:
+        _write(self._path(int(asker), "answers"), json.dumps(what))
 
 
 def _state_of(pid: int | None, ended: bool) -> str:
@@ -178,6 +210,15 @@ def _make_pipe(path: Path) -> int:
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR)
+
+
+def _listens(path: Path) -> bool:
+    """Tells whether somebody on this machine listens on a pipe."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 def _write(path: Path, line: str) -> None:

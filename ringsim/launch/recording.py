@@ -13,8 +13,10 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -26,10 +28,11 @@ from ringsim.comm import torch_hooks
 from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.comm.registry import get_backend_object
 from ringsim.errors import RingError
+from ringsim.launch.block_ends import find_culprits, find_ends, gather_ends, hold_back_sigterm, tell_end
 from ringsim.launch.board import make_board
 from ringsim.launch.joined import JoinedWatch
 from ringsim.launch.processes import has_proc
-from ringsim.launch.verdicts import pass_on
+from ringsim.launch.verdicts import pass_on, read_woken
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save
@@ -39,6 +42,8 @@ from ringsim.traces.value import Trace
 
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
 WAIT_AFTER_ERROR_S: Final = 2.0  # the same where rank 0's own block ended with an exception: others may never end
+MOST_NOTES: Final = 4  # ranks that an error names
+LOOK_S: Final = 0.1  # after this long it looks whether it has been told to end
 
 
 class Recording:
@@ -114,10 +119,18 @@ class Recording:
         recorder = self._recorder
         if recorder is None:
             return
-        ends: list[dict[str, Any]] = []
+        with hold_back_sigterm() if self._rank == 0 else contextlib.nullcontext(threading.Event()) as hurry:
+            self._leave(recorder, error, hurry)
+
+    def _leave(self, recorder: Recorder, error: BaseException | None, hurry: threading.Event) -> None:
+        """Ends this rank's part of the block, and on rank 0 writes the file, at once where ``hurry`` is set."""
+        left = tell_end(self._rank, error)
+        if error is not None:
+            self._say_why(recorder, error, left)
+        doing: list[dict[str, Any]] = []
         if self._watch is not None:
             if error is not None:
-                ends = self._watch.ask_others()
+                doing = self._watch.ask_others()
                 with contextlib.suppress(OSError):  # the disk may be full: others say less, then
                     pass_on(recorder.directory, self._rank, self._world_size, error)
             self._watch.stop()
@@ -128,11 +141,15 @@ class Recording:
             recorder.close()
         resume_log(moved)
         try:
-            self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory)}))
+            self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory), "left": left}))
             if self._rank == 0:
-                self._trace = self._merge(recorder.directory, WAIT_S if error is None else WAIT_AFTER_ERROR_S, ends)
+                said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
+                self._trace, whole = self._merge(recorder.directory, said, late, doing)
+                if isinstance(error, RingError) and error.trace is None:
+                    error.trace = self._trace
+                    error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
                 save(self._trace, self._path)
-                if self._own and self._trace.metadata["complete"]:
+                if self._own and whole:
                     shutil.rmtree(recorder.directory, ignore_errors=True)
         except (RingError, RuntimeError, OSError) as failure:
             if error is None:
@@ -157,8 +174,13 @@ class Recording:
 
     def _begin_watch(self, recorder: Recorder) -> JoinedWatch | None:
         """Begins to watch for stuck ranks; a file system without named pipes is no reason not to record."""
+
+        def keep_deaths(ranks: list[int]) -> None:  # in case that nobody lives to write the file
+            with contextlib.suppress(OSError):  # the disk may be full
+                recorder.set_meta("deaths", find_ends(recorder.directory, ranks, self._world_size))
+
         try:
-            watch = JoinedWatch(recorder.directory, self._rank, self._world_size)
+            watch = JoinedWatch(recorder.directory, self._rank, self._world_size, keep_deaths)
         except OSError as error:
             if self._rank == 0:
                 recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")
@@ -166,41 +188,76 @@ class Recording:
         recorder.on_failure = watch.on_failure
         return watch
 
-    def _merge(self, directory: Path, wait_s: float, ends: list[dict[str, Any]]) -> Trace:
-        """Reads all parts, once the other ranks have announced theirs or the wait is over."""
-        spans, late = self._collect_announcements(directory, wait_s)
+    def _say_why(self, recorder: Recorder, error: BaseException, left: dict[str, Any]) -> None:
+        """Writes down how this rank ends, in its part: where rank 0 writes no file, the parts tell it. One that lost a peer says whom."""
+        ends = [left["end"]] if left["end"] is not None else []
+        if left["lost"]:
+            ends = find_culprits(recorder.directory, self._rank, self._world_size)
+            for end in ends[:MOST_NOTES]:
+                error.add_note(f"ringsim: rank {end['rank']} {end['about']}")
+        if ends and self._own:
+            with contextlib.suppress(OSError):  # the disk may be full
+                recorder.set_meta("ends", ends)
+
+    def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> tuple[Trace, bool]:
+        """Reads all parts; returns the trace, and whether it has all that they will ever hold.
+
+        Args:
+            directory: where they are.
+            said: by rank, what it announced.
+            late: the ranks that announced nothing.
+            doing: what those were doing, of which that is known.
+        """
         events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
         inside = np.ones(len(events), dtype=bool)
-        for rank, (first, last) in spans.items():
+        for rank, words in said.items():
+            first, last = words["span"]
             inside &= (events.rank != rank) | ((events.seq >= first) & (events.seq < last))
-        metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late}
+        events = events.select(inside)
+        start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
+        raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
+        metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late and not raised_ns}
+        others = [*find_ends(directory, late, self._world_size), *(end for end in doing if end["rank"] in late)]
+        ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
+        woken = read_woken(directory) if self._watch is not None and not raised_ns else None
+        if woken is not None:  # all of them caught the error: what they did after that says nothing of why
+            metadata["given_up_ns"] = woken[1] - start_ns
+            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken[0]]
+        if ends:
+            metadata["ends"] = ends
         if late:
-            metadata["ends"] = [end for end in ends if end["rank"] in late]
             metadata["notes"] = [
                 *facts["notes"],
-                f"ranks {late} had not left the recorded block {wait_s:g} s after rank 0; what they had done by then is here.",
+                f"ranks {late} had not left the recorded block when rank 0 wrote what they had done by then.",
             ]
-        return Trace(_count_from(self._start_ns, events.select(inside)), metadata)
+        if late or raised_ns:  # until then, whoever still waits has waited
+            metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
+        return Trace(_count_from(start_ns, events), metadata), facts["complete"] and not late
 
-    def _collect_announcements(self, directory: Path, wait_s: float) -> tuple[dict[int, list[int]], list[int]]:
-        """Returns which records of each rank belong to the block, and the ranks that have not said so in time."""
-        spans: dict[int, list[int]] = {}
+    def _collect_announcements(
+        self, directory: Path, hurry: threading.Event, *, failed: bool
+    ) -> tuple[dict[int, dict[str, Any]], list[int]]:
+        """Returns what each rank announced, and the ranks that have not done so in time, or are dead."""
+        said: dict[int, dict[str, Any]] = {}
         late = []
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + (WAIT_AFTER_ERROR_S if failed else WAIT_S)
         for rank in range(self._world_size):
-            left_s = max(deadline - time.monotonic(), 0.001)
-            text = self._board.read(rank, left_s)
+            text = self._board.read(rank, 0.001)
+            while text is None and (left_s := deadline - time.monotonic()) > 0 and not hurry.is_set():
+                over = failed and find_ends(directory, [rank], self._world_size)
+                text = self._board.read(rank, min(left_s, LOOK_S))
+                if over:
+                    break
             if text is None:
                 late.append(rank)
                 continue
-            said = json.loads(text)
-            if said["directory"] != str(directory):
+            words = said[rank] = json.loads(text)
+            if words["directory"] != str(directory):
                 raise RingError(
                     f"the path of a recording must be the same on every rank, got parts in {directory} (rank 0) and in "
-                    f"{said['directory']} (rank {rank} of {self._world_size}). Give an absolute path."
+                    f"{words['directory']} (rank {rank} of {self._world_size}). Give an absolute path."
                 )
-            spans[rank] = said["span"]
-        return spans, late
+        return said, late
 
     def _metadata(self) -> dict[str, Any]:
         return {
@@ -218,8 +275,7 @@ class Recording:
 
 
 def _count_from(start_ns: int, events: Events) -> Events:
-    """Makes times count from ``start_ns``, or from the first event where another rank began before."""
-    start_ns = min(start_ns, int(events.post_ns.min(initial=start_ns)))
+    """Makes times count from ``start_ns``."""
     columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}  # seq starts at 0 in the block, too
     for name in ("post_ns", "wait_ns", "done_ns"):
         columns[name] = np.where(columns[name] == NONE, NONE, columns[name] - start_ns)

@@ -15,15 +15,27 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ringsim.diagnose.finding import Diagnosis
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
 
-__all__ = ["Verdict", "clear_verdict", "error_of_kind", "impose", "pass_on", "raise_verdict", "read_verdict", "write_verdict"]
+__all__ = [
+    "Verdict",
+    "clear_verdict",
+    "error_of_kind",
+    "has_verdict",
+    "impose",
+    "pass_on",
+    "raise_verdict",
+    "read_verdict",
+    "read_woken",
+    "write_verdict",
+]
 
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -80,7 +92,8 @@ def impose(kind: str, text: str) -> RingError:
 
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Writes a verdict down, whole or not at all."""
-    _write(directory, verdict.diagnosis.kind, verdict.ranks, str(verdict.diagnosis))
+    diagnosis = verdict.diagnosis
+    _write(directory, diagnosis.kind, verdict.ranks, str(diagnosis), verdict.at_ns, asdict(replace(diagnosis, trace=None)))
 
 
 def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -> None:
@@ -94,20 +107,35 @@ def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -
         world_size: number of ranks.
         error: why.
     """
-    if isinstance(error, MessageMismatch) and not (directory / _FILE).exists():
+    if isinstance(error, MessageMismatch) and not has_verdict(directory):
         others = [other for other in range(world_size) if other != rank]
-        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{_PASSED_ON}{error}")
+        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{_PASSED_ON}{error}", time.monotonic_ns())
 
 
-def _write(directory: Path, kind: str, ranks: Sequence[int], text: str) -> None:
+def _write(directory: Path, kind: str, ranks: Sequence[int], text: str, at_ns: int, diagnosis: dict[str, Any] | None = None) -> None:
+    said = {"kind": kind, "ranks": ranks, "text": text, "at_ns": at_ns, "diagnosis": diagnosis}
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
-    unfinished.write_text(json.dumps({"kind": kind, "ranks": ranks, "text": text}))
+    unfinished.write_text(json.dumps(said, default=int))
     unfinished.replace(directory / _FILE)
 
 
 def clear_verdict(directory: Path) -> None:
     """Takes away the verdict of an earlier run in the same directory."""
     (directory / _FILE).unlink(missing_ok=True)
+
+
+def has_verdict(directory: Path) -> bool:
+    """Tells whether somebody has written a verdict."""
+    return (directory / _FILE).exists()
+
+
+def read_woken(directory: Path) -> tuple[list[int], int] | None:
+    """Returns the ranks that a watcher woke, and when (CLOCK_MONOTONIC); None where it woke none."""
+    try:
+        said = json.loads((directory / _FILE).read_bytes())
+    except OSError:
+        return None
+    return (said["ranks"], said["at_ns"]) if said["diagnosis"] else None
 
 
 def read_verdict(directory: Path, rank: int) -> RingError | None:
@@ -123,7 +151,23 @@ def read_verdict(directory: Path, rank: int) -> RingError | None:
         return None
     if rank not in said["ranks"]:
         return None  # it suffers from what became of others
-    return impose(said["kind"], said["text"])
+    error = impose(said["kind"], said["text"])
+    error.diagnosis = said["diagnosis"] and _read_diagnosis(said["diagnosis"])
+    return error
+
+
+def _read_diagnosis(said: dict[str, Any]) -> Diagnosis:
+    edges = (Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in said["edges"])
+    return Diagnosis(tuple(map(_read_finding, said["findings"])), said["world_size"], tuple(edges), tuple(said["states"]))
+
+
+def _read_finding(said: dict[str, Any]) -> Finding:
+    operations, echoes = map(_read_operation, said["operations"]), map(_read_finding, said["consequences"])
+    return Finding(**{**said, "ranks": tuple(said["ranks"]), "operations": tuple(operations), "consequences": tuple(echoes)})
+
+
+def _read_operation(said: dict[str, Any]) -> Operation:
+    return Operation(**{**said, "shape": tuple(said["shape"])})
 
 
 def raise_verdict(directory: Path, rank: int) -> None:

@@ -106,6 +106,9 @@ class Watcher:
 
     def processes(self) -> list[tuple[int | None, bool]]:
         """Returns of each rank its process, None where it is not known or not on this machine, and whether it has ended its recording."""
+        for part in self._parts.parts:
+            if "pid" not in part.meta:
+                part.read_names()
         return [part.process for part in self._parts.parts]
 
     def look(self, states: Sequence[str]) -> Verdict | None:

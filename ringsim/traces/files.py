@@ -99,7 +99,7 @@ def load(path: str | PathLike[str]) -> Trace:
     the file), the trace is put together from these, and its metadata says so.
 
     Args:
-        path: the file.
+        path: the file, or the directory of parts that a run left which could not write it.
 
     Returns:
         The trace, without results and output: a file does not hold them.
@@ -115,7 +115,8 @@ def load(path: str | PathLike[str]) -> Trace:
         ...     print(error)
         A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
     """
-    name = os.fsdecode(path)
+    name = os.fsdecode(path).rstrip(os.sep)
+    name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:
         return _load(name)
     except TraceFileError as error:

@@ -66,14 +66,20 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     said = run if isinstance(run, dict) else {}
     start_ns = said.pop("start_ns", None)
     world_size = said.get("world_size")
-    events, pieces = read_parts(
-        directory, start_ns=start_ns if _is_time(start_ns) else None, world_size=world_size if _is_world_size(world_size) else None
+    parts, size, start_ns = _read_all(
+        directory, start_ns if _is_time(start_ns) else None, world_size if _is_world_size(world_size) else None
     )
+    events, pieces = _merge(parts, start_ns), _pieces(parts, size, start_ns)
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
+    if ends := _ends(parts):
+        metadata["ends"] = ends
+    if ended_ns := [part.meta["end_ns"] for part in parts.values() if _is_time(part.meta.get("end_ns"))]:
+        metadata["end_ns"] = max(max(ended_ns) - start_ns, 0)
     for key in ("notes", "not_recorded"):
         metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
-    metadata["complete"] = pieces["complete"] and said.get("complete", True) is True
+    ended = all("end_ns" in part.meta for part in parts.values())
+    metadata["complete"] = ended and pieces["complete"] and said.get("complete", True) is True
     if _is_time(said.get("start_unix_ns")):
         metadata["start_unix_ns"] = said["start_unix_ns"]
     if not isinstance(metadata.get("date"), str) and _is_time(metadata.get("start_unix_ns")):
@@ -104,6 +110,14 @@ def read_parts(
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
     """
+    parts, size, start = _read_all(directory, start_ns, world_size, only_rank)
+    return _merge(parts, start), _pieces(parts, size, start)
+
+
+def _read_all(
+    directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None
+) -> tuple[dict[int, _Part], int, int]:
+    """Returns the parts by rank, the number of ranks, and the moment from which times count; see ``read_parts``."""
     try:
         found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
         parts = {rank: _read_part(directory, rank) for rank in found if only_rank in (None, rank)}
@@ -119,8 +133,7 @@ def read_parts(
     starts = [part.meta["start_ns"] for part in parts.values() if _is_time(part.meta.get("start_ns"))]
     start = start_ns if start_ns is not None else min(starts, default=None)
     posts = [int(part.records["post_ns"].min()) for part in parts.values() if len(part.records)]
-    start = min([*posts, *([] if start is None else [start])], default=0)
-    return _merge(parts, start), _pieces(parts, size, start)
+    return parts, size, min([*posts, *([] if start is None else [start])], default=0)
 
 
 def _read_part(directory: Path, rank: int) -> _Part:
@@ -288,3 +301,21 @@ def _name_ranks(ranks: list[int]) -> str:
 
 def _words(value: Any) -> list[str]:
     return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
+
+
+def _ends(parts: dict[int, _Part]) -> list[dict[str, Any]]:
+    """Says how the ranks ended: as each says of itself, or as others saw it; who had not ended its part was at work until then."""
+    ends: dict[int, dict[str, Any]] = {
+        rank: {"rank": rank, "state": "running", "about": "still at work", "error": ""}
+        for rank, part in parts.items()
+        if "end_ns" not in part.meta
+    }
+    lists = [(rank, part.meta.get(key)) for rank, part in parts.items() for key in ("deaths", "ends")]
+    told = [(rank, end) for rank, found in lists for end in _entries(found) if type(end.get("rank")) is int]
+    ends |= {end["rank"]: end for _, end in told}
+    ends |= {rank: end for rank, end in told if end["rank"] == rank}
+    return [ends[rank] for rank in sorted(ends)]
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -32,24 +33,78 @@ def server() -> Iterator[RankServer]:
         yield running
 
 
-def both_receive(directory: str, rank: int) -> tuple[str, int, float]:
+def both_receive(directory: str, rank: int) -> tuple[str, int, float, bool]:
     path = join(directory, rank, 2)
     dist.barrier()
     start_s = time.monotonic()
     with pytest.raises(Deadlock) as caught, ringsim.trace(path):
         dist.recv(torch.zeros(3), 1 - rank)
-    return str(caught.value), caught.traceback[0].lineno + 1, time.monotonic() - start_s
+    took_s, diagnosis = time.monotonic() - start_s, caught.value.diagnosis
+    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("deadlock", (0, 1))]
+    assert diagnosis.trace is caught.value.trace
+    return str(caught.value), caught.traceback[0].lineno + 1, took_s, caught.value.trace == (ringsim.load(path) if rank == 0 else None)
 
 
 def test_ranks_raise_where_they_are_stuck(server: RankServer, tmp_path: Path) -> None:
     line = both_receive.__code__.co_firstlineno + 5
-    for text, raised_at, after_s in results(server.run(both_receive, [(str(tmp_path), rank) for rank in range(2)])):
+    for text, raised_at, after_s, has_trace in results(server.run(both_receive, [(str(tmp_path), rank) for rank in range(2)])):
         assert text.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits for ")
         assert raised_at == line
         assert after_s < 3
+        assert has_trace
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.ringtrace", "store"]
+
+
+def both_catch(directory: str, rank: int) -> Any:
+    path = join(directory, rank, 2)
+    with ringsim.trace(path) as recording:
+        with pytest.raises(Deadlock):
+            dist.recv(torch.zeros(3), 1 - rank)
+    return (recording.trace.metadata["ends"], recording.trace.metadata["given_up_ns"] > 0) if rank == 0 else None
+
+
+def test_the_file_keeps_when_ranks_were_woken_that_caught_it(server: RankServer, tmp_path: Path) -> None:
+    found = results(server.run(both_catch, [(str(tmp_path), rank) for rank in range(2)]))
+    assert found[0] == ([{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in range(2)], True)
+
+
+def watched_by_another(directory: str, rank: int, how: str) -> list[float]:
+    """Rank 0 goes, by itself or killed, and the others wait for each other; returns for how long, by the error's word."""
+    path = join(directory, rank, 3)
+    if rank == 0:
+        with ringsim.trace(path):
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return []
+    with pytest.raises(Deadlock) as caught, ringsim.trace(path):
+        dist.recv(torch.zeros(3), 3 - rank)
+    return [operation.waited_s for operation in caught.value.diagnosis.findings[0].operations]
+
+
+@pytest.mark.parametrize("how", ["done", "killed"])
+def test_another_rank_watches_once_rank_0_is_gone(server: RankServer, tmp_path: Path, how: str) -> None:
+    """0.1.0 let them hang; and where rank 0 was dead, nothing told."""
+    ended = server.run(watched_by_another, [(str(tmp_path), rank, how) for rank in range(3)])
+    assert [each.how for each in ended] == ["killed" if how == "killed" else "returned", "returned", "returned"]
+    trace = ringsim.load(tmp_path / "run.ringtrace")  # of a rank 0 that was killed: what was left
+    (finding,) = (each for each in trace.explain().findings if each.kind == "deadlock")
+    assert finding.ranks == (1, 2)
+    for operation, heard_s in zip(finding.operations, ended[1].value, strict=True):
+        assert operation.waited_s >= heard_s > 0  # 0.1.0's file knew some microseconds
+
+
+def taken_in_turn(directory: str, rank: int) -> None:
+    join(directory, rank, 3)
+    for number in range(2):
+        with ringsim.trace(f"{directory}/{number}.ringtrace"):
+            time.sleep((0.0, 1.3, 2.6)[rank])  # long enough for each to take over from the one before
+
+
+def test_a_rank_that_takes_over_leaves_nothing_behind(server: RankServer, tmp_path: Path) -> None:
+    results(server.run(taken_in_turn, [(str(tmp_path), rank) for rank in range(3)]))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["0.ringtrace", "1.ringtrace", "store"]
 
 
 def test_under_torchrun_each_rank_hears_it_and_the_trace_is_kept(tmp_path: Path) -> None:
@@ -191,8 +246,8 @@ def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_wat
 def test_a_rank_that_is_alone_begins_and_ends_its_part(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
-        watch = JoinedWatch(tmp_path, 0, 1)
-        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["answers", "rank-0.ear"]
+        watch = JoinedWatch(tmp_path, 0, 1, on_deaths=lambda _: None)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rank-0.answers", "rank-0.ear"]
         watch.on_failure()  # nobody has said anything: it is for the wait itself to raise
         watch.stop()
         assert list(tmp_path.iterdir()) == []
