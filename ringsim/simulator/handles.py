@@ -90,6 +90,8 @@ class Operation:
             tape.times[slot + 2] = hub.now
             self.slot = -1
         if self.error is not None:
+            if slot >= 0:
+                tape.failed.add(slot)
             raise self.error
         return True
 
