@@ -150,3 +150,35 @@ def reduce_into_next_part() -> list[float]:
 def test_outputs_may_share_memory_with_inputs(worker: Callable[[], Any], results: Any) -> None:
     """As if all had been read before anything was written."""
     assert simulate(worker, world_size=3, link=LINK).results == results
+
+
+def ask_until_done(what: str, waits: bool) -> list[float]:
+    """Rank 1 asks until its receive, or its collective, is done."""
+    tensor = torch.full((2,), float(place()))
+    if what == "irecv" and place() == 0:
+        ringsim.compute(0.01)
+        dist.send(tensor, 1)
+        return tensor.tolist()
+    handle: Any = dist.irecv(tensor, 0) if what == "irecv" else dist.all_reduce(tensor, async_op=True)
+    while not handle.is_completed():
+        pass
+    ringsim.compute(0.001)
+    if waits:
+        handle.wait()
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
+@pytest.mark.parametrize("what", ["irecv", "all_reduce"])
+def test_what_was_asked_for_until_done_is_done(what: str, semantics: str, waits: bool) -> None:
+    trace = simulate(ask_until_done, world_size=2, args=(what, waits), link=ringsim.Link(1e-3, 1e-9), semantics=semantics)
+    assert trace.results[1] == ([0, 0] if what == "irecv" else [1, 1])
+    frame = trace.to_pandas()
+    asked = frame[frame.op == what]
+    done_ns = 11_000_008 if what == "irecv" else 2_000_008  # each question takes 1,000
+    assert ((asked.done_ns >= done_ns) & (asked.done_ns <= done_ns + 1000)).all()
+    assert asked.status.tolist() == ["ok"] * len(asked)
+    assert str(trace.explain()) == "Nothing wrong was found in this run of 2 ranks."
+    if what == "irecv":
+        assert trace.to_pandas("messages").transfer_ns.between(1_000_000, 1_001_008).all()
