@@ -105,6 +105,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "handle",
                 "member",
                 "reductions",
+                "pickled",
             )
         ),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
@@ -163,6 +164,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "collective_times",
                 "meetings",
                 "collectives",
+                "objects",
                 "backend",
                 "outputs",
             )
