@@ -182,3 +182,27 @@ def test_what_was_asked_for_until_done_is_done(what: str, semantics: str, waits:
     assert str(trace.explain()) == "Nothing wrong was found in this run of 2 ranks."
     if what == "irecv":
         assert trace.to_pandas("messages").transfer_ns.between(1_000_000, 1_001_008).all()
+
+
+def send_to_meta(first: int) -> tuple[str, float]:
+    """A message whose receiver has no data: either side may be the first; both catch it, and go on."""
+    if place() != first:
+        ringsim.compute(0.001)
+    said = ""
+    try:
+        if place() == 0:
+            dist.send(torch.ones(4), 1)
+        else:
+            dist.recv(torch.ones(4, device="meta"), 0)
+    except ArgumentError as error:
+        said = str(error).partition(",")[0]
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return said, total.item()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_both_sides_of_a_message_without_data_are_told(first: int) -> None:
+    trace = simulate(send_to_meta, world_size=2, args=(first,), link=LINK)
+    assert trace.results == [("both sides of a message must have data", 2.0)] * 2
+    assert trace.to_pandas().query("op != 'span'").status.tolist() == ["error", "ok"] * 2
