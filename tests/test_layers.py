@@ -105,6 +105,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "handle",
                 "member",
                 "reductions",
+                "pickled",
             )
         ),
         *(f"ringsim.comm.{name}" for name in ("built_collectives", "built_messages", "built_objects", "fallbacks", "torch_backend")),
@@ -167,6 +168,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
                 "collective_times",
                 "meetings",
                 "collectives",
+                "objects",
                 "backend",
                 "outputs",
             )

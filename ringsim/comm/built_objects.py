@@ -6,8 +6,6 @@ trust each other, or with ``weights_only`` (torch 2.15), which carries plain dat
 
 from __future__ import annotations
 
-import io
-import pickle
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from ringsim.comm.backend import FALLBACK_TAG, Backend
 from ringsim.comm.built_messages import wait_for_source
 from ringsim.comm.handle import Handle
 from ringsim.comm.member import Member
+from ringsim.comm.pickled import pack, unpack
 from ringsim.errors import ArgumentError
 
 __all__ = [
@@ -28,28 +27,14 @@ __all__ = [
 ]
 
 
-def _pack(value: Any, weights_only: bool) -> bytes:
-    """Returns an object as bytes."""
-    if not weights_only:
-        return pickle.dumps(value)
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def _unpack(packed: bytes, weights_only: bool) -> Any:
-    """Returns the object that ``_pack`` packed."""
-    return torch.load(io.BytesIO(packed), weights_only=True) if weights_only else pickle.loads(packed)
-
-
 def _copy(value: Any, weights_only: bool) -> Any:
     """Returns what a rank receives that sends an object to itself."""
-    return _unpack(_pack(value, weights_only), weights_only)
+    return unpack(pack(value, weights_only), weights_only)
 
 
 def _post(member: Member, value: Any, rank: int, weights_only: bool, device: Any = None) -> list[Any]:
     """Begins to send an object to a member; returns the handles."""
-    payload = torch.frombuffer(bytearray(_pack(value, weights_only)), dtype=torch.uint8).to(device or "cpu")
+    payload = torch.frombuffer(bytearray(pack(value, weights_only)), dtype=torch.uint8).to(device or "cpu")
     size = torch.tensor([payload.numel()], dtype=torch.int64, device=payload.device)
     return [member.send(size, rank), member.send(payload, rank)]
 
@@ -65,7 +50,7 @@ def _take_payload(member: Member, rank: int, size: torch.Tensor, weights_only: b
     """Receives an object whose size has come."""
     payload = torch.empty(int(size), dtype=torch.uint8, device=size.device)
     member.recv(payload, rank).wait()
-    return _unpack(payload.cpu().numpy().tobytes(), weights_only)
+    return unpack(payload.cpu().numpy().tobytes(), weights_only)
 
 
 def _wait(works: list[Any]) -> None:

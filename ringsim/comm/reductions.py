@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["check_reduction", "reduce_parts"]
+__all__ = ["check_reduction", "find_refusal", "reduce_parts"]
 
 _STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...]] = (
     (ReduceOp.SUM, torch.add),
@@ -22,6 +23,7 @@ _STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tens
     (ReduceOp.BOR, torch.bitwise_or),
     (ReduceOp.BXOR, torch.bitwise_xor),
 )
+_OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -35,6 +37,30 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
             return step
     names = ", ".join(str(known).rpartition(".")[2] for known, _ in _STEPS)
     raise ArgumentError(f"op must be one of {names} where ringsim.comm adds up itself, got {op}. Use one of these, or another backend.")
+
+
+@functools.cache
+def find_refusal(dtype: torch.dtype, how: str) -> str:
+    """Returns why torch does not reduce tensors of a dtype in a way, "" where it does: it is asked to do so with one number.
+
+    Args:
+        dtype: of the tensors.
+        how: the name of the operation in ``ReduceOp``.
+
+    Example:
+        >>> find_refusal(torch.int64, "SUM"), find_refusal(torch.int64, "AVG")
+        ('', "result type Float can't be cast to the desired output type Long")
+    """
+    if dtype.is_complex and how not in _OF_COMPLEX:
+        return f"torch reduces complex numbers by {' and '.join(_OF_COMPLEX)} only"
+    number = torch.zeros(1, dtype=dtype, device="cpu")
+    try:
+        total = check_reduction(getattr(ReduceOp, how))(number, number)
+        if how == "AVG":
+            total.div_(1)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:

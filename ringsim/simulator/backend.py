@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringsim.comm import built_messages, built_objects
-from ringsim.simulator.collectives import Collectives
-from ringsim.simulator.messages import Messages
+from ringsim.comm import built_messages
+from ringsim.simulator.objects import Objects
 
 __all__ = ["SimulatedRank"]
 
 
-class SimulatedRank(Messages, Collectives):
+class SimulatedRank(Objects):
     """What ``ringsim.comm`` calls on a simulated rank; each rank has one of its own.
 
     Only ``ringsim.simulate`` makes it. Tensors lie on the CPU, or on the meta device, where only sizes travel.
     """
 
-    all_gather_object = built_objects.all_gather_object
-    broadcast_object_list = built_objects.broadcast_object_list
-    gather_object = built_objects.gather_object
-    scatter_object_list = built_objects.scatter_object_list
-    send_object_list = built_objects.send_object_list
-    recv_object_list = built_objects.recv_object_list
     new_subgroups = built_messages.new_subgroups
     new_subgroups_by_enumeration = built_messages.new_subgroups_by_enumeration
 

@@ -32,7 +32,8 @@ class Collectives(RankCore):
     """The collectives of ``torch.distributed``; see there for the arguments.
 
     Every rank of the group calls them, in the same order. They block until all have; with ``async_op=True`` they return a handle. Outside
-    the group they do nothing. Reductions are taken in the order of the ranks.
+    the group they do nothing. Reductions are taken in the order of the ranks. What is given is read before anything is written: the
+    tensors of a rank may share memory.
     """
 
     def broadcast(
@@ -118,8 +119,8 @@ class Collectives(RankCore):
         check_reduction(op)
 
         def perform(parts: Parts) -> None:
-            for part in parts:
-                total = reduce_parts([each.inputs[part.place] for each in parts], op)
+            totals = [reduce_parts([each.inputs[place] for each in parts], op) for place in range(len(parts))]
+            for part, total in zip(parts, totals, strict=True):
                 part.outputs[0].copy_(total.view_as(part.outputs[0]))
 
         return self._collect("reduce_scatter", found, inputs, [result], perform, async_op, reduction=op)
@@ -134,9 +135,22 @@ class Collectives(RankCore):
     ) -> Part | None:
         """Reduces everybody's tensor, and gives each rank its part of it."""
         found = self._enter("reduce_scatter_tensor", group)
-        if found is None:
-            return None
-        result, values = check_tensor("output", output), check_tensor("input", input)
+        return None if found is None else self._reduce_to_parts("reduce_scatter_tensor", found, output, input, op, async_op)
+
+    def reduce_scatter_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002 - torch's name
+        op: Any = _SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Part | None:
+        """The newer name of ``reduce_scatter_tensor``."""
+        found = self._enter("reduce_scatter_single", group)
+        return None if found is None else self._reduce_to_parts("reduce_scatter_single", found, output, input, op, async_op)
+
+    def _reduce_to_parts(self, name: str, found: SimulatedGroup, output: Tensor, given: Tensor, op: Any, async_op: bool) -> Part | None:
+        result, values = check_tensor("output", output), check_tensor("input", given)
         check_alike("output", [result], values, same_shape=False)
         self._check_parts("input", values, "output", result, found)
         check_reduction(op)
@@ -146,9 +160,7 @@ class Collectives(RankCore):
             for part, piece in zip(parts, total.chunk(len(parts)), strict=True):
                 part.outputs[0].copy_(piece.view_as(part.outputs[0]))
 
-        return self._collect("reduce_scatter_tensor", found, [values], [result], perform, async_op, reduction=op)
-
-    _reduce_scatter_base = reduce_scatter_single = reduce_scatter_tensor
+        return self._collect(name, found, [values], [result], perform, async_op, reduction=op)
 
     def all_gather(self, tensor_list: Any, tensor: Tensor, group: Any = None, async_op: bool = False) -> Part | None:
         """Fills each rank's list with everybody's tensor, by rank."""
@@ -181,8 +193,14 @@ class Collectives(RankCore):
     def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False) -> Part | None:
         """Fills each rank's output with everybody's input behind each other, by rank."""
         found = self._enter("all_gather_into_tensor", group)
-        if found is None:
-            return None
+        return None if found is None else self._gather_into("all_gather_into_tensor", found, output_tensor, input_tensor, async_op)
+
+    def all_gather_single(self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False) -> Part | None:
+        """The newer name of ``all_gather_into_tensor``."""
+        found = self._enter("all_gather_single", group)
+        return None if found is None else self._gather_into("all_gather_single", found, output_tensor, input_tensor, async_op)
+
+    def _gather_into(self, name: str, found: SimulatedGroup, output_tensor: Tensor, input_tensor: Tensor, async_op: bool) -> Part | None:
         values, output = check_tensor("input_tensor", input_tensor), check_tensor("output_tensor", output_tensor)
         check_alike("output_tensor", [output], values, same_shape=False)
         self._check_parts("output_tensor", output, "input_tensor", values, found)
@@ -192,9 +210,7 @@ class Collectives(RankCore):
             for part in parts:
                 part.outputs[0].copy_(whole.view_as(part.outputs[0]))
 
-        return self._collect("all_gather_into_tensor", found, [values], [output], perform, async_op, carried=[output])
-
-    _all_gather_base = all_gather_single = all_gather_into_tensor
+        return self._collect(name, found, [values], [output], perform, async_op, carried=[output])
 
     def gather(
         self,
@@ -213,8 +229,10 @@ class Collectives(RankCore):
         outputs = self._list_at_root("gather_list", gather_list, values, found, root)
 
         def perform(parts: Parts) -> None:
-            for part, output in zip(parts, parts[root].outputs, strict=True):
-                output.copy_(part.inputs[0])
+            values = [part.inputs[0] for part in parts]
+            values[root] = values[root].clone()  # the list may share its memory
+            for output, value in zip(parts[root].outputs, values, strict=True):
+                output.copy_(value)
 
         return self._collect("gather", found, [values], outputs, perform, async_op, copies=found.size(), root=root)
 
@@ -235,8 +253,11 @@ class Collectives(RankCore):
         inputs = self._list_at_root("scatter_list", scatter_list, values, found, root)
 
         def perform(parts: Parts) -> None:
+            own = parts[root].inputs[root].clone()  # its place may share the memory of other pieces
             for part, piece in zip(parts, parts[root].inputs, strict=True):
-                part.outputs[0].copy_(piece)
+                if part.place != root:
+                    part.outputs[0].copy_(piece)
+            parts[root].outputs[0].copy_(own)
 
         return self._collect("scatter", found, inputs, [values], perform, async_op, copies=found.size(), root=root, carried=[values])
 
@@ -348,7 +369,7 @@ class Collectives(RankCore):
 
 
 def _gather_everywhere(parts: Parts) -> None:
-    values = [tensor for part in parts for tensor in part.inputs]
+    values = [tensor.clone() for part in parts for tensor in part.inputs]  # outputs may share memory with inputs
     for part in parts:
         for output, value in zip(part.outputs, values, strict=True):
             output.copy_(value)

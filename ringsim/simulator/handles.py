@@ -93,6 +93,8 @@ class Operation:
             tape.times[slot + 2] = hub.now
             self.slot = -1
         if self.error is not None:
+            if slot >= 0:
+                tape.failed.add(slot)
             raise self.error
         return True
 
@@ -127,12 +129,17 @@ class Operation:
             self.rank.hub.wake(self.rank, time_s)
 
     def is_completed(self) -> bool:
-        """Returns whether the operation is done; where it is not, the other ranks get on a little."""
+        """Returns whether the operation is done, and then records that; where it is not, the other ranks get on a little."""
         hub = self.rank.hub
         if self.done_s > hub.now:
             hub.poll()
-        done: bool = self.done_s <= hub.now
-        return done
+        if self.done_s > hub.now:
+            return False
+        if self.slot >= 0 and self.error is None:  # an error is for its wait to tell
+            tape = self.rank.tape
+            tape.times[self.slot + 1] = tape.times[self.slot + 2] = hub.now
+            self.slot = -1
+        return True
 
 
 class Message(Operation):

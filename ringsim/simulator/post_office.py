@@ -142,7 +142,11 @@ class PostOffice:
         now, kind = self._hub.now, send.kind
         if recv.peer == ANY_SOURCE:
             self._name_source(recv, send)
-        move_alike(send.tensor, recv.tensor, kind)
+        try:
+            move_alike(send.tensor, recv.tensor, kind)
+        except Exception as error:
+            self._fail(send, recv, error)
+            raise
         buffered = kind.size_bytes <= self._limit
         if self._line_of is not None:
             channel: Any = send.channel
@@ -154,6 +158,15 @@ class PostOffice:
             send.complete(now if buffered else arrives_s)
         else:
             self._carry_between(send, recv, buffered)
+
+    def _fail(self, send: Send, recv: Recv, error: Exception) -> None:
+        """Ends both sides of a message that cannot be moved: who has just posted its side raises, the other's wait does."""
+        mine, theirs = (send, recv) if send.rank is self._hub.current else (recv, send)
+        if mine.slot >= 0:
+            mine.rank.tape.times[mine.slot + 2] = self._hub.now
+            mine.rank.tape.failed.add(mine.slot)
+        theirs.error = type(error)(*error.args)
+        theirs.complete(self._hub.now)
 
     def _carry_between(self, send: Send, recv: Recv, buffered: bool) -> None:
         """Begins to carry a message on links that others may share."""
