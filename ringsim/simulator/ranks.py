@@ -61,6 +61,7 @@ class World:
         office: brings sends and recvs together.
         everybody: the group of all ranks.
         calibration: says how long a rank is busy when it posts a message; None for no time.
+        in_order: whether a rank's operations on a group are carried out one after the other.
         made: the groups that were made, in order.
         makers: all ranks, as a group in which groups are made; None before the first.
         shared: what ranks have given to ``share``, by its number and by rank.
@@ -73,6 +74,7 @@ class World:
     office: PostOffice
     everybody: SimulatedGroup
     calibration: Calibration | None = None
+    in_order: bool = False
     made: list[Making] = field(default_factory=list)
     makers: SimulatedGroup | None = None
     shared: dict[int, dict[int, Any]] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class RankCore(Desk, Membership, Backend):
         hooked = world.hub.measures or fails_at is not None
         super().__init__(number, seed, world.hub, world.tape, world.records, world.office, world.everybody, world.calibration, hooked)
         self.direct = _DIRECT  # found faster here than in the class
+        self.in_order = world.in_order
         self.world = world
         self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
         self.fails_at = fails_at

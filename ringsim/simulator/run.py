@@ -103,7 +103,7 @@ class Run:
         office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
-        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
+        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration, when.in_order)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = Outputs(hub, size)
