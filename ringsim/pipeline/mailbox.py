@@ -10,8 +10,8 @@ activation over a boundary has a header that says so, and those after it need no
 it is like its activation.
 
 Transports without tags match by order: what a rank sends to another must be posted there in the same order, which is how `lower` writes it.
-Those that do all messages of two ranks one after the other want one order in both directions (`lower_in_step`), and the payload right behind
-its header: a receive waits for the header where it stands.
+Those that do all messages of two ranks one after the other want one order in both directions (`lower_in_step`), and each payload right
+behind its header: a receive waits for the header where it stands.
 """
 
 from __future__ import annotations
