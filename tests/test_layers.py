@@ -148,7 +148,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         ),
         *(f"ringsim.launch.{name}" for name in ("live_parts", "watcher", "rank", "forkserver", "rank_set")),
         *(f"ringsim.launch.{name}" for name in ("forked", "portable", "start", "launcher", "board", "joined", "recording", "run", "api")),
-        *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "streams", "modes", "tape", "hub", "groups", "handles")),
+        *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "streams", "surroundings", "modes", "tape")),
+        *(f"ringsim.simulator.{name}" for name in ("hub", "groups", "handles")),
         *(
             f"ringsim.simulator.{name}"
             for name in (

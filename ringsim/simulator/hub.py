@@ -225,6 +225,7 @@ class Hub:
             self.go_on()
         finally:
             streams.put(outside.states)
+            modes.leave()
             modes.put(outside.modes)
             if freezes:
                 gc.unfreeze()
@@ -253,12 +254,8 @@ class Hub:
             self._modes.put(outside.modes)
 
     def leave(self) -> None:
-        """Takes what a rank that has ended left in torch out; the last that a rank's function does.
-
-        Raises:
-            RingError: it has left something behind that cannot be taken out.
-        """
-        self._modes.take()
+        """Takes out what a rank that has ended has left in torch and Python; the last that a rank's function does."""
+        self._modes.leave()
 
     def _pop(self) -> Any:
         """Returns what is due first, and lets the clock go to its time."""

@@ -38,6 +38,7 @@ from ringsim.simulator.outputs import Outputs
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.ranks import World
 from ringsim.simulator.semantics import Semantics
+from ringsim.simulator.surroundings import keep_process
 from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
@@ -124,7 +125,7 @@ class Run:
             Interrupted: the user has stopped the run.
         """
         try:
-            with simulated_states(), self._printing():
+            with keep_process(), simulated_states(), self._printing():
                 self._hub.run([(rank, self._make_life(rank)) for rank in self._ranks])
                 error = self._judge()
         except KeyboardInterrupt:
@@ -155,8 +156,7 @@ class Run:
                     raise
                 if not isinstance(error, GreenletExit):
                     self._reports.append(report_exception(rank.number, _explain_torch(error, rank)))
-                with contextlib.suppress(RingError):
-                    self._hub.leave()
+                self._hub.leave()
 
         return live
 
