@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -105,6 +105,8 @@ class RankCore(Desk, Membership, Backend):
         self._made = 0
         self._shares = 0
         self._gone: set[SimulatedGroup] = set()
+        self._refusal: Callable[[], BaseException] | None = None
+        self._refusals = 0
 
     # -- the job
 
@@ -283,12 +285,21 @@ class RankCore(Desk, Membership, Backend):
 
         Raises:
             RankFailed: the rank was made to fail in its place.
+            RingError: the ranks can never go on; see `refuse`.
         """
+        if self._refusal is not None and self._refusals > 0:
+            self._refusals -= 1
+            raise self._refusal()
         if self.hub.measures:
             self.hub.pay()
         if self.fails_at is not None and self._operations >= self.fails_at:
             raise make_failure(self.number, self.fails_at, self.everybody.size())
         self._operations += 1
+
+    def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
+        """Lets so many operations that the rank posts from now on raise an error, for the ranks can never go on."""
+        self._refusal, self._refusals = make_error, times
+        self.hooked = True
 
     # -- what others say of this rank's operations
 

@@ -50,6 +50,7 @@ __all__ = ["Run", "Settings"]
 _PORT: Final = 29_500  # of nobody: a ring has one
 _TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SHOWN: Final = 4  # ranks whose lines an error shows
+_MOST_REFUSALS: Final = 1000  # of operations of a rank that catches what says that it can never go on; then it is ended
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,12 @@ class Run:
         text = str(diagnosis)
         self._verdict_on = frozenset(rank.number for rank in stuck)
         for rank in stuck:
-            self._hub.throw(rank, error_of_kind(diagnosis.kind)(text))
+            rank.refuse(lambda: error_of_kind(diagnosis.kind)(text), _MOST_REFUSALS)
+        for rank in stuck:
+            for _ in range(_MOST_REFUSALS):  # whoever catches it and waits again gets it again
+                if rank.greenlet.dead:
+                    break
+                self._hub.throw(rank, error_of_kind(diagnosis.kind)(text))
         self._end(stuck)
         reports = {report.rank: report for report in self._reports}
         for finding in diagnosis.findings[:1]:
