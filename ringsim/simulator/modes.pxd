@@ -4,6 +4,7 @@ cdef class Modes:
     cdef Py_ssize_t _functions, _dispatches, _num_filters
     cdef list _filters
     cpdef bint are_common(self)
+    cdef bint _is_at_home(self)
     cpdef take(self)
     cpdef leave(self)
     cpdef put(self, object taken)

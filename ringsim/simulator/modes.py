@@ -46,7 +46,7 @@ class TakenModes(NamedTuple):
     autocast: tuple[Any, ...]
     nesting: int
     dtype: torch.dtype
-    surroundings: Surroundings
+    surroundings: Surroundings | None  # None where those are the common ones
 
 
 class Modes:
@@ -79,14 +79,20 @@ class Modes:
             _grad() is self._grad
             and _backward() == -1
             and _inference() is self._inference
-            and _functions() == self._functions
-            and (self._functions == 0 or self._has_its_functions())
             and _dispatches() == self._dispatches
             and _saved(True) is self._saved
             and _dtype() is self._dtype
             and _autocast() is self._any_autocast
             and _functorch() is None
             and not self._any_autocast
+            and self._is_at_home()
+        )
+
+    def _is_at_home(self) -> bool:
+        """Tells whether the surroundings are the common ones."""
+        return (
+            _functions() == self._functions
+            and (self._functions == 0 or self._has_its_functions())
             and _anomaly() is self._anomaly
             and _deterministic() is self._deterministic
             and warnings.filters is self._filters
@@ -111,6 +117,8 @@ class Modes:
 
     def leave(self) -> None:
         """Makes the common modes those in force: what a rank that has ended has left there is gone."""
+        if self.are_common():
+            return
         while _dispatches() > self._dispatches:
             torch._C._pop_torch_dispatch_stack(None)
         while self._saved is None and _saved(True) is not None:
@@ -118,7 +126,7 @@ class Modes:
         self._take()
 
     def _take(self) -> TakenModes:
-        surroundings = read_surroundings()
+        surroundings = None if self._is_at_home() else read_surroundings()
         taken = _read_autocast()
         nesting = 0
         while torch.autocast_decrement_nesting() >= 0:
@@ -132,7 +140,8 @@ class Modes:
             guard.__enter__()
         torch._C._set_grad_enabled(self._grad)
         torch.set_default_dtype(self._dtype)
-        write_surroundings(self._surroundings, surroundings)
+        if surroundings is not None:
+            write_surroundings(self._surroundings, surroundings)
         return TakenModes(grad, guard, taken, nesting, dtype, surroundings)
 
     def put(self, taken: TakenModes | None) -> None:
@@ -146,7 +155,8 @@ class Modes:
         _write_autocast(taken.autocast)
         for _ in range(taken.nesting):
             torch.autocast_increment_nesting()
-        write_surroundings(taken.surroundings, self._surroundings)
+        if taken.surroundings is not None:
+            write_surroundings(taken.surroundings, self._surroundings)
 
     def _has_its_functions(self) -> bool:
         return all(torch._C._get_function_stack_at(place) is mode for place, mode in enumerate(self._surroundings.functions))
