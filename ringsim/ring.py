@@ -87,6 +87,11 @@ class Ring:
     take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
+    def in_order(self) -> bool:
+        """Whether what a rank posts on a group is carried out one after the other: NCCL, and ``simulate(..., semantics="grouped")``."""
+        return self.comm_device == "gpu" or self.backend.in_order
+
+    @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """Name and (predecessor, successor) of every group of this ring, in order; this rank has built its own two of them."""
         pairs = [pairs_of(rank, self.ranks) for rank in self.ranks]

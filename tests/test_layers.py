@@ -153,7 +153,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.launch.{name}"
             for name in ("forked", "portable", "start", "launcher", "board", "joined", "block_ends", "recording", "run", "api")
         ),
-        *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "streams", "modes", "tape", "hub", "groups", "handles")),
+        *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "streams", "surroundings", "modes", "tape")),
+        *(f"ringsim.simulator.{name}" for name in ("hub", "groups", "handles")),
         *(
             f"ringsim.simulator.{name}"
             for name in (

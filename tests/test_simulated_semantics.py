@@ -236,3 +236,37 @@ def test_any_exchange_takes_what_the_links_say(pairs: list[tuple[int, int, int]]
     by_rank = run(exchange, plan, world_size=3, semantics=semantics, record=False).results
     found = [max(ends[index] for ends in by_rank) for index in range(len(plan))]
     assert found == pytest.approx(expected(plan, limit), abs=1e-9)
+
+
+def deadlock_again(times: int) -> list[str]:
+    """Waits for what never comes, catches what says so, and goes on to what everybody does."""
+    ring, seen = ringsim.current_ring(), []
+    pending = dist.irecv(torch.zeros(1), ring.pred, group=ring.pred_group)
+    attempts = [pending.wait, pending.wait, dist.barrier, lambda: dist.isend(torch.zeros(1), ring.succ, group=ring.succ_group)]
+    for attempt in (attempts * times)[: 4 * times]:
+        try:
+            attempt()
+            seen.append("went on")
+        except BaseException as error:
+            seen.append(type(error).__name__)
+    return seen
+
+
+@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
+def test_who_catches_a_deadlock_and_goes_on_gets_it_again(semantics: str) -> None:
+    with pytest.raises(Deadlock) as caught:
+        run(deadlock_again, 2, world_size=3, semantics=semantics)
+    assert caught.value.trace.results == [["Deadlock"] * 8] * 3
+
+
+def never_give_up() -> None:
+    while True:
+        try:
+            dist.recv(torch.zeros(1), 1 - ringsim.current_ring().rank)
+        except BaseException:
+            continue
+
+
+def test_who_never_gives_up_is_ended() -> None:
+    with pytest.raises(Deadlock):
+        run(never_give_up)

@@ -9,7 +9,7 @@ import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import RankFailed, RunTimeout
+from ringsim.errors import ArgumentError, RankFailed, RunTimeout
 from ringsim.pipeline import Costs, rehearse
 from ringsim.pipeline.closed_forms import Step, makespan
 from ringsim.pipeline.schedules import make_schedule
@@ -194,3 +194,29 @@ def test_computing_takes_what_it_takes_where_that_is_asked_for() -> None:
     assert took[2] > took[0] > 0
     assert measured.metadata["constants"]["compute"] == "measured"
     assert "another run gives other times" in measured.metadata["notes"][0]
+
+
+def receive_or_send() -> None:
+    ring = ringsim.current_ring()
+    (dist.recv if ring.rank else dist.send)(torch.zeros(1), 1 - ring.rank)
+
+
+def compute_twice(seconds: float) -> None:
+    ringsim.compute(seconds)
+    ringsim.compute(seconds)
+
+
+def test_times_that_no_trace_can_hold_are_refused() -> None:
+    """A trace counts nanoseconds in 64 bits: 2**63 of them are 9,223,372,036.8 s."""
+    assert run(compute_twice, 1, 4.5e9).to_pandas()["done_ns"].tolist() == [4_500_000_000_000_000_000, 9_000_000_000_000_000_000]
+    for seconds in (5e9, 1e10, 1e300, 1.7e308):
+        with pytest.raises(ArgumentError, match="a time must fit into a trace"):
+            run(compute_twice, 2, seconds)
+    for link in (ringsim.Link(1e12, 0), ringsim.Link(0, 1e300)):
+        for worker in (receive_or_send, dist.barrier, lambda: dist.all_reduce(torch.zeros(1))):
+            if worker is dist.barrier and link.alpha_s == 0:
+                continue  # no bytes
+            with pytest.raises(ArgumentError, match="a time must fit into a trace"):
+                run(worker, 2, link=link)
+        with pytest.raises(ArgumentError, match="a time must fit into a trace"):
+            run(receive_or_send, 2, link=None, topology=ringsim.topologies.FullBisection(link))

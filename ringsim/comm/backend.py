@@ -35,6 +35,7 @@ class Backend(ABC):
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
         direct: of ``send``, ``recv``, ``isend`` and ``irecv``, those that take all of torch's arguments, left out or not: it is shorter.
             For the last two ``begin_send`` and ``begin_recv`` are called.
+        in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
 
     Example:
         A backend of one rank, which needs nobody to carry anything:
@@ -56,6 +57,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     direct: frozenset[str] = frozenset()
+    in_order: bool = False
 
     # -- the job: these answer without talking, but for the first two, which every rank calls
 

@@ -10,6 +10,8 @@ activation over a boundary has a header that says so, and those after it need no
 it is like its activation.
 
 Transports without tags match by order: what a rank sends to another must be posted there in the same order, which is how `lower` writes it.
+Those that do all messages of two ranks one after the other want one order in both directions (`lower_in_step`), and each payload right
+behind its header: a receive waits for the header where it stands.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Mailbox:
     def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
         here, size = ring.ranks.index(ring.rank), len(ring.ranks)
         self._rank = ring.rank
+        self._in_order = ring.in_order
         self._alike = alike
         self._agreed = agreed
         self._sent: dict[Action, Posted] = {}
@@ -75,7 +78,9 @@ class Mailbox:
             self._sent[action] = route.isend(tensor)
 
     def post(self, action: Action) -> None:
-        """Says that a receive comes next from its rank; it is posted when its shape is known. Does not block.
+        """Says that a receive comes next from its rank; it is posted when its shape is known.
+
+        Does not block, but where the transport does messages one after the other: there a header is read before anything else is posted.
 
         Args:
             action: a receive of one of this rank's stages.
@@ -84,7 +89,10 @@ class Mailbox:
             MessageMismatch: a neighbour runs another step.
         """
         self._greet()
-        self._incoming[self._routes[find_boundary(action)]].add(action)
+        incoming = self._incoming[self._routes[find_boundary(action)]]
+        incoming.add(action)
+        if self._in_order:
+            incoming.read_headers()
 
     def take(self, action: Action) -> Tensor | None:
         """Returns what a receive has received; blocks until it is there.
@@ -182,6 +190,12 @@ class _Incoming:
     def add(self, action: Action) -> None:
         self._waiting.append(action)
         self._advance()
+
+    def read_headers(self) -> None:
+        """Posts all that waits, and blocks until it is known what that is like."""
+        while self._waiting:
+            self._read_header()
+            self._advance()
 
     def take(self, action: Action) -> Tensor | None:
         self._advance()

@@ -21,6 +21,7 @@ from ringsim.pipeline.actions import Action
 from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.dataflow import get_recv
 from ringsim.pipeline.headers import Payload
+from ringsim.pipeline.lockstep import lower_in_step
 from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.mailbox import about, find_boundary
 from ringsim.pipeline.routes import Posted, find_routes
@@ -46,7 +47,8 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         costs: of the computations, in seconds; ``latency`` stays 0, for messages take what they take.
         size_bytes: of each activation and each gradient; nothing is sent where it is 0.
         steps: how many steps, one after the other.
-        ahead: how many computations before its use a receive is posted, as in ``lower``.
+        ahead: how many computations before its use a receive is posted, as in ``lower``; not on NCCL and with the semantics "grouped",
+            where there is one order for both sides (``lower_in_step``).
 
     Raises:
         ArgumentError: a value breaks its rule, or the schedule is for another number of ranks.
@@ -66,7 +68,7 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         raise ArgumentError(
             f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for {schedule.num_ranks}. Make it anew."
         )
-    lowered = lower(schedule, ahead=ahead)
+    lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
     place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
     payload = Payload((size_bytes,), torch.uint8, has_data=is_real)  # on a virtual clock nobody has to copy them

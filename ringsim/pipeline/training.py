@@ -253,8 +253,7 @@ def _run_step(
     """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
     ring = find_ring()
     here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
-    in_step = ring.comm_device == "gpu"  # NCCL does the messages of two ranks one after the other
-    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=in_step)
+    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=ring.in_order)
     if dropout_seed is not None:
         adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
     ranges = _cut(model, lowered.num_stages, partition, adapter)

@@ -25,6 +25,7 @@ cdef class Hub:
     cdef Runner _outside
     cpdef wake(self, object what, double time_s)
     cpdef work(self, double seconds)
+    cdef _refuse(self, double time_s)
     cpdef sleep_until(self, double time_s)
     cpdef pause(self)
     cdef _give_way(self)

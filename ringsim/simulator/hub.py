@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from greenlet import getcurrent, greenlet
 
 from ringsim.computing import stretch
-from ringsim.errors import Deadlock
+from ringsim.errors import ArgumentError, Deadlock
 from ringsim.simulator.cores import Cores
 from ringsim.simulator.generators import seed_streams
 from ringsim.simulator.modes import Modes
@@ -36,6 +36,7 @@ __all__ = ["Hub", "Runner"]
 
 _STARTING: Final = object()  # the first that is due until all ranks have begun
 _MOST_POLLS: Final = 100_000
+_LAST_S: Final = 9.2e9  # of which a trace can say how many nanoseconds they are
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
 
@@ -110,10 +111,18 @@ class Hub:
             return
         due = self._later.get(time_s)
         if due is None:
+            if time_s > _LAST_S:
+                self._refuse(time_s)
             self._later[time_s] = [what]
             heappush(self._times, time_s)
         else:
             due.append(what)
+
+    def _refuse(self, time_s: float) -> None:
+        raise ArgumentError(
+            f"a time must fit into a trace, which counts 2**63 nanoseconds from the start, 292 years, got {time_s:g} s (rank "
+            f"{self.current.number}). Look at the units: ringsim.compute, links and costs are in seconds."
+        )
 
     def advance(self, seconds: float) -> None:
         """Lets time pass on the calling rank; the others run meanwhile."""
@@ -124,7 +133,13 @@ class Hub:
         self.sleep_until(self.now + seconds if self.cores is None else self.cores.book(self.now, seconds))
 
     def sleep_until(self, time_s: float) -> None:
-        """Lets the calling rank go on at a time; the others run until then."""
+        """Lets the calling rank go on at a time; the others run until then.
+
+        Raises:
+            ArgumentError: no trace can say when that is.
+        """
+        if time_s > _LAST_S:
+            self._refuse(time_s)
         while self.now < time_s:
             if not self._ready and (not self._times or self._times[0] > time_s):
                 self.now = time_s
@@ -225,6 +240,7 @@ class Hub:
             self.go_on()
         finally:
             streams.put(outside.states)
+            modes.leave()
             modes.put(outside.modes)
             if freezes:
                 gc.unfreeze()
@@ -253,12 +269,8 @@ class Hub:
             self._modes.put(outside.modes)
 
     def leave(self) -> None:
-        """Takes what a rank that has ended left in torch out; the last that a rank's function does.
-
-        Raises:
-            RingError: it has left something behind that cannot be taken out.
-        """
-        self._modes.take()
+        """Takes out what a rank that has ended has left in torch and Python; the last that a rank's function does."""
+        self._modes.leave()
 
     def _pop(self) -> Any:
         """Returns what is due first, and lets the clock go to its time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -61,6 +61,7 @@ class World:
         office: brings sends and recvs together.
         everybody: the group of all ranks.
         calibration: says how long a rank is busy when it posts a message; None for no time.
+        in_order: whether a rank's operations on a group are carried out one after the other.
         made: the groups that were made, in order.
         makers: all ranks, as a group in which groups are made; None before the first.
         shared: what ranks have given to ``share``, by its number and by rank.
@@ -73,6 +74,7 @@ class World:
     office: PostOffice
     everybody: SimulatedGroup
     calibration: Calibration | None = None
+    in_order: bool = False
     made: list[Making] = field(default_factory=list)
     makers: SimulatedGroup | None = None
     shared: dict[int, dict[int, Any]] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class RankCore(Desk, Membership, Backend):
         hooked = world.hub.measures or fails_at is not None
         super().__init__(number, seed, world.hub, world.tape, world.records, world.office, world.everybody, world.calibration, hooked)
         self.direct = _DIRECT  # found faster here than in the class
+        self.in_order = world.in_order
         self.world = world
         self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
         self.fails_at = fails_at
@@ -102,6 +105,8 @@ class RankCore(Desk, Membership, Backend):
         self._made = 0
         self._shares = 0
         self._gone: set[SimulatedGroup] = set()
+        self._refusal: Callable[[], BaseException] | None = None
+        self._refusals = 0
 
     # -- the job
 
@@ -280,12 +285,21 @@ class RankCore(Desk, Membership, Backend):
 
         Raises:
             RankFailed: the rank was made to fail in its place.
+            RingError: the ranks can never go on; see `refuse`.
         """
+        if self._refusal is not None and self._refusals > 0:
+            self._refusals -= 1
+            raise self._refusal()
         if self.hub.measures:
             self.hub.pay()
         if self.fails_at is not None and self._operations >= self.fails_at:
             raise make_failure(self.number, self.fails_at, self.everybody.size())
         self._operations += 1
+
+    def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
+        """Lets so many operations that the rank posts from now on raise an error, for the ranks can never go on."""
+        self._refusal, self._refusals = make_error, times
+        self.hooked = True
 
     # -- what others say of this rank's operations
 

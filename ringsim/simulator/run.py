@@ -38,6 +38,7 @@ from ringsim.simulator.outputs import Outputs
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.ranks import World
 from ringsim.simulator.semantics import Semantics
+from ringsim.simulator.surroundings import keep_process
 from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
@@ -49,6 +50,7 @@ __all__ = ["Run", "Settings"]
 _PORT: Final = 29_500  # of nobody: a ring has one
 _TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SHOWN: Final = 4  # ranks whose lines an error shows
+_MOST_REFUSALS: Final = 1000  # of operations of a rank that catches what says that it can never go on; then it is ended
 _TICK_S: Final = 1e-9  # the unit that traces count in
 
 
@@ -104,7 +106,7 @@ class Run:
         office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
-        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration)
+        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration, when.in_order)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = Outputs(hub, size)
@@ -126,7 +128,7 @@ class Run:
             Interrupted: the user has stopped the run.
         """
         try:
-            with simulated_states(), self._printing():
+            with keep_process(), simulated_states(), self._printing():
                 self._hub.run([(rank, self._make_life(rank)) for rank in self._ranks])
                 error = self._judge()
         except KeyboardInterrupt:
@@ -157,8 +159,7 @@ class Run:
                     raise
                 if not isinstance(error, GreenletExit):
                     self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._end_ns))
-                with contextlib.suppress(RingError):
-                    self._hub.leave()
+                self._hub.leave()
 
         return live
 
@@ -233,7 +234,12 @@ class Run:
         text = str(diagnosis)
         self._give_up(stuck)
         for rank in stuck:
-            self._hub.throw(rank, impose(diagnosis.kind, text))
+            rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
+        for rank in stuck:
+            for _ in range(_MOST_REFUSALS):  # whoever catches it and waits again gets it again
+                if rank.greenlet.dead:
+                    break
+                self._hub.throw(rank, impose(diagnosis.kind, text))
         self._end(stuck)
         if any(report.waited for report in self._reports):
             return None

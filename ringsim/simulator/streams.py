@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
+import torch
+
 from ringsim.simulator.generators import find_memory, put_slowly, take_slowly, try_out
 
 __all__ = ["States", "Streams"]
@@ -97,11 +99,12 @@ class Streams:
         outside = take_slowly()
         self.fast = False
         try:
-            memory = find_memory()
-            if memory is not None:
-                self._now = States(*memory)
-                self.fast = True
-                self.fast = try_out(self)
+            with torch.device("cpu"):  # whatever the caller's default device is
+                memory = find_memory()
+                if memory is not None:
+                    self._now = States(*memory)
+                    self.fast = True
+                    self.fast = try_out(self)
         finally:
             put_slowly(outside)
 

@@ -1,0 +1,77 @@
+"""Pipelines where a rank's messages on a group go one after the other, as on NCCL: steps post them in one order on both sides."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ringsim
+from ringsim.pipeline import Costs, generate, make_schedule, rehearse
+from ringsim.pipeline.schedules import SCHEDULE_NAMES
+from ringsim.pipeline.training import train_step_pipeline
+from ringsim.simulator.api import simulate
+
+sys.path.append(str(Path(__file__).parent / "distributed"))
+from pipeline_cases import Case, gradients, make_microbatches, make_model
+from test_pipeline_generation import PROMPTS, settings_for, small_model
+
+LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-9)
+WHAT = ("src", "dst", "stage", "microbatch")
+
+
+def train(schedule: str) -> list[tuple[float, dict[str, torch.Tensor]]]:
+    torch.set_num_threads(1)  # two threads for tensors this small wait for each other most of the time
+    layers, found = 2 * ringsim.current_ring().world_size, []
+    cases = [
+        Case(5, layers),
+        Case(1, layers),
+        Case(4, layers, same_shapes=False),  # each activation has a header, which says how large it is
+        Case(2, layers, tied=True),
+    ]
+    for case in cases:
+        model = make_model(case)
+        found.append((train_step_pipeline(model, *make_microbatches(case), schedule=schedule), gradients(model)))
+    return found
+
+
+def run(worker: Any, world_size: int, *args: Any, **kwargs: Any) -> list[ringsim.Trace]:
+    return [
+        simulate(worker, world_size=world_size, args=args, kwargs=kwargs, link=LINK, semantics=semantics)
+        for semantics in ("grouped", "rendezvous")
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_training_gives_what_it_gives_elsewhere(schedule: str, world_size: int) -> None:
+    in_step, elsewhere = (trace.results for trace in run(train, world_size, schedule))
+    for mine, theirs in zip(in_step, elsewhere, strict=True):
+        for (loss, grads), (expected_loss, expected) in zip(mine, theirs, strict=True):
+            assert loss == expected_loss
+            assert grads.keys() == expected.keys()
+            assert all(torch.equal(grads[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_a_rehearsal_sends_what_it_sends_elsewhere(schedule: str, world_size: int) -> None:
+    plan = make_schedule(schedule, world_size, 8)
+    costs = Costs(forward=0.001, backward=0.002, input=0.001, weight=0.001)
+    for ahead in (0, 1, 3):
+        traces = run(rehearse, world_size, plan, costs, size_bytes=64, steps=2, ahead=ahead)
+        in_step, elsewhere = (sorted(zip(*(getattr(trace.messages, what).tolist() for what in WHAT), strict=True)) for trace in traces)
+        assert in_step == elsewhere
+        assert len(in_step) >= 2 * 2 * 8 * (world_size - 1)  # steps, ways, microbatches, boundaries
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_tokens_are_those_of_elsewhere(world_size: int) -> None:
+    def tokens(settings: list[dict[str, Any]]) -> list[list[list[int]]]:
+        return [generate(small_model(), PROMPTS, 3, **each) for each in settings]
+
+    in_step, elsewhere = run(tokens, world_size, settings_for(world_size)[::3])
+    assert in_step.results == elsewhere.results
