@@ -190,7 +190,7 @@ def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.Ca
         (changed("model", forward_ms=[]), "got []"),
         (changed("model", input_ms=10), "must have weight, got none"),
         (changed("model", input_ms=10, weight_ms=10), "must have backward, or its halves input and weight, got backward_ms"),
-        (changed("model", layers=8, hidden_size=32, heads=4, kv_heads=5, sequence_length=8, flops_per_s=1), "a multiple of kv_heads, got 4"),
+        (changed("model", layers=8, hidden_size=32, heads=4, kv_heads=5, sequence_length=8, flops_per_s=1), "multiple of kv_heads, got 4"),
         (changed("model", activation_kib=0.0001), "activation must be 0, or a byte or more, got 0.1024 bytes"),
         (changed("model", activation_kib=2**63), "activation must be 9,007,199,254,740,992 bytes or less"),
         (changed("model", forward_ms=1e13), "forward_ms must be 285 years or less, for a trace counts ns, got 1"),
