@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from ringsim.arguments import check_duration, check_integer, say
+from ringsim.arguments import check_duration, is_integer, say
 from ringsim.computing import compute
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.actions import Action
@@ -64,8 +64,11 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         (8, True)
     """
     _check(schedule, costs)
-    check_integer("size_bytes", size_bytes, 0, "Say how large an activation is.")
-    check_integer("steps", steps, 1, "Say how many steps.")
+    for name, value, least in (("size_bytes", size_bytes, 0), ("steps", steps, 1)):
+        if not is_integer(value) or value < least:
+            raise ArgumentError(
+                f"{name} must be an integer from {least}, got {say(value)}. Say how large an activation is, and how many steps."
+            )
     ring = current_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
