@@ -129,6 +129,7 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         ("simulate", {"link": {(7, 9): LINK}}, r"the keys of link must be pairs of ranks from 0 to 1, got \(7, 9\)"),
         ("simulate", {"link": None, "topology": RingLinks}, "topology must have the methods check and route, got <class"),
         ("simulate", {"compute": np.zeros(3)}, "compute must be a table of costs"),
+        ("simulate", {"link": ringsim.Link(1e12, 0)}, r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000.0"),
         ("simulate", {"args": 3}, "args must be a tuple of the worker's arguments, got 3"),
         ("simulate", {"seed": 2**70}, r"seed must be an integer from -2\*\*63 to"),
         ("simulate_schedule", {"costs": Costs(forward=[1, 2, 3, 400])}, "forward must have one time for each stage, got 4 for 2"),

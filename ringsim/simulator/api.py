@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ringsim import __version__
-from ringsim.arguments import say
+from ringsim.arguments import check_duration, say
 from ringsim.charging import check_costs
 from ringsim.errors import ArgumentError, RingError
 from ringsim.injections import Injection, check_injections
@@ -102,6 +102,8 @@ def simulate(
     when = read_semantics(semantics)
     if link is not None:
         check_links(link, world_size)
+        for each in [link] if isinstance(link, Link) else link.values():
+            check_duration("alpha_s of link", each.alpha_s)
     measures = isinstance(compute, str) and compute == "measured"
     costs = None if measures else compute
     check_costs(costs)
