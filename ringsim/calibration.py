@@ -25,10 +25,10 @@ from ringsim.pipeline.costs import Costs
 from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
 from ringsim.traces.stages import STEP, count_steps, find_step
+from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
     from ringsim.charging import Work
-    from ringsim.traces.value import Trace
 
 __all__ = ["Calibration", "calibrate", "median_costs"]
 
@@ -151,6 +151,7 @@ def calibrate(*traces: Trace) -> Calibration:
     if not traces:
         raise ArgumentError("calibrate must be given a trace, got none. Record one: ringsim.trace(worker, world_size=2).")
     for trace in traces:
+        check_trace("a trace to calibrate from", trace)
         if trace.metadata.get("source") == "simulated":
             raise ArgumentError("a trace to calibrate from must be measured, got a simulated one. Record real ranks: ringsim.trace.")
     link, counts = _fit_messages([_sample_messages(trace) for trace in traces])

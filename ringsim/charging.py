@@ -8,11 +8,11 @@ tensors without data (``device="meta"``) make models possible that fit on no mac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ringsim.arguments import is_number, say
 from ringsim.computing import stretch
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.flops import Flops
@@ -56,9 +56,9 @@ def check_costs(compute: object) -> None:
     Raises:
         ArgumentError: it is neither.
     """
-    if compute is not None and not callable(getattr(compute, "time_s", None)):
+    if compute is not None and (isinstance(compute, type) or not callable(getattr(compute, "time_s", None))):
         raise ArgumentError(
-            f"compute must be a table of costs, with a method time_s(work), got {compute!r}. Pass ringsim.FlopCosts(flops_per_s=4e14)."
+            f"compute must be a table of costs, with a method time_s(work), got {say(compute)}. Pass ringsim.FlopCosts(flops_per_s=4e14)."
         )
 
 
@@ -85,8 +85,8 @@ class FlopCosts:
 
     def __post_init__(self) -> None:
         value: object = self.flops_per_s
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ArgumentError(f"flops_per_s must be a number above 0, got {value!r}. A GPU reaches some 1e14.")
+        if not isinstance(value, int | float) or not is_number(value) or not value > 0:
+            raise ArgumentError(f"flops_per_s must be a number above 0, got {say(value)}. A GPU reaches some 1e14.")
 
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a piece of work takes.

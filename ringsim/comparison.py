@@ -21,11 +21,10 @@ from ringsim.pipeline.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.reached import bundle, reach
 from ringsim.traces.stages import STEP, StageActions, count_steps, find_step, in_step
+from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from ringsim.traces.value import Trace
 
 __all__ = ["Comparison", "Errors", "compare"]
 
@@ -175,6 +174,8 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         >>> comparison.steps.bias, len(comparison.lag_s)
         (-0.25, 2)
     """
+    check_trace("real", real)
+    check_trace("virtual", virtual)
     if real.world_size != virtual.world_size:
         raise ArgumentError(f"the two runs must have as many ranks, got {real.world_size} and {virtual.world_size}. Simulate as many.")
     real_index, virtual_index = _pair(real, virtual)

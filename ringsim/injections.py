@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
+from ringsim.arguments import is_number, say
 from ringsim.errors import ArgumentError, RankFailed
 
 __all__ = [
@@ -147,7 +148,7 @@ class Jitter:
     def __post_init__(self) -> None:
         fraction: object = self.fraction
         if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-            raise ArgumentError(f"fraction must be above 0 and at most 1, got {fraction!r} (Jitter). 0.1 is a tenth, up and down.")
+            raise ArgumentError(f"fraction must be above 0 and at most 1, got {say(fraction)} (Jitter). 0.1 is a tenth, up and down.")
         _check_number("seed", self.seed, self)
 
 
@@ -171,10 +172,10 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
     try:
         checked = tuple(inject)
     except TypeError:  # one alone is no list
-        raise ArgumentError(f"inject must be a list of Slow, Degrade, Fail and Jitter, got {inject!r}. Write inject=[...].") from None
+        raise ArgumentError(f"inject must be a list of Slow, Degrade, Fail and Jitter, got {say(inject)}. Write inject=[...].") from None
     for each in checked:
         if not isinstance(each, Injection):
-            raise ArgumentError(f"inject must hold Slow, Degrade, Fail and Jitter, got {each!r}. Write ringsim.Slow(rank=1, factor=2).")
+            raise ArgumentError(f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write ringsim.Slow(rank=1, factor=2).")
         for rank in _ranks_of(each):
             if rank >= world_size:
                 raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
@@ -250,9 +251,9 @@ def _ranks_of(injection: Injection) -> tuple[int, ...]:
 
 def _check_number(name: str, value: object, where: Injection) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ArgumentError(f"{name} must be an integer from 0, got {value!r} ({type(where).__name__}). Count from 0.")
+        raise ArgumentError(f"{name} must be an integer from 0, got {say(value)} ({type(where).__name__}). Count from 0.")
 
 
 def _check_factor(value: object, where: Injection) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value < math.inf:
-        raise ArgumentError(f"factor must be a number from 1, got {value!r} ({type(where).__name__}). 2 makes it take twice as long.")
+    if not isinstance(value, int | float) or not is_number(value) or not value >= 1:
+        raise ArgumentError(f"factor must be a number from 1, got {say(value)} ({type(where).__name__}). 2 makes it take twice as long.")

@@ -15,16 +15,17 @@ The model of two numbers, named after Hockney::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ringsim.arguments import is_integer, is_number, say
 from ringsim.errors import ArgumentError
 
-__all__ = ["Link", "check_link", "fit_link"]
+__all__ = ["Link", "check_link", "check_links", "fit_link"]
 
 _FIELDS: Final = ("alpha_s", "beta_s_per_byte", "alpha_error_s", "beta_error_s_per_byte")
 
@@ -60,10 +61,9 @@ class Link:
     def __post_init__(self) -> None:
         for name in _FIELDS:
             value = getattr(self, name)
-            known = isinstance(value, int | float) and not isinstance(value, bool)
-            unknown_error = known and "error" in name and math.isnan(value)
-            if not known or not (unknown_error or 0 <= value < math.inf):
-                raise ArgumentError(f"{name} must be a number from 0, got {value!r}. Give seconds, not microseconds: alpha_s=10e-6.")
+            unknown_error = "error" in name and isinstance(value, float) and math.isnan(value)
+            if not unknown_error and not (isinstance(value, int | float) and is_number(value) and value >= 0):
+                raise ArgumentError(f"{name} must be a number from 0, got {say(value)}. Give seconds, not microseconds: alpha_s=10e-6.")
 
     @property
     def bandwidth_gb_per_s(self) -> float:
@@ -103,7 +103,31 @@ def check_link(name: str, value: object) -> None:
         ArgumentError: it is no link.
     """
     if not isinstance(value, Link):
-        raise ArgumentError(f"{name} must be a Link, got {value!r}. Pass Link(alpha_s=10e-6, beta_s_per_byte=8e-11).")
+        raise ArgumentError(f"{name} must be a Link, got {say(value)}. Pass Link(alpha_s=10e-6, beta_s_per_byte=8e-11).")
+
+
+def check_links(link: object, world_size: int | None = None) -> None:
+    """Checks that an argument is a link, or a table of links by pairs of ranks.
+
+    Args:
+        link: what was passed.
+        world_size: how many ranks there are; None where nobody says.
+
+    Raises:
+        ArgumentError: it is neither, or a pair is not of such ranks.
+
+    Example:
+        >>> check_links({(0, 1): Link(1e-6, 1e-10)}, world_size=2)
+    """
+    if not isinstance(link, Mapping):
+        check_link("link", link)
+        return
+    for pair, value in link.items():
+        most = math.inf if world_size is None else world_size - 1
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(is_integer(rank) and 0 <= rank <= most for rank in pair)):
+            known = "ranks" if world_size is None else f"ranks from 0 to {world_size - 1}"
+            raise ArgumentError(f"the keys of link must be pairs of {known}, got {say(pair)}. Write link={{(0, 1): Link(...)}}.")
+        check_link(f"link[{pair!r}]", value)
 
 
 def fit_link(sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[float] | npt.NDArray[Any]) -> Link:

@@ -14,6 +14,7 @@ import pytest
 from hostile_names import ATTACKS, hostile_file
 
 import ringsim
+from ringsim.exchange import read_chrome, read_perfetto
 from ringsim.plot.style import save_figure
 from ringsim.traces.value import Trace
 
@@ -80,3 +81,19 @@ def test_the_command_line_shows_half_a_character(verb: str, tmp_path: Path) -> N
     ran = subprocess.run([sys.executable, "-m", "ringsim", verb, str(tmp_path / "x.ringtrace")], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "a\\ud800b\\x00c\\x1b[2J" in ran.stdout
+
+
+@pytest.mark.parametrize("way", ["save", "to_perfetto", "to_chrome"])
+def test_a_simulated_name_is_that_of_real_ranks(tmp_path: Path, way: str) -> None:
+    """Escaped as what real ranks recorded, which is read from files: the simulator once kept it, and its own file came back different."""
+
+    def work() -> None:
+        with ringsim.span("a\x1bb\x00"):
+            ringsim.compute(0.001)
+
+    trace = ringsim.simulate(work, world_size=1, link=ringsim.Link(0, 0))
+    assert "a\\x1bb\\x00" in trace.events.tables.labels
+    path = tmp_path / "run"
+    getattr(trace, way)(path)
+    read = {"save": ringsim.load, "to_perfetto": read_perfetto, "to_chrome": read_chrome}[way]
+    assert read(path).events.tables.labels == trace.events.tables.labels

@@ -26,6 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *(
             "ringsim.errors",
+            "ringsim.arguments",
             "ringsim.costs",
             "ringsim.link",
             "ringsim.injections",

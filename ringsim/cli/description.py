@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ringsim.arguments import LONGEST_S
 from ringsim.cli.toml_table import BANDWIDTH, SIZE, TIME, TomlTable
 from ringsim.errors import ArgumentError, RingError, ScheduleError
 from ringsim.injections import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
+from ringsim.pipeline.actions import Action
 from ringsim.pipeline.closed_forms import Step
 from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
@@ -50,6 +52,8 @@ _BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing their a
 _MOST_FORWARDS: Final = 20_000_000
 _MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute, and a gigabyte
 _MOST_REHEARSED: Final = 100_000  # by ranks that take turns: a minute
+_MOST_BYTES: Final = 2**53  # of a message
+_FREE: Final = Link(0.0, 0.0)  # of one rank, which sends nothing
 _TOPOLOGIES: Final = ("hosts", "full_bisection", "ring")
 
 Links = Link | dict[tuple[int, int], Link]
@@ -159,7 +163,10 @@ def _describe(whole: TomlTable) -> Description:
     topology = _read_topology(every_link) if shares else None
     link = _read_link(every_link) if topology is None else Link(0.0, 0.0)
     links = {} if topology is None else _idle_links(topology, num_ranks)
-    links |= {_read_edge(each, num_ranks): _read_link(each) for each in edges}
+    own = [_read_edge(each, num_ranks) for each in edges]
+    if twice := [edge for edge in own if own.count(edge) > 1]:
+        raise ArgumentError(f"[[edge]] must name a link once, got from {twice[0][0]} to {twice[0][1]} again ({whole.file}). Take one out.")
+    links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}
     inject: list[Injection] = [Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow]
     inject += [Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade]
     inject += [Jitter(each.number("fraction"), each.integer("seed", 0)) for each in jitter]
@@ -172,9 +179,11 @@ def _describe(whole: TomlTable) -> Description:
             f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes or fewer, got "
             f"{len(owners) * step.num_microbatches:,} ({whole.file}). Take fewer microbatches."
         )
+    if size_bytes > _MOST_BYTES:
+        raise ArgumentError(f"activation must be {_MOST_BYTES:,} bytes or less, got {size_bytes:.3g} ({whole.file}). Look at its unit.")
     if (shares or jitter) and size_bytes == 0:
         raise ArgumentError(f"activation must be above 0 with [topology] or [[jitter]], got 0 ({whole.file}). Say what a stage sends.")
-    return Description(
+    described = Description(
         schedule=step,
         costs=_slow_down(costs, factors) if max(factors) > 1 else costs,
         link=_lay_links(num_ranks, link, links, inject) if links or degrade else link,
@@ -185,6 +194,21 @@ def _describe(whole: TomlTable) -> Description:
         degrade=tuple(each for each in inject if isinstance(each, Degrade)),
         jitter=tuple(each for each in inject if isinstance(each, Jitter)),
     )
+    _check_length(described, len(owners), whole.file)
+    return described
+
+
+def _check_length(described: Description, num_stages: int, file: str) -> None:
+    """Refuses times so long that no trace could hold them, even if everything came one after the other, and jittered to the utmost."""
+    costs, links = described.costs, described.link
+    times = [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages) for kind in "FB"]
+    slowest = max(link.time_s(described.size_bytes) for link in ([links] if isinstance(links, Link) else list(links.values()) or [_FREE]))
+    most_s = 2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
+    if not most_s <= LONGEST_S:
+        raise ArgumentError(
+            f"a step must last 285 years at the most, for a trace counts ns, got times that could add up to {most_s:.3g} s ({file}). "
+            "Look at the units, and at bandwidths and factors."
+        )
 
 
 def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
@@ -233,6 +257,11 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     forward = model.quantities("forward", TIME)
     if model.has("input", TIME) or model.has("weight", TIME):
         costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
+        if whole := [key for key in (f"backward_{unit}" for unit in TIME) if key in model]:
+            raise ArgumentError(
+                f"{model.name} must have backward, or its halves input and weight, got {whole[0]} beside these ({model.file}). "
+                "Take the one or the others out."
+            )
     else:
         backward = model.quantities("backward", TIME)
         half = tuple(time / 2 for time in backward) if isinstance(backward, tuple) else backward / 2
@@ -244,7 +273,12 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
                 f"{what} must be one number, or a list of one for each of {num_stages} stages, got {len(times)} (in {model.name} of "
                 f"{model.file}). Add what is missing, or take out what is too much."
             )
-    return costs, round(model.quantity("activation", SIZE, 0))
+    size = model.quantity("activation", SIZE, 0)
+    if 0 < size < 1:
+        raise ArgumentError(
+            f"activation must be 0, or a byte or more, got {size:g} bytes ({model.name} of {model.file}). Look at its unit."
+        )
+    return costs, round(size)
 
 
 def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
@@ -253,7 +287,8 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     heads = model.integer("heads", least=1)
     sequence, sequences = model.integer("sequence_length", least=1), model.integer("microbatch_size", 1, least=1)
     head_size = hidden // heads
-    narrow = model.integer("kv_heads", heads, least=1) * head_size
+    kv_heads = model.integer("kv_heads", heads, least=1)
+    narrow = kv_heads * head_size
     inner = model.integer("intermediate_size", 4 * hidden, least=1)
     widening = 2 if model.truth("gated_mlp", False) else 1
     vocabulary = model.integer("vocab_size", 0)
@@ -262,6 +297,10 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     if hidden % heads:
         raise ArgumentError(
             f"hidden_size must be a multiple of heads, got {hidden} and {heads} ({model.name} of {model.file}). Change one of them."
+        )
+    if heads % kv_heads:
+        raise ArgumentError(
+            f"heads must be a multiple of kv_heads, got {heads} and {kv_heads} ({model.name} of {model.file}). Change one of them."
         )
     linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]  # queries, keys, values, and what comes of them
     linear += [(hidden, inner)] * widening + [(inner, hidden)]
@@ -278,8 +317,9 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
 def _read_link(table: TomlTable, which: str = "") -> Link:
     """Reads latency and bandwidth, of keys that begin with ``which``."""
     bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
-    if bandwidth == 0:
-        raise ArgumentError(f"{which}bandwidth must be above 0, got 0 ({table.name} of {table.file}). Nothing would ever arrive.")
+    if bandwidth * LONGEST_S < 1:
+        got = f"{bandwidth:g} bytes a second" if bandwidth else "0"
+        raise ArgumentError(f"{which}bandwidth must be above 0, got {got} ({table.name} of {table.file}). Nothing would ever arrive.")
     return Link(table.quantity(f"{which}latency", TIME), 1 / bandwidth)
 
 

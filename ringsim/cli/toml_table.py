@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Final
 
+from ringsim.arguments import LONGEST_S
 from ringsim.errors import ArgumentError
 
 __all__ = ["BANDWIDTH", "SIZE", "TIME", "TomlTable"]
@@ -69,15 +70,19 @@ class TomlTable:
             ArgumentError: it is missing, or no such number.
         """
         value = self._take(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self._complain(key, f"a whole number from {least}", value)
+        if value > _LARGEST:
+            raise self._complain(key, f"{_LARGEST:g} or less", value)
         return value
 
     def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
         """Returns a number; see ``integer``."""
         value = self._take(key, default)
-        if not _is_number(value) or not least <= value <= _LARGEST:
+        if not _is_number(value) or not value >= least:
             raise self._complain(key, f"a number from {least:g}", value)
+        if value > _LARGEST:
+            raise self._complain(key, f"{_LARGEST:g} or less", value)
         return float(value)
 
     def truth(self, key: str, default: bool) -> bool:
@@ -118,7 +123,7 @@ class TomlTable:
             ArgumentError: none is there, or two, or it has no unit, or is no number.
         """
         found = self._find_quantity(what, units, default is None)
-        return float(default or 0.0) if found is None else self._measure(*found)
+        return float(default or 0.0) if found is None else self._measure(*found, units)
 
     def quantities(self, what: str, units: Units, default: float | None = None) -> float | tuple[float, ...]:
         """Returns one number for all stages, or one for each where the file has a list; see ``quantity``."""
@@ -127,10 +132,10 @@ class TomlTable:
             return float(default or 0.0)
         key, value, unit = found
         if not isinstance(value, list):
-            return self._measure(key, value, unit)
+            return self._measure(key, value, unit, units)
         if not value:
             raise self._complain(key, "a number, or a list with one for each stage", value)
-        return tuple(self._measure(key, one, unit) for one in value)
+        return tuple(self._measure(key, one, unit, units) for one in value)
 
     def finish(self) -> None:
         """Complains of keys that nobody asked for.
@@ -169,9 +174,13 @@ class TomlTable:
             raise ArgumentError(f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}.")
         return None
 
-    def _measure(self, key: str, value: Any, unit: Fraction) -> float:
-        if not _is_number(value) or not 0 <= value <= _LARGEST:
+    def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
+        if not _is_number(value) or not value >= 0:
             raise self._complain(key, "a number from 0", value)
+        if units is TIME and value * float(unit) > LONGEST_S:
+            raise self._complain(key, "285 years or less, for a trace counts ns", value)
+        if value > _LARGEST:
+            raise self._complain(key, f"{_LARGEST:g} or less", value)
         return float(Fraction(value) * unit)
 
     def _complain(self, key: str, rule: str, value: object, hint: str = "") -> ArgumentError:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
+from ringsim.arguments import say
 from ringsim.errors import ArgumentError
 from ringsim.injections import Degrade, Injection, check_injections
 from ringsim.launch.config import CHECKS, Kind, start_environment
@@ -120,15 +121,14 @@ def trace(
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (_is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
-    if not _is_integer(seed):
-        raise ArgumentError(f"seed must be an integer, got {seed!r}.")
+    check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
             f'inject must hold no Degrade where comm_device is "gpu", got {list(injections)}: a message between GPUs does not wait for a '
             "program that sleeps. Degrade links of Gloo, or simulate."
         )
-    job = replace(pack_call(worker_or_path, args, kwargs or {}, seed), check=check, inject=injections)
+    job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
     return run(job, kind, RunOptions(limit_s=limit_s))
 
 
@@ -155,6 +155,16 @@ def _is_integer(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_seed(seed: object, world_size: int) -> None:
+    """Checks that each rank gets a seed that torch takes.
+
+    Raises:
+        ArgumentError: it is no integer, or has more than 64 bits.
+    """
+    if not _is_integer(seed) or not -(2**63) <= seed <= 2**64 - world_size:  # type: ignore[operator]
+        raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
 
 
 def check_worker(worker: object) -> None:

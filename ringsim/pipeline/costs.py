@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
+from ringsim.arguments import is_list, is_number, say
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.programs import Time
 
 __all__ = ["Costs"]
+
+_KINDS: Final = {"forward": "F", "input": "I", "weight": "W", "backward": "B"}
+_LONGEST: Final = 1e100  # in any unit: a hundred million of them added up are still a number
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,35 @@ class Costs:
     weight: Time | Sequence[Time] = 1
     backward: Time | Sequence[Time] | None = None
     latency: Time = 0
+
+    def check(self, num_stages: int) -> None:
+        """Checks that each stage has one time of each kind.
+
+        Args:
+            num_stages: how many stages there are, over all ranks.
+
+        Raises:
+            ArgumentError: something is no time, or a list has too many or too few.
+
+        Example:
+            >>> Costs(forward=(1, 2), latency=3).check(num_stages=2)
+        """
+        for name in (field.name for field in fields(self)):
+            given = getattr(self, name)
+            if given is None and name == "backward":
+                continue
+            by_stage = is_list(given) and name != "latency"
+            if by_stage and len(given) != num_stages:
+                raise ArgumentError(
+                    f"{name} must have one time for each stage, got {len(given)} for {num_stages}. Pass one number, or one a stage."
+                )
+            for stage, time in enumerate(given if by_stage else [given]):
+                which = f"stage {stage}" if by_stage else "every stage"
+                where = name if name == "latency" else f"{_KINDS[name]} of {which}"
+                if not is_number(time) or time < 0:
+                    raise ArgumentError(f"a time must be a number from 0, got {say(time)} ({where}). Say how long it takes.")
+                if time > _LONGEST:
+                    raise ArgumentError(f"a time must be {_LONGEST:g} or less, got {say(time)} ({where}). Say how long it takes.")
 
     def get_duration(self, action: Action) -> Time:
         """Returns how long a computation takes.

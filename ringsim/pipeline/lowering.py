@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.arguments import check_integer
+from ringsim.errors import ScheduleError
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.dataflow import get_recv, get_send
 from ringsim.pipeline.schedule import Schedule
 
-__all__ = ["lower"]
+__all__ = ["check_ahead", "lower"]
 
 
 def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
@@ -40,7 +41,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
         The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different ranks, and none within a rank.
 
     Raises:
-        ArgumentError: ``ahead`` is negative.
+        ArgumentError: ``ahead`` is no whole number, or negative.
         ScheduleError: something is sent that nobody needs, or needed that nobody sends, or twice.
 
     Example:
@@ -50,13 +51,17 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
         0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
         1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1
     """
-    if ahead < 0:
-        raise ArgumentError(f"ahead must be 0 or more, got {ahead}. Say how many computations before its use a receive is posted.")
+    check_ahead(ahead)
     if schedule.lowered:
         return schedule
     receives = _receives_by_rank(schedule)
     rows = (_lower_row(row, schedule.stage_ranks, receives[rank], ahead) for rank, row in enumerate(schedule.actions))
     return replace(schedule, actions=tuple(map(tuple, rows)))
+
+
+def check_ahead(ahead: int) -> None:
+    """Raises ArgumentError for a receive that would be posted after its use."""
+    check_integer("ahead", ahead, 0, "Say how many computations before its use a receive is posted.")
 
 
 def _lower_row(row: tuple[Action, ...], stage_ranks: tuple[int, ...], receives: list[tuple[int, Action]], ahead: int) -> list[Action]:

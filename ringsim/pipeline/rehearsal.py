@@ -11,10 +11,13 @@ the same function, and the two can be compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Final
 
 import torch
 
+from ringsim.arguments import check_duration, is_integer, say
 from ringsim.computing import compute
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.actions import Action
@@ -62,7 +65,12 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         >>> len(trace.messages), trace.bubble().of_total > 1 / 5
         (8, True)
     """
-    _check(costs, size_bytes=size_bytes, steps=steps)
+    _check(schedule, costs)
+    for name, value, least in (("size_bytes", size_bytes, 0), ("steps", steps, 1)):
+        if not is_integer(value) or value < least:
+            raise ArgumentError(
+                f"{name} must be an integer from {least}, got {say(value)}. Say how large an activation is, and how many steps."
+            )
     ring = current_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
@@ -91,11 +99,15 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
                 each.wait()
 
 
-def _check(costs: Costs, **counts: object) -> None:
+def _check(schedule: Schedule, costs: Costs) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ArgumentError(f"schedule must be a schedule, got {say(schedule)}. Make one: make_schedule('1f1b', 4, 8).")
+    if not isinstance(costs, Costs):
+        raise ArgumentError(f"costs must be Costs, got {say(costs)}. Pass Costs(forward=0.001, backward=0.002).")
+    costs.check(schedule.num_stages)
+    for name in (field.name for field in fields(costs)):
+        given = getattr(costs, name)
+        for time in given if isinstance(given, Sequence) else [given or 0]:
+            check_duration(name, time)
     if costs.latency != 0:
         raise ArgumentError(f"latency must be 0, got {costs.latency}: messages take what they take. Leave it out.")
-    for (name, value), least in zip(counts.items(), (0, 1), strict=True):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ArgumentError(
-                f"{name} must be an integer from {least}, got {value!r}. Say how large an activation is, and how many steps."
-            )

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ringsim import __version__
+from ringsim.arguments import check_duration, say
 from ringsim.charging import check_costs
 from ringsim.errors import ArgumentError, RingError
 from ringsim.injections import Injection, check_injections
-from ringsim.launch.api import check_worker
+from ringsim.launch.api import check_seed, check_worker
 from ringsim.launch.job import pack_call
-from ringsim.link import Link
-from ringsim.simulator.carriers import check_links
+from ringsim.link import Link, check_links
 from ringsim.simulator.run import Run, Settings
 from ringsim.simulator.semantics import read_semantics
 from ringsim.state import get_state
@@ -94,18 +94,21 @@ def simulate(
         raise RingError("simulate must be called outside of simulated ranks, got a call from one. Simulate one after the other.")
     if not _is_integer(world_size) or not 1 <= world_size <= _WORLD_SIZE_MAX:
         raise ArgumentError(
-            f"world_size must be an integer from 1 to {_WORLD_SIZE_MAX:,}, got {world_size!r}. Say how many ranks there are."
+            f"world_size must be an integer from 1 to {_WORLD_SIZE_MAX:,}, got {say(world_size)}. Say how many ranks there are."
         )
-    if not _is_integer(seed):
-        raise ArgumentError(f"seed must be an integer, got {seed!r}.")
+    check_seed(seed, world_size)
+    if not isinstance(record, bool):
+        raise ArgumentError(f"record must be True or False, got {say(record)}. Say whether to record the operations.")
     when = read_semantics(semantics)
     if link is not None:
-        check_links(link)
-    measures = compute == "measured"
+        check_links(link, world_size)
+        for each in [link] if isinstance(link, Link) else link.values():
+            check_duration("alpha_s of link", each.alpha_s)
+    measures = isinstance(compute, str) and compute == "measured"
     costs = None if measures else compute
     check_costs(costs)
     injections = check_injections(inject, world_size)
-    packed = pack_call(worker, args, kwargs or {}, seed).call
+    packed = pack_call(worker, args, kwargs, seed).call
     assert packed is not None
 
     def call() -> Any:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from ringsim.errors import ArgumentError
-from ringsim.link import Link, check_link
+from ringsim.link import Link, check_links
 
-__all__ = ["Agenda", "Arrived", "Carrier", "Line", "PrivateLinks", "check_links", "degraded"]
+__all__ = ["Agenda", "Arrived", "Carrier", "Line", "PrivateLinks", "degraded"]
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
@@ -161,22 +161,6 @@ class PrivateLinks:
                 )
             link = found
         return degraded(link, self._slower.get((src, dst), 1.0))
-
-
-def check_links(link: object) -> None:
-    """Checks that an argument is a link, or a table of links.
-
-    Args:
-        link: what was passed.
-
-    Raises:
-        ArgumentError: it is neither.
-    """
-    if isinstance(link, Mapping):
-        for pair, value in link.items():
-            check_link(f"link[{pair!r}]", value)
-    else:
-        check_link("link", link)
 
 
 def degraded(link: Link, factor: float) -> Link:

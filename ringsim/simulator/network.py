@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ringsim.arguments import say
 from ringsim.errors import ArgumentError
 from ringsim.injections import Degrade, Injection, degraded_by
 from ringsim.link import Link
@@ -46,6 +47,6 @@ def make_carrier(
     if isinstance(topology, OneMachine):
         return SharedCores(topology.link, slower, topology.cores)
     assert topology is not None
-    if not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
-        raise ArgumentError(f"topology must have the methods check and route, got {topology!r}. Take one of ringsim.topologies.")
+    if isinstance(topology, type) or not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
+        raise ArgumentError(f"topology must have the methods check and route, got {say(topology)}. Take one of ringsim.topologies.")
     return SharedLinks(agenda, topology, world_size, slower)

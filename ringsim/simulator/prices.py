@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringsim.arguments import is_integer, is_list, say
 from ringsim.errors import ArgumentError
-from ringsim.link import Link
-from ringsim.pipeline.actions import Action
+from ringsim.link import Link, check_links
 from ringsim.pipeline.costs import Costs
 from ringsim.simulator.operations import KIND_LETTERS
 from ringsim.traces.events import Ints
@@ -76,9 +76,13 @@ def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, si
         >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
         ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])
     """
+    costs.check(len(stage_ranks))
+    if link is not None:
+        check_links(link)
     if link is not None and costs.latency != 0:
         raise ArgumentError(f"latency must be 0 where link is given, got {costs.latency}. Say it once: as the link's alpha_s.")
-    times = {kind: _list_times(costs, name, kind, len(stage_ranks)) for kind, name in _FIELDS.items() if getattr(costs, name) is not None}
+    by_kind = {kind: getattr(costs, name) for kind, name in _FIELDS.items()}
+    times = {kind: _list_times(time, len(stage_ranks)) for kind, time in by_kind.items() if time is not None}
     exact = any(isinstance(time, Fraction) for row in (*times.values(), [costs.latency]) for time in row)
     dtype: Any = object if exact else np.float64
     duration = np.zeros((len(KIND_LETTERS), len(stage_ranks)), dtype=dtype)
@@ -92,7 +96,7 @@ def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, si
     met = np.flatnonzero(owner[1:] != owner[:-1])  # the boundaries between ranks
     for direction, (source, stage) in enumerate(((met, met + 1), (met + 1, met))):
         if link is None:
-            latency[direction, stage] = _check_time(costs.latency, "latency")
+            latency[direction, stage] = costs.latency
         elif isinstance(link, Link):
             occupancy[direction, stage], latency[direction, stage] = sizes[met] * link.beta_s_per_byte, link.alpha_s
         else:
@@ -120,24 +124,21 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
     Raises:
         ArgumentError: a size breaks its rule, or there are too many or too few.
     """
-    sizes = [size_bytes] * max(num_stages - 1, 0) if isinstance(size_bytes, int | np.integer) else list(size_bytes)
+    given: Any = [size_bytes] * max(num_stages - 1, 0) if is_integer(size_bytes) else size_bytes
+    if not (is_list(given) or isinstance(given, np.ndarray)):
+        raise ArgumentError(f"size_bytes must be an integer, or a list of them, got {say(given)}. Say how many bytes a stage hands on.")
+    sizes = list(given)
     if len(sizes) != num_stages - 1:
         raise ArgumentError(f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got {len(sizes)}. Count them.")
     if not all(_is_size(size) for size in sizes):
-        raise ArgumentError(f"size_bytes must be from 0 to 2**53, got {size_bytes!r}. Say how many bytes a stage hands on.")
+        raise ArgumentError(f"size_bytes must be from 0 to 2**53, got {say(size_bytes)}. Say how many bytes a stage hands on.")
     if any(sizes) and not has_link:
-        raise ArgumentError(f"size_bytes must be left out where no link is given, got {size_bytes!r}. Add link=Link(...), or take it out.")
+        raise ArgumentError(f"size_bytes must be left out where no link is given, got {say(size_bytes)}. Add link=Link(...).")
     return [int(size) for size in sizes]
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(0 <= size <= _MOST_BYTES)
-
-
-def _check_time(time: Any, what: str) -> Any:
-    if isinstance(time, bool) or not isinstance(time, int | float | Fraction | np.number) or not 0 <= time < np.inf:
-        raise ArgumentError(f"a time must be a number from 0, got {time!r} ({what}). Say how long it takes.")
-    return time
+    return is_integer(size) and bool(0 <= size <= _MOST_BYTES)
 
 
 def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> Link:
@@ -148,9 +149,6 @@ def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> 
     return link[source, rank]
 
 
-def _list_times(costs: Costs, name: str, kind: str, num_stages: int) -> list[Any]:
-    """Returns the time of a kind of computation for each stage."""
-    given = getattr(costs, name)
-    if not isinstance(given, Sequence):
-        return [_check_time(given, f"{kind} of every stage")] * num_stages
-    return [_check_time(costs.get_duration(Action(stage, kind, 0)), f"{kind} of stage {stage}") for stage in range(num_stages)]
+def _list_times(given: Any, num_stages: int) -> list[Any]:
+    """Returns a time for each stage."""
+    return list(given) if isinstance(given, Sequence) else [given] * num_stages

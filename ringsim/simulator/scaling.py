@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ringsim.arguments import check_integer, is_integer, say
 from ringsim.calibration import calibrate
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
@@ -23,7 +24,7 @@ from ringsim.simulator.schedule_api import simulate_schedule
 from ringsim.simulator.schedule_run import ScheduleRun
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, check_trace
 
 __all__ = ["scale"]
 
@@ -55,7 +56,11 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
         >>> run.num_ranks, run.num_microbatches, run.makespan > 107 * 0.003
         (100, 8, True)
     """
-    _check_world_size(world_size)
+    check_trace("trace", trace)
+    if not is_integer(world_size) or world_size < 2:
+        raise ArgumentError(f"world_size must be an integer from 2, got {say(world_size)}. Say how many ranks to predict.")
+    if num_microbatches is not None:
+        check_integer("num_microbatches", num_microbatches, 1, "Say how many to predict, or leave it out for as many as were recorded.")
     if count_steps(trace.events) == 0:
         raise ArgumentError(
             "trace must have a step of a pipeline, got one without. Record ranks that call train_step_pipeline or rehearse."
@@ -85,16 +90,11 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
         known.name,
         costs,
         num_ranks=world_size,
-        num_microbatches=num_microbatches or known.num_microbatches,
+        num_microbatches=known.num_microbatches if num_microbatches is None else num_microbatches,
         num_chunks=known.num_chunks,
         link=link,
         size_bytes=size_bytes,
     )
-
-
-def _check_world_size(value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 2:
-        raise ArgumentError(f"world_size must be an integer from 2, got {value!r}. Say how many ranks to predict.")
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:

@@ -9,22 +9,24 @@ from typing import Any, Final, overload
 import numpy as np
 
 from ringsim import __version__
+from ringsim.arguments import is_list, is_one_of, say
 from ringsim.errors import ArgumentError, Deadlock, ScheduleError
 from ringsim.link import Link
 from ringsim.pipeline import closed_forms
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.lowering import lower
+from ringsim.pipeline.lowering import check_ahead, lower
 from ringsim.pipeline.programs import SEMANTICS, Semantics, Time
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import make_schedule
+from ringsim.pipeline.schedules.arguments import check_size
 from ringsim.simulator.compiled import sweep_compiled, work_through_compiled
 from ringsim.simulator.level_order import find_levels
 from ringsim.simulator.linear_operations import Linear
 from ringsim.simulator.operations import Operations
 from ringsim.simulator.prices import Links, Prices, Sizes, make_prices, spread_sizes
-from ringsim.simulator.schedule_operations import check_ahead, read_schedule
+from ringsim.simulator.schedule_operations import read_schedule
 from ringsim.simulator.schedule_run import ScheduleRun, Setting
 from ringsim.simulator.wavefront import sweep
 from ringsim.simulator.what_if import WhatIfs, time_variants
@@ -111,13 +113,20 @@ def simulate_schedule(
     Source:
         F. Baccelli et al., Synchronization and Linearity, 1992: the longest path as a recurrence of maxima and sums.
     """
-    if semantics not in SEMANTICS:
-        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of these.")
+    if not is_one_of(semantics, SEMANTICS):
+        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of these.")
+    if type(compiled) is not bool:
+        raise ArgumentError(f"compiled must be True or False, got {say(compiled)}. Say whether to run machine code.")
+    check_ahead(ahead)
     source = _find_source(schedule, num_ranks, num_microbatches, num_chunks, ahead)
     stage_ranks = tuple(range(source.num_ranks)) if isinstance(source, Linear) else source.stage_ranks
     rendezvous = semantics == "rendezvous"
+    if isinstance(source, Linear):
+        ahead = min(ahead, 2 * source.num_microbatches)  # as many computations has a rank: sooner than at once is at once
     if costs is not None and not isinstance(costs, Costs):
-        links = list(link) if isinstance(link, Sequence) else [link] * len(costs)
+        if not is_list(costs) or not all(type(each) is Costs for each in costs):
+            raise ArgumentError(f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, backward=2).")
+        links: list[Any] = list(link) if isinstance(link, Sequence) and is_list(link) else [link] * len(costs)
         if len(links) != len(costs) or not links:
             raise ArgumentError(
                 f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give one link, or one each."
@@ -128,19 +137,20 @@ def simulate_schedule(
             raise _deadlock(schedule, semantics, ahead)
         makespan = time_variants(levels, variants, rendezvous=rendezvous, ahead=ahead, compiled=compiled)
         return WhatIfs(source.name, makespan, np.stack([_busy(source, prices).astype(np.float64) for prices in variants]))
-    if isinstance(link, Sequence):
+    if isinstance(link, Sequence) and is_list(link):
         raise ArgumentError(f"link must be one where costs are one, got {len(link)} links. Give as many costs, in a list.")
     costs = costs or Costs()
-    prices = make_prices(stage_ranks, costs, link, size_bytes)
+    one: Any = link  # a Link or a table of them: make_prices refuses what is neither
+    prices = make_prices(stage_ranks, costs, one, size_bytes)
     makespan_s = _find_makespan(source, prices, rendezvous=rendezvous, ahead=ahead, compiled=compiled)
     if makespan_s is None:
         raise _deadlock(schedule, semantics, ahead)
     sizes = spread_sizes(size_bytes, len(stage_ranks), has_link=True) if link is not None else None
-    metadata = _metadata(source, costs, link, sizes, semantics, ahead)
+    metadata = _metadata(source, costs, one, sizes, semantics, ahead)
     closed_form = None
     if isinstance(schedule, str):
         closed_form = _closed_form(
-            closed_forms.Step(schedule, source.num_ranks, source.num_microbatches, num_chunks), costs, link, sizes, semantics, ahead
+            closed_forms.Step(schedule, source.num_ranks, source.num_microbatches, num_chunks), costs, one, sizes, semantics, ahead
         )
     return ScheduleRun(
         name=source.name,
@@ -163,15 +173,14 @@ def _find_source(
         for name, value in given.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name} must be left out, got {value}: the schedule says it. Take it out, or give the schedule's name."
+                    f"{name} must be left out, got {say(value)}: the schedule says it. Take it out, or give the schedule's name."
                 )
         return read_schedule(schedule, ahead)
     if num_ranks is None or num_microbatches is None:
         missing = "num_ranks" if num_ranks is None else "num_microbatches"
-        raise ArgumentError(f"{missing} must be given with a schedule's name, got none ({schedule!r}). Say how many.")
-    if schedule in _LINEAR:
-        closed_forms.Step(schedule, num_ranks, num_microbatches, num_chunks)  # checks them
-        check_ahead(ahead)
+        raise ArgumentError(f"{missing} must be given with a schedule's name, got none ({say(schedule)}). Say how many.")
+    if is_one_of(schedule, tuple(_LINEAR)):
+        check_size(num_ranks, num_microbatches, closed_forms.Step(schedule, num_ranks, num_microbatches, num_chunks).stages_a_rank)
         return Linear(_LINEAR[schedule], num_ranks, num_microbatches)
     return read_schedule(make_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead)
 
@@ -222,9 +231,9 @@ def _closed_form(
     step: closed_forms.Step, costs: Costs, link: Links | None, sizes: list[int] | None, semantics: Semantics, ahead: int
 ) -> Time | None:
     """Returns the makespan by formula, None where none is known: they are for stages, messages and links that are all alike."""
-    latency: Time = costs.latency
+    latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
-        if link is not None:
+        if link is not None and step.num_ranks > 1:  # one rank sends nothing
             if not isinstance(link, Link) or len(set(sizes or [0])) > 1:
                 return None
             occupancy = (sizes or [0])[0] * link.beta_s_per_byte

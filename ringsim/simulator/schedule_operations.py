@@ -10,15 +10,15 @@ from typing import Final
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ScheduleError
 from ringsim.pipeline.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action
-from ringsim.pipeline.lowering import lower
+from ringsim.pipeline.lowering import check_ahead, lower
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.well_formed import check_messages, check_order, check_places
 from ringsim.simulator.operations import Operations
 from ringsim.traces.events import Ints
 
-__all__ = ["check_ahead", "read_schedule"]
+__all__ = ["read_schedule"]
 
 _CODES: Final = {kind: code for code, kind in enumerate((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}
 _F, _B, _I, _W, _SEND_F, _SEND_B, _RECV_F, _RECV_B = range(8)
@@ -42,7 +42,7 @@ def read_schedule(schedule: Schedule, ahead: int = 1) -> Operations:
 
     Raises:
         ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
-        ArgumentError: ``ahead`` is negative.
+        ArgumentError: ``ahead`` is no whole number, or negative.
 
     Example:
         >>> from ringsim.pipeline.schedules import one_f_one_b
@@ -54,16 +54,10 @@ def read_schedule(schedule: Schedule, ahead: int = 1) -> Operations:
     """
     check_ahead(ahead)
     try:
-        return _Reader(schedule).read(ahead)
+        return _Reader(schedule).read(min(ahead, max(map(len, schedule.actions), default=0)))  # sooner than at once is at once
     except (_Broken, KeyError):
         _refuse(schedule)
         raise
-
-
-def check_ahead(ahead: int) -> None:
-    """Raises ArgumentError for a receive that would be posted after its use."""
-    if ahead < 0:
-        raise ArgumentError(f"ahead must be 0 or more, got {ahead}. Say how many computations before its use a receive is posted.")
 
 
 def _refuse(schedule: Schedule) -> None:

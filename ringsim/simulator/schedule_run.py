@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringsim.arguments import check_integer, is_number, say
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.programs import Time
 from ringsim.simulator.compiled import work_through_compiled
@@ -17,7 +18,7 @@ from ringsim.simulator.level_order import Levels, find_levels
 from ringsim.simulator.linear_operations import Linear
 from ringsim.simulator.operations import Operations
 from ringsim.simulator.prices import Prices
-from ringsim.simulator.schedule_trace import make_trace
+from ringsim.simulator.schedule_trace import check_between, check_ranks, make_trace
 from ringsim.simulator.sensitivity import Lever, Sensitivity, improve, list_levers
 from ringsim.simulator.wavefront import sweep
 from ringsim.simulator.what_if import time_variants
@@ -188,13 +189,12 @@ class ScheduleRun:
         Raises:
             ArgumentError: ``by`` or ``most`` breaks its rule.
         """
-        if not 0 < by < 1:
-            raise ArgumentError(f"by must be above 0 and below 1, got {by}. 0.1 makes each thing 10 % faster.")
-        if most < 1:
-            raise ArgumentError(f"most must be 1 or more, got {most}. Say how many things to try.")
+        if not is_number(by) or not 0 < by < 1:
+            raise ArgumentError(f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster.")
+        check_integer("most", most, 1, "Say how many things to try.")
         setting, operations = self.setting, self.operations
         spent = dict(list(list_levers(self.critical_path, setting.prices).items())[:most])
-        variants = [improve(what, by, operations, setting.prices) for what in spent]
+        variants = [improve(what, float(by), operations, setting.prices) for what in spent]
         levers: list[Lever] = []
         if variants:
             source = setting.source if isinstance(setting.source, Linear) else self._levels
@@ -214,7 +214,7 @@ class ScheduleRun:
             The trace, which says in its metadata what was simulated; of a part, the step is called so.
 
         Raises:
-            ArgumentError: there is no such rank, or the part has more events than a trace can hold.
+            ArgumentError: there is no such rank or time, or the part has more events, or takes longer, than a trace can hold.
 
         Example:
             >>> from ringsim.simulator.schedule_api import simulate_schedule
@@ -222,7 +222,8 @@ class ScheduleRun:
             >>> trace.makespan_s, len(trace.messages), trace.bubble().of_total
             (9.0, 4, 0.3333333333333333)
         """
-        chosen = None if ranks is None else list(ranks)
+        chosen = None if ranks is None else check_ranks(ranks, self.num_ranks)
+        check_between(between)
         setting = self.setting
         metadata = dict(setting.metadata)
         parts = [f"only ranks {', '.join(map(str, chosen))}"] if chosen is not None else []

@@ -5,11 +5,12 @@ A step of a thousand ranks has fifty million events, so a trace can be asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from ringsim.arguments import LONGEST_S, is_integer, is_number, say
 from ringsim.errors import ArgumentError
 from ringsim.simulator.operations import FORWARD, Operations
 from ringsim.simulator.prices import Prices
@@ -17,7 +18,7 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, 
 from ringsim.traces.stages import KINDS, STEP
 from ringsim.traces.value import Trace
 
-__all__ = ["make_trace"]
+__all__ = ["check_between", "check_ranks", "make_trace"]
 
 _WORLD: Final = "world"
 _NS: Final = 1e9
@@ -33,7 +34,7 @@ def make_trace(
     rendezvous: bool,
     sizes: list[int] | None,
     metadata: dict[str, Any],
-    ranks: Iterable[int] | None = None,
+    ranks: Sequence[int] | None = None,
     between: tuple[float, float] | None = None,
 ) -> Trace:
     """Writes down what the ranks of a simulated step did; a unit of the costs is a second.
@@ -53,9 +54,14 @@ def make_trace(
         The trace. Messages are in it where both ranks are.
 
     Raises:
-        ArgumentError: there is no such rank, or there are more events than a trace can hold.
+        ArgumentError: there are more events, or the step takes longer, than a trace can hold.
     """
     wanted = _pick_ranks(operations.num_ranks, ranks)
+    if len(ends) and ends.max() > LONGEST_S:
+        raise ArgumentError(
+            f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got {float(ends.max()):g}: a unit is a second there, and "
+            "285 years are what fits. Give the costs in seconds."
+        )
     from_s, until_s = between or (-np.inf, np.inf)
     # Only what belongs to the ranks is worked out: they may be few of many.
     near = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
@@ -101,15 +107,49 @@ def make_trace(
     return Trace(make_events({name: column[order] for name, column in joined.items()}, tables), metadata)
 
 
-def _pick_ranks(num_ranks: int, ranks: Iterable[int] | None) -> Ints:
+def check_ranks(ranks: Iterable[int], num_ranks: int) -> list[int]:
+    """Returns the ranks whose events are asked for, checked.
+
+    Args:
+        ranks: some ranks.
+        num_ranks: how many there are.
+
+    Raises:
+        ArgumentError: they are no ranks, or there is no such one.
+
+    Example:
+        >>> check_ranks(range(2), num_ranks=4)
+        [0, 1]
+    """
+    try:
+        chosen = list(ranks)
+    except TypeError:
+        raise ArgumentError(f"ranks must be a list of them, got {say(ranks)}. Write ranks=[0].") from None
+    for rank in chosen:
+        if not is_integer(rank) or not 0 <= rank < num_ranks:
+            raise ArgumentError(f"ranks must be from 0 to {num_ranks - 1}, got {say(rank)}. Name those to look at.")
+    return chosen
+
+
+def check_between(between: object) -> None:
+    """Checks that an argument is two times, or None.
+
+    Args:
+        between: what was passed.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    times = between if isinstance(between, tuple | list) and len(between) == 2 else [None]
+    known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
+    if between is not None and not known:
+        raise ArgumentError(f"between must be two times, from and until, got {say(between)}. Write between=(0, 10).")
+
+
+def _pick_ranks(num_ranks: int, ranks: Sequence[int] | None) -> Ints:
     """Returns a mask of the ranks."""
-    if ranks is None:
-        return np.ones(num_ranks, dtype=bool)
-    wanted = np.zeros(num_ranks, dtype=bool)
-    for rank in ranks:
-        if not 0 <= rank < num_ranks:
-            raise ArgumentError(f"ranks must be from 0 to {num_ranks - 1}, got {rank}. Name those to look at.")
-        wanted[rank] = True
+    wanted = np.full(num_ranks, ranks is None)
+    wanted[list(ranks or ())] = True
     return wanted
 
 

@@ -13,6 +13,7 @@ import re
 import sys
 from typing import Final, NamedTuple
 
+from ringsim.arguments import say
 from ringsim.errors import ArgumentError
 
 __all__ = ["Semantics", "read_semantics"]
@@ -48,7 +49,7 @@ def read_semantics(name: object) -> Semantics:
     found = _BUFFERED.fullmatch(name) if isinstance(name, str) else None
     if found is not None:
         return Semantics(min(int(found[1] or sys.maxsize), sys.maxsize), in_order=False)  # no message is larger
-    if name not in ("rendezvous", "grouped"):
+    if not isinstance(name, str) or name not in ("rendezvous", "grouped"):
         known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
-        raise ArgumentError(f"semantics must be {known}, got {name!r}. Take one of these.")
+        raise ArgumentError(f"semantics must be {known}, got {say(name)}. Take one of these.")
     return Semantics(-1, in_order=name == "grouped")

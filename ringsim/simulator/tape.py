@@ -16,6 +16,7 @@ import torch
 from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, Events, Group, Payload, Tables, make_events
 from ringsim.traces.hot_path import label_in_force, meaning
+from ringsim.traces.tables import readable
 
 __all__ = ["Kind", "Tape"]
 
@@ -211,7 +212,9 @@ class Tape:
         for name in ("post", "wait", "done"):
             seconds = records[f"{name}_s"]
             columns[f"{name}_ns"] = np.where(seconds < 0, NONE, np.rint(seconds * 1e9)).astype(np.int64)
-        tables = Tables(tuple(self._groups), tuple(self._payloads), tuple(self._labels), tuple(self._files))
+        # Names as a trace of real ranks has them, which is read from files: what no reader can take is written out.
+        groups = tuple(group._replace(name=readable(group.name)) for group in self._groups)
+        tables = Tables(groups, tuple(self._payloads), tuple(map(readable, self._labels)), tuple(self._files))
         return make_events({**columns, "status": status}, tables)
 
 

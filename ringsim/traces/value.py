@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringsim.arguments import say
+from ringsim.errors import ArgumentError
 from ringsim.traces import frames, summary
 from ringsim.traces.events import COLUMN_DTYPES, Events
 from ringsim.traces.matching import Messages, Unmatched, describe_unmatched, match
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ringsim.traces.bubbles import Bubble
     from ringsim.traces.live_activations import PeakActivations
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "check_trace"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,3 +225,17 @@ class Trace:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gives Jupyter the pictures with a text beside them, or the text alone where there is no matplotlib."""
         return bundle(self, self.summary(), "png", self.describe())
+
+
+def check_trace(name: str, value: object) -> None:
+    """Checks that an argument is a trace.
+
+    Args:
+        name: of the argument.
+        value: what was passed.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if not isinstance(value, Trace):
+        raise ArgumentError(f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or load returns.")

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ringsim.arguments import is_integer, is_one_of, say
 from ringsim.errors import ScheduleError
 from ringsim.pipeline.schedule import Schedule
+from ringsim.pipeline.schedules.arguments import check_size
 from ringsim.pipeline.schedules.linear import gpipe, one_f_one_b
 from ringsim.pipeline.schedules.looped import interleaved_1f1b, looped_bfs
 from ringsim.pipeline.schedules.vee import dualpipe_v, zb_v
@@ -66,7 +68,7 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: 
         The schedule, without sends and recvs: ``lower`` puts them in.
 
     Raises:
-        ArgumentError: a count is less than 1.
+        ArgumentError: a count is less than 1, or the step would have more than 100 million forward passes.
         ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
 
     Example:
@@ -76,6 +78,7 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: 
         (0, 1, 0, 1, 0, 1)
     """
     chunks = find_num_chunks(name, num_chunks)
+    check_size(num_ranks, num_microbatches, chunks)
     if name in _OF_CHUNKS:
         return _OF_CHUNKS[name](num_ranks, num_microbatches, chunks)
     return _OF_RANKS[name][0](num_ranks, num_microbatches)
@@ -98,11 +101,11 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
         >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)
         (1, 2, 3)
     """
+    if not is_one_of(name, SCHEDULE_NAMES):
+        raise ScheduleError(f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}. Take one of these names.")
     if name in _OF_CHUNKS:
         return 2 if num_chunks is None else num_chunks
-    if name not in _OF_RANKS:
-        raise ScheduleError(f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {name!r}. Take one of these names.")
-    chunks = _OF_RANKS[name][1]
-    if num_chunks not in (None, chunks):
-        raise ScheduleError(f"num_chunks of {name} must be {chunks}, got {num_chunks}. Leave it out, or take {' or '.join(_OF_CHUNKS)}.")
+    chunks, others = _OF_RANKS[name][1], " or ".join(_OF_CHUNKS)
+    if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
+        raise ScheduleError(f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Leave it out, or take {others}.")
     return chunks

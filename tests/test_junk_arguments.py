@@ -1,0 +1,183 @@
+"""Whatever somebody passes for an argument: the function does its work, or says which argument breaks which rule, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import RingError
+from ringsim.pipeline import Costs, make_schedule, rehearse
+from ringsim.topologies import FullBisection, Hosts, OneMachine, RingLinks
+
+LINK = ringsim.Link(1e-5, 1e-9)
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, -1, 3, 2**70, 10**20, 10**400, 0.0, 0.5, 1.5, -1.0, 1e10, 1e30, 1e300, float("nan"), float("inf"),
+    "", "x", "measured", "1f1b", "zb_h1", b"x", [], [1], [1, 2], ["x"], (), (0, 1), (1.0,), {}, {"a": LINK}, {(0, 1): 3}, {(7, 9): LINK},
+    {(0, 1): LINK, (1, 0): LINK}, {1}, object, object(), len, Fraction(1, 3), Decimal(1), 1j, np.zeros(3), np.array([]), np.int64(2),
+    np.float32(0.5), np.True_, torch.zeros(2), torch.tensor(1), LINK, [LINK], ringsim.Link, Costs(), [Costs()],
+    [Costs(), 3], Costs(forward="x"), Costs(forward=[1, 2, 3, 400]), Costs(1e10, 1e10, 1e10), RingLinks,
+    RingLinks(LINK), ringsim.Slow(0, 2), [ringsim.Slow(5, 2)],
+    [ringsim.Jitter(0.5, 1)], make_schedule("gpipe", 2, 2), make_schedule("gpipe", 3, 2), range(2), ringsim.FlopCosts(1e9),
+]  # fmt: skip
+
+
+def work() -> None:
+    ringsim.compute(0.001)
+    dist.barrier()
+
+
+def simulated(**arguments: Any) -> Any:
+    return ringsim.simulate(**{"worker": work, "world_size": 2, "link": LINK, **arguments})
+
+
+def rehearsed(**arguments: Any) -> Any:
+    kwargs = {"schedule": make_schedule("gpipe", 2, 2), "costs": Costs(1.0, 1.0, 1.0), "size_bytes": 8, **arguments}
+    return ringsim.simulate(rehearse, world_size=2, link=LINK, kwargs=kwargs)
+
+
+def scheduled(**arguments: Any) -> Any:
+    return ringsim.simulate_schedule(**{"schedule": "1f1b", "num_ranks": 2, "num_microbatches": 2, "link": LINK, **arguments})
+
+
+def scheduled_without_link(**arguments: Any) -> Any:
+    return ringsim.simulate_schedule(**{"schedule": "zb_h1", "num_ranks": 20, "num_microbatches": 20, **arguments})
+
+
+RUN = ringsim.simulate_schedule("1f1b", num_ranks=2, num_microbatches=2)
+TRACE = RUN.trace()
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "simulate": (
+        simulated,
+        ("worker", "world_size", "args", "kwargs", "link", "semantics", "compute", "topology", "seed", "inject", "record"),
+    ),
+    "rehearse": (rehearsed, ("schedule", "costs", "size_bytes", "ahead")),
+    "simulate_schedule": (
+        scheduled,
+        ("schedule", "costs", "num_ranks", "num_microbatches", "num_chunks", "link", "size_bytes", "semantics", "ahead"),
+    ),
+    "simulate_schedule, written out": (
+        scheduled_without_link,
+        ("costs", "num_ranks", "num_microbatches", "num_chunks", "link", "size_bytes", "semantics", "ahead"),
+    ),
+    "sensitivity": (RUN.sensitivity, ("by", "most")),
+    "trace of a schedule": (RUN.trace, ("ranks", "between")),
+    "calibrate": (lambda trace: ringsim.calibrate(trace), ("trace",)),
+    "compare": (partial(ringsim.compare, real=TRACE, virtual=TRACE), ("real", "virtual")),
+    "scale": (partial(ringsim.scale, trace=TRACE, world_size=4), ("trace", "world_size", "num_microbatches")),
+    "make_schedule": (
+        partial(make_schedule, name="looped_bfs", num_ranks=2, num_microbatches=2),
+        ("name", "num_ranks", "num_microbatches", "num_chunks"),
+    ),
+    "Link": (
+        partial(ringsim.Link, alpha_s=0.0, beta_s_per_byte=0.0),
+        ("alpha_s", "beta_s_per_byte", "alpha_error_s", "beta_error_s_per_byte"),
+    ),
+    "Slow": (partial(ringsim.Slow, rank=0, factor=2), ("rank", "factor")),
+    "Degrade": (partial(ringsim.Degrade, src=0, dst=1, factor=2), ("src", "dst", "factor")),
+    "Fail": (partial(ringsim.Fail, rank=0, at_op=0), ("rank", "at_op")),
+    "Jitter": (partial(ringsim.Jitter, fraction=0.5), ("fraction", "seed")),
+    "FlopCosts": (ringsim.FlopCosts, ("flops_per_s",)),
+    "RingLinks": (RingLinks, ("link",)),
+    "FullBisection": (FullBisection, ("link",)),
+    "Hosts": (partial(Hosts, ranks_per_host=2, inner=LINK, outer=LINK), ("ranks_per_host", "inner", "outer")),
+    "OneMachine": (partial(OneMachine, link=LINK, cores=2), ("link", "cores")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_argument_that_is_junk(name: str) -> None:
+    """Every value for every argument: many once ended in a TypeError of whatever line met it first."""
+    function, names = FUNCTIONS[name]
+    for argument in names:
+        for value in VALUES:
+            check(function, {argument: value})
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_several_arguments_that_are_junk(data: st.DataObject) -> None:
+    function, names = FUNCTIONS[data.draw(st.sampled_from(sorted(FUNCTIONS)))]
+    check(function, data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(VALUES), min_size=1)))
+
+
+def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Calls a function, which must give a result or one of ringsim's errors."""
+    try:
+        function(**arguments)
+    except RingError:
+        return
+    except Exception as error:
+        raise AssertionError(f"{arguments} ended in {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("simulate", {"link": {"a": LINK}}, "the keys of link must be pairs of ranks from 0 to 1, got 'a'"),
+        ("simulate", {"link": {(7, 9): LINK}}, r"the keys of link must be pairs of ranks from 0 to 1, got \(7, 9\)"),
+        ("simulate", {"link": None, "topology": RingLinks}, "topology must have the methods check and route, got <class"),
+        ("simulate", {"compute": np.zeros(3)}, "compute must be a table of costs"),
+        ("simulate", {"link": ringsim.Link(1e12, 0)}, r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000.0"),
+        ("simulate", {"args": 3}, "args must be a tuple of the worker's arguments, got 3"),
+        ("simulate", {"seed": 2**70}, r"seed must be an integer from -2\*\*63 to"),
+        ("simulate_schedule", {"costs": Costs(forward=[1, 2, 3, 400])}, "forward must have one time for each stage, got 4 for 2"),
+        ("simulate_schedule", {"link": "x"}, "link must be a Link, got 'x'"),
+        ("simulate_schedule", {"link": {(0, 1): 3}}, r"link\[\(0, 1\)\] must be a Link, got 3"),
+        ("simulate_schedule", {"ahead": 1.5}, "ahead must be an integer from 0, got 1.5"),
+        ("simulate_schedule", {"num_ranks": True}, "num_ranks must be an integer from 1, got True"),
+        (
+            "simulate_schedule",
+            {"num_ranks": 10**20},
+            "num_ranks and num_microbatches must make a step of 100,000,000 forward passes or fewer",
+        ),
+        ("simulate_schedule", {"size_bytes": 1.5}, "size_bytes must be an integer, or a list of them, got 1.5"),
+        ("simulate_schedule", {"costs": [Costs(), 3]}, "costs must be Costs, or a list of them, got"),
+        ("simulate_schedule", {"costs": Costs(forward=10**400)}, "a time must be a number from 0, got 1000"),
+        ("rehearse", {"costs": Costs(forward=[1, 2, 3, 400])}, "forward must have one time for each stage, got 4 for 2"),
+        ("rehearse", {"costs": Costs(1.0, 1e10)}, "input must be from 0 to 9e.09 s, got 10000000000.0"),
+        ("sensitivity", {"by": "x"}, "by must be above 0 and below 1, got 'x'"),
+        ("trace of a schedule", {"ranks": "x"}, "ranks must be from 0 to 1, got 'x'"),
+        ("calibrate", {"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got"),
+        ("compare", {"real": "x"}, "real must be a Trace, got 'x'"),
+        ("scale", {"num_microbatches": 0}, "num_microbatches must be 1 or more, got 0"),
+        ("scale", {"num_microbatches": "3"}, "num_microbatches must be an integer from 1, got '3'"),
+    ],
+)
+def test_what_is_told(name: str, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(RingError, match=told):
+        FUNCTIONS[name][0](**arguments)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("num_ranks", [2, 20])
+def test_receives_that_are_posted_as_early_as_there_is(schedule: str, num_ranks: int) -> None:
+    """Sooner than at the start of the step is at the start, however many computations that is."""
+    costs = Costs(latency=3)
+    step, most = (
+        ringsim.simulate_schedule(schedule, costs, num_ranks=num_ranks, num_microbatches=4, ahead=ahead).makespan for ahead in (12, 10**20)
+    )
+    assert step == most
+
+
+def test_a_step_of_one_rank_has_no_messages() -> None:
+    run = ringsim.simulate_schedule("1f1b", num_ranks=1, num_microbatches=8, link=LINK, size_bytes=10)
+    assert run.closed_form == run.makespan == 24
+
+
+def test_a_step_that_no_trace_can_hold() -> None:
+    run = ringsim.simulate_schedule("1f1b", Costs(1e10, 1e10, 1e10), num_ranks=2, num_microbatches=2)
+    assert run.makespan == 9e10
+    with pytest.raises(RingError, match=r"costs must make a step of 9e\+09 or less for a trace of it, got 9e"):
+        run.trace()
