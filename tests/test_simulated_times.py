@@ -212,11 +212,14 @@ def test_times_that_no_trace_can_hold_are_refused() -> None:
     for seconds in (5e9, 1e10, 1e300, 1.7e308):
         with pytest.raises(ArgumentError, match="a time must fit into a trace"):
             run(compute_twice, 2, seconds)
-    for link in (ringsim.Link(1e12, 0), ringsim.Link(0, 1e300)):
-        for worker in (receive_or_send, dist.barrier, lambda: dist.all_reduce(torch.zeros(1))):
-            if worker is dist.barrier and link.alpha_s == 0:
+    for link in (ringsim.Link(5e9, 0), ringsim.Link(0, 1e300)):
+        for operation in (receive_or_send, dist.barrier, lambda: dist.all_reduce(torch.zeros(1))):
+            if operation is dist.barrier and link.alpha_s == 0:
                 continue  # no bytes
             with pytest.raises(ArgumentError, match="a time must fit into a trace"):
-                run(worker, 2, link=link)
+                run(lambda operation=operation: [operation() for _ in range(2)], 2, link=link)
+    for link in (ringsim.Link(1e12, 0), ringsim.Link(0, 1e300)):
         with pytest.raises(ArgumentError, match="a time must fit into a trace"):
             run(receive_or_send, 2, link=None, topology=ringsim.topologies.FullBisection(link))
+    with pytest.raises(ArgumentError, match=r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000\.0\. Give seconds"):
+        run(receive_or_send, 2, link=ringsim.Link(1e12, 0))
