@@ -26,7 +26,7 @@ WHERE: Final = "where?"  # what the launcher wants of it before it ends it: at w
 
 # A thread whose innermost frame is in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
-ANSWER_S: Final = 0.3  # what ranks get to say where they are: one that computes in C++ may keep its interpreter
+ANSWER_S: Final = 1.0  # what ranks get to say where they are: a busy machine is slow, and who computes in C++ may keep its interpreter
 WAKE_S: Final = 2.0  # what a rank gets, after its connections have been shut, to raise
 OUR_THREADS: Final = "ringsim-"  # how the names of our own begin
 

@@ -15,11 +15,11 @@ import pytest
 
 import ringsim
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(250)
 
 
 def ringsim_command(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "ringsim", *arguments], cwd=cwd, capture_output=True, text=True, timeout=80)
+    done = subprocess.run([sys.executable, "-m", "ringsim", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, done.stderr
     return done
 

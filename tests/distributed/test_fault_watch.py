@@ -305,7 +305,8 @@ def test_a_stopped_rank_is_named_when_the_limit_of_an_operation_is_over() -> Non
 
 
 def test_without_the_watcher_the_limit_ends_the_run() -> None:
+    ringsim.trace(dist.barrier, world_size=2)  # whoever is the first to start ranks waits for torch to load, at the limit's expense
     job = pack_call(both_receive, (), {}, seed=0)
     with pytest.raises(RunTimeout) as caught:
-        run(job, make_kind(2, "cpu", 30, ring=True), RunOptions(limit_s=1.0, poll_s=None))
+        run(job, make_kind(2, "cpu", 30, ring=True), RunOptions(limit_s=2.0, poll_s=None))
     assert caught.value.diagnosis.kind == "deadlock"
