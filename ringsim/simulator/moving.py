@@ -28,15 +28,17 @@ def move_alike(source: torch.Tensor, target: torch.Tensor, kind: Kind) -> None:
     views = kind.views
     try:
         views[target.data_ptr()][_ALL] = views[source.data_ptr()]
+        return
     except KeyError:
-        if not (source.is_cpu and target.is_cpu):
-            move(source, target)
-            return
-        if len(views) > _MOST_VIEWS:
-            views.clear()
-        for address in (source.data_ptr(), target.data_ptr()):
-            views[address] = memoryview((ctypes.c_char * kind.size_bytes).from_address(address)).cast("B")
-        views[target.data_ptr()][_ALL] = views[source.data_ptr()]
+        pass  # an error below is nobody's second one
+    if not (source.is_cpu and target.is_cpu):
+        move(source, target)
+        return
+    if len(views) > _MOST_VIEWS:
+        views.clear()
+    for address in (source.data_ptr(), target.data_ptr()):
+        views[address] = memoryview((ctypes.c_char * kind.size_bytes).from_address(address)).cast("B")
+    views[target.data_ptr()][_ALL] = views[source.data_ptr()]
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
