@@ -241,3 +241,6 @@ def test_what_ranks_leave_behind_is_gone(tmp_path: Path) -> None:
     assert run(change_everything, 3, str(tmp_path), False) == [str(tmp_path)] * 3
     with pytest.raises(ringsim.errors.RankFailed, match="with all of it in force"):
         run(change_everything, 3, str(tmp_path), True)
+    wanted = torch.ones(1, 2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(torch.nn.ReLU()(wanted).sum(), [wanted])  # the mode's hooks on modules allow no such call
+    assert gradient.tolist() == [[1, 1]]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules import module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 from torch.utils._device import DeviceContext
@@ -115,7 +116,11 @@ def other_modes(common: Surroundings) -> bool:
 
 @contextlib.contextmanager
 def keep_process() -> Iterator[None]:
-    """Puts back, at the end of the block, what ranks share and may have changed: directory, recursion limit, torch's threads."""
+    """Puts back, at the end of the block, what ranks share and may have changed.
+
+    The directory, the recursion limit, torch's threads, and the hooks of all modules: a ``FlopCounterMode`` that nobody leaves has some.
+    """
+    hooks = [(table, dict(table)) for name, table in vars(module).items() if name.startswith("_global_") and isinstance(table, dict)]
     recursion, threads = sys.getrecursionlimit(), torch.get_num_threads()
     try:
         directory = os.getcwd()
@@ -124,6 +129,9 @@ def keep_process() -> Iterator[None]:
     try:
         yield
     finally:
+        for table, before in hooks:
+            table.clear()
+            table.update(before)
         if sys.getrecursionlimit() != recursion:
             sys.setrecursionlimit(recursion)
         if torch.get_num_threads() != threads:
