@@ -220,6 +220,21 @@ def collectives_between() -> float:
     return float(total)
 
 
+def monitored_barriers() -> float:
+    """One rank after the other comes late, longer than ranks may stay in one state; messages are under way meanwhile."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    arrived, total = torch.empty(1), 0.0
+    for turn in range(2 * size):
+        works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(arrived, (rank - 1) % size)]
+        if rank == turn % size:
+            time.sleep(1.2 if turn == 1 else 0.05)
+        dist.monitored_barrier()
+        for work in works:
+            work.wait()
+        total += float(arrived)
+    return total
+
+
 def random_storm(steps: int = 150) -> float:
     """All ranks draw the same list of messages, of any size and on any group, and do their part in its order, by send or by isend."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -268,5 +283,6 @@ PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = 
     stopped_and_continued: (3, lambda rank, size: 5 if rank else 0),
     help_from_another_thread: (2, lambda rank, size: 3),
     collectives_between: (3, lambda rank, size: size**6),
+    monitored_barriers: (3, lambda rank, size: 2 * size),
     random_storm: (4, _storm_result),
 }
