@@ -35,6 +35,7 @@ _functorch: Final = torch._C._functorch.peek_interpreter_stack
 _anomaly: Final = torch.is_anomaly_enabled
 _deterministic: Final = torch._C._get_deterministic_algorithms
 _loop: Final = asyncio._get_running_loop
+_warnings: Final = vars(warnings)
 _DEVICES: Final = ("cpu", "cuda", "xpu", "mps")  # that autocast is kept for
 
 
@@ -95,7 +96,7 @@ class Modes:
             and (self._functions == 0 or self._has_its_functions())
             and _anomaly() is self._anomaly
             and _deterministic() is self._deterministic
-            and warnings.filters is self._filters
+            and _warnings["filters"] is self._filters
             and len(self._filters) == self._num_filters
             and (self._num_filters == 0 or self._filters[0] is self._filter)
             and _loop() is None

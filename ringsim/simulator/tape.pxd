@@ -14,11 +14,12 @@ cdef class Tape:
     cdef public set failed
     cdef public dict followed
     cdef public object sites
-    cdef object _memory, _payloads, _groups, _labels, _files
+    cdef object _memory, _payloads, _groups, _labels, _files, _dtype, _shape
+    cdef Kind _kind
     cdef int[::1] _numbers
     cdef long long[::1] _codes
     cdef dict _places, _kinds
-    @cython.locals(kind=Kind)
+    @cython.locals(kind=Kind, last=Kind)
     cpdef Kind kind_of(self, object tensor)
     cdef Py_ssize_t _end
     cpdef Py_ssize_t post(

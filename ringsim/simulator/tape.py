@@ -83,6 +83,9 @@ class Tape:
         self.failed: set[int] = set()
         self.followed: dict[int, int] = {}
         self._kinds: dict[tuple[torch.dtype, torch.Size], Kind] = {}
+        self._dtype: Any = None  # of the last message, which the next one mostly is like
+        self._shape: Any = None
+        self._kind: Any = None
         self._end = 0  # in words
         self._payloads: dict[Payload, int] = {}
         self._groups: dict[Group, int] = {}
@@ -172,10 +175,14 @@ class Tape:
 
     def kind_of(self, tensor: torch.Tensor) -> Kind:
         """Returns what a tensor has in common with others of its dtype and shape."""
-        key = tensor.dtype, tensor.shape
-        kind = self._kinds.get(key)
+        dtype, shape = tensor.dtype, tensor.shape
+        last: Kind = self._kind
+        if dtype is self._dtype and shape == self._shape:
+            return last
+        kind = self._kinds.get((dtype, shape))
         if kind is None:
-            kind = self._kinds[key] = self._make_kind(*key)
+            kind = self._kinds[dtype, shape] = self._make_kind(dtype, shape)
+        self._dtype, self._shape, self._kind = dtype, shape, kind
         return kind
 
     def _make_kind(self, dtype: torch.dtype, shape: torch.Size) -> Kind:
