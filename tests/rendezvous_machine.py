@@ -13,9 +13,15 @@ from typing import Any
 
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, OK, OP_CODES, Events, Group, Payload, Tables, make_events
 
-# ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), ("wait", which handle), ("wait_all",)
+# ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), ("wait", which handle), ("wait_all",), which
+# waits for all at once, as for a batch under one handle
 Instruction = tuple[Any, ...]
 BLOCKING = ("send", "recv", "barrier", "all_reduce")
+
+
+def wait_for_each(program: Sequence[Instruction]) -> list[Instruction]:
+    """Returns the instructions that wait for all handles of a program, one after the other."""
+    return [("wait", handle) for handle in range(sum(instruction[0] in ("isend", "irecv") for instruction in program))]
 
 
 @dataclass

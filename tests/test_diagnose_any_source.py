@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_writer import GROUPS
-from rendezvous_machine import Instruction, Machine
+from rendezvous_machine import Instruction, Machine, wait_for_each
 from watched_machine import WatchedMachine
 
 from ringsim.diagnose.waitfor import analyse
@@ -36,7 +36,7 @@ def programs_with_servers(draw: st.DrawFn) -> list[list[Instruction]]:
             programs[target].append((draw(st.sampled_from(["recv", "irecv"])), ANY_SOURCE if from_any else source, tag, group))
     for program in programs:
         if draw(st.booleans()):
-            program.append(("wait_all",))
+            program.extend(wait_for_each(program))
     return programs
 
 

@@ -10,7 +10,7 @@ from contested_machine import ContestedMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_writer import GROUPS
-from rendezvous_machine import Instruction, Machine
+from rendezvous_machine import Instruction, Machine, wait_for_each
 from watched_machine import WatchedMachine
 
 from ringsim.diagnose.doubts import doubt
@@ -37,7 +37,7 @@ def contested_programs(draw: st.DrawFn) -> list[list[Instruction]]:
             programs[target].append((draw(st.sampled_from(["recv", "irecv"])), draw(st.sampled_from([source, ANY_SOURCE])), tag, group))
     for program in programs:
         if draw(st.booleans()):
-            program.append(("wait_all",))
+            program.extend(wait_for_each(program))
     return programs
 
 

@@ -2,7 +2,9 @@
 
 A recv from any source and one from a particular rank, both open under one tag, may get the same message, and so may a send have either as
 its other side. Who it was is not in the records before the one from any source is done, so ``analyse`` lets each of them hope. Where it is
-known from elsewhere that nothing is on its way any more, hope is over: an operation that is still awaited has not got it.
+known from elsewhere that nothing is on its way any more, hope is over: an operation that is still awaited has not got it. That holds where
+each handle stands for one message, as Gloo's do: of a batch under one handle another may be what is missing, but there (NCCL) nobody
+receives from any source.
 """
 
 from __future__ import annotations
