@@ -35,8 +35,7 @@ def programs_with_servers(draw: st.DrawFn) -> list[list[Instruction]]:
         if draw(st.integers(0, 12)):
             programs[target].append((draw(st.sampled_from(["recv", "irecv"])), ANY_SOURCE if from_any else source, tag, group))
     for program in programs:
-        if draw(st.booleans()):
-            program.extend(wait_for_each(program))
+        program.extend(draw(st.sampled_from([[], [("wait_all",)], wait_for_each(program)])))
     return programs
 
 

@@ -25,8 +25,11 @@ WORLDS = [Group(name, tuple(range(SIZE))) for name in GROUPS]
 
 
 @st.composite
-def contested_programs(draw: st.DrawFn) -> list[list[Instruction]]:
-    """Draws programs of messages under few tags, of which any may be received from anybody; some lack their other side."""
+def contested_programs(draw: st.DrawFn, *, at_once: bool = False) -> list[list[Instruction]]:
+    """Draws programs of messages under few tags, of which any may be received from anybody; some lack their other side.
+
+    Handles are waited for one after the other, as Gloo's are, or ``at_once``.
+    """
     programs: list[list[Instruction]] = [[] for _ in range(SIZE)]
     for _ in range(draw(st.integers(1, 7))):
         source, target = draw(st.permutations(range(SIZE)))[:2]
@@ -37,7 +40,7 @@ def contested_programs(draw: st.DrawFn) -> list[list[Instruction]]:
             programs[target].append((draw(st.sampled_from(["recv", "irecv"])), draw(st.sampled_from([source, ANY_SOURCE])), tag, group))
     for program in programs:
         if draw(st.booleans()):
-            program.extend(wait_for_each(program))
+            program.extend([("wait_all",)] if at_once else wait_for_each(program))
     return programs
 
 
@@ -74,3 +77,29 @@ def test_the_watcher(programs: list[list[Instruction]], order: Any) -> None:
     assert all(set(verdict.ranks) <= machine.unfinished for verdict in on_the_way)
     # At the end, of whom the records tell for certain come first; the others are their consequence, or come without them.
     assert bool(at_the_end) == bool(machine.unfinished)
+
+
+@settings(max_examples=100)
+@given(programs=contested_programs(at_once=True), order=st.randoms(use_true_random=False))
+def test_the_watcher_keeps_quiet_where_any_of_several_may_be_missing(programs: list[list[Instruction]], order: Any) -> None:
+    machine = ContestedMachine(programs, WORLDS, order.choice)
+    with tempfile.TemporaryDirectory() as directory, WatchedMachine(Path(directory), machine) as watched:
+        on_the_way = watched.run(order)
+    assert all(set(verdict.ranks) <= machine.unfinished for verdict in on_the_way)
+
+
+def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> None:
+    """Rank 0 waits at once for a send that rank 1, gone by now, has received from anybody, and for one that rank 2 will receive."""
+    programs: list[list[Instruction]] = [
+        [("isend", 1, 0, 0), ("isend", 2, 0, 0), ("wait_all",)],
+        [("irecv", ANY_SOURCE, 0, 0)],
+        [("recv", 0, 0, 0)],
+    ]
+    machine = Machine(programs, WORLDS)
+    for rank in (0, 0, 0, 1):
+        machine.step(rank)
+    before = world_of_events(machine.events(), SIZE, {1: ("exited", "")})
+    assert ranks_of(analyse(doubt(before))) == set()
+    machine.step(2)
+    assert machine.step(0)
+    assert 0 in machine.finished

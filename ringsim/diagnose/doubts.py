@@ -2,9 +2,8 @@
 
 A recv from any source and one from a particular rank, both open under one tag, may get the same message, and so may a send have either as
 its other side. Who it was is not in the records before the one from any source is done, so ``analyse`` lets each of them hope. Where it is
-known from elsewhere that nothing is on its way any more, hope is over: an operation that is still awaited has not got it. That holds where
-each handle stands for one message, as Gloo's do: of a batch under one handle another may be what is missing, but there (NCCL) nobody
-receives from any source.
+known from elsewhere that nothing is on its way any more, hope is over: an operation that is still awaited has not got it. Of several that
+a rank awaits at once, as those of a batch under one handle, any other may be what is missing: then hope stays.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def doubt(world: World) -> World:
         world: the ranks at one moment at which nothing was on its way.
 
     Returns:
-        The world, in which an operation that is awaited and ``doubtful`` is ``taken``.
+        The world, in which an operation that is awaited and ``doubtful`` is ``taken``, where its rank can wait for nothing else.
 
     Example:
         >>> from ringsim.diagnose.finding import Operation
@@ -37,6 +36,8 @@ def doubt(world: World) -> World:
     """
     views = []
     for view in world.ranks:
-        posted = tuple(replace(one, taken=True) if one.awaited and one.doubtful else one for one in view.posted)
-        views.append(replace(view, posted=posted))
+        missing = [one for one in view.posted if one.awaited and (one.doubtful or not one.matched)]
+        if len(missing) == 1 and missing[0].doubtful:
+            view = replace(view, posted=tuple(replace(one, taken=True) if one is missing[0] else one for one in view.posted))
+        views.append(view)
     return World(tuple(views))
