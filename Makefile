@@ -85,6 +85,6 @@ $(INSTALLED): pyproject.toml requirements/lock.txt
 	@touch $@
 
 # The modules that were compiled when ringsim was installed, again when their source has changed: Python would go on with the old ones.
-$(COMPILED): $(INSTALLED) setup.py $(TYPED) $(TYPED:.pxd=.py)
+$(COMPILED): $(INSTALLED) setup.py $(TYPED) $(TYPED:.pxd=.py) $(wildcard ringsim/simulator/*.pyx)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

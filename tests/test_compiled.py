@@ -1,4 +1,4 @@
-"""The modules that are compiled where there is a C compiler: Python runs the same source, and both do the same."""
+"""The modules that are compiled where there is a C compiler: Python runs their source, and both do the same."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def test_machine_code_is_that_of_the_source() -> None:
     compiled = {name: file for name in NAMES if (file := compiled_file(name)) is not None}
     assert len(compiled) in (0, len(NAMES))  # all of them, or no compiler
     for name, file in compiled.items():
-        source = ROOT / f"{name.replace('.', '/')}.py"
-        newest_s = max(source.stat().st_mtime, source.with_suffix(".pxd").stat().st_mtime)
+        typed = ROOT / f"{name.replace('.', '/')}.pxd"
+        source = next(path for suffix in (".pyx", ".py") if (path := typed.with_suffix(suffix)).exists())
+        newest_s = max(source.stat().st_mtime, typed.stat().st_mtime)
         assert file.stat().st_mtime >= newest_s, f"{name} has changed since it was compiled. Run: python setup.py build_ext --inplace"
 
 

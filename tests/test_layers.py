@@ -154,7 +154,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
             f"ringsim.launch.{name}"
             for name in ("forked", "portable", "start", "launcher", "board", "joined", "block_ends", "recording", "run", "api")
         ),
-        *(f"ringsim.simulator.{name}" for name in ("semantics", "generators", "streams", "surroundings", "modes", "tape")),
+        *(f"ringsim.simulator.{name}" for name in ("semantics", "memory", "generators", "streams")),
+        *(f"ringsim.simulator.{name}" for name in ("surroundings", "mode_words", "modes", "tape")),
         *(f"ringsim.simulator.{name}" for name in ("hub", "groups", "handles")),
         *(
             f"ringsim.simulator.{name}"

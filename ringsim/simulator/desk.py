@@ -76,15 +76,20 @@ class Desk(Runner):
             channel = self._to.get((group, dst, tag))
         if channel is None:
             group, tensor, dst, tag, channel = self._address_send(tensor, dst, group, tag, group_dst)
-        elif type(tensor) is not Tensor or not tensor.is_cpu:
-            tensor = check_tensor("tensor", tensor)
+            kind = self.tape.kind_of(tensor)
+        else:
+            kind = channel.kind
+            if not kind.layout.fits(tensor):
+                if type(tensor) is not Tensor or not tensor.is_cpu:
+                    tensor = check_tensor("tensor", tensor)
+                kind = channel.kind = self.tape.kind_of(tensor)
         if self.hooked:
             self._before_operation()
-        kind = self.tape.kind_of(tensor)
         slot = -1
         if self.records:
             slot = self.tape.post(self.hub.now, self.number, op, group.number, dst, tag, kind.number, _frame_at(_USER))  # type: ignore[arg-type]
-        handle = Send(op, self, slot, group, kind, tensor, dst, tag, channel)  # type: ignore[arg-type]  # dst is a number here
+        handle = Send.__new__(Send)
+        handle.begin(op, self, slot, group, kind, tensor, dst, tag, channel)  # type: ignore[arg-type]  # dst is a number here
         self._office.send(handle)
         if self.calibration is not None:
             self.hub.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
@@ -99,15 +104,20 @@ class Desk(Runner):
             channel = self._from.get((group, src, tag))
         if channel is None:
             group, tensor, src, tag, channel = self._address_recv(tensor, src, group, tag, group_src)
-        elif type(tensor) is not Tensor or not tensor.is_cpu:
-            tensor = check_tensor("tensor", tensor)
+            kind = self.tape.kind_of(tensor)
+        else:
+            kind = channel.kind
+            if not kind.layout.fits(tensor):
+                if type(tensor) is not Tensor or not tensor.is_cpu:
+                    tensor = check_tensor("tensor", tensor)
+                kind = channel.kind = self.tape.kind_of(tensor)
         if self.hooked:
             self._before_operation()
-        kind = self.tape.kind_of(tensor)
         slot = -1
         if self.records:
             slot = self.tape.post(self.hub.now, self.number, op, group.number, src, tag, kind.number, _frame_at(_USER))  # type: ignore[arg-type]
-        handle = Recv(op, self, slot, group, kind, tensor, src, tag, channel)  # type: ignore[arg-type]  # src is a number here
+        handle = Recv.__new__(Recv)
+        handle.begin(op, self, slot, group, kind, tensor, src, tag, channel)  # type: ignore[arg-type]  # src is a number here
         self._office.recv(handle)
         if self.calibration is not None:
             self.hub.work(self.calibration.post_s(False, kind.size_bytes))

@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from ringsim.simulator.streams import Streams
 
-__all__ = ["find_memory", "put_slowly", "seed_streams", "take_slowly", "try_out"]
+__all__ = ["find_memory", "find_signs", "put_slowly", "seed_streams", "take_slowly", "try_out"]
 
 _python: Final[Any] = random._inst  # whose methods the functions of `random` are
 _WORDS: Final = 624  # of the state of a Mersenne Twister, which all three are
@@ -101,6 +101,15 @@ def _find_torch() -> memoryview | None:
     whole = _memory(address, _IMPL_BYTES)
     at = bytes(whole).find(state.tobytes())
     return None if at < _TORCH_HEAD else whole[at - _TORCH_HEAD : at + _KEY_BYTES + _TORCH_TAIL]
+
+
+def find_signs(python: memoryview, numpy: memoryview, ahead: memoryview, torch: memoryview) -> tuple[memoryview, ...]:
+    """Returns the few places of which one is another whenever a number was drawn, within those that ``find_memory`` returned.
+
+    These are the places in the words, and the numbers drawn ahead. The words that are no places tell whether all 624 were made anew, by as
+    many draws or by a seed. Not the first ones of ``random`` and numpy: those are the same after many a seed.
+    """
+    return python[:4], python[8:12], numpy[-8:], ahead[:8], torch[:8], torch[16:24], torch[-24:-16], torch[-8:]
 
 
 def try_out(streams: Streams) -> bool:

@@ -22,6 +22,10 @@ cdef class Message(Operation):
     cdef public object tensor
     cdef public Channel channel
     cdef public Message behind
+    cpdef begin(
+        self, Py_ssize_t op, Runner rank, Py_ssize_t slot, object group, Kind kind, object tensor, Py_ssize_t peer, Py_ssize_t tag,
+        Channel channel
+    )
 
 cdef class Send(Message):
     cdef public double arrives_s
@@ -35,4 +39,5 @@ cdef class Channel:
     cdef public Py_ssize_t src, dst, tag
     cdef public Message first, last
     cdef public Line line
+    cdef public Kind kind
     cpdef append(self, Message message)

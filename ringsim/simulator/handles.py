@@ -13,6 +13,7 @@ from ringsim.errors import RunTimeout
 from ringsim.simulator.carriers import Line
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.tape import Kind
+from ringsim.traces.events import NONE, Payload
 
 if TYPE_CHECKING:
     from ringsim.simulator.ranks import RankCore
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["NEVER", "Channel", "Message", "Operation", "Recv", "Send"]
 
 NEVER: Final = math.inf
+_NO_KIND: Final = Kind(NONE, Payload("", (), 0), plain=False)
 
 
 class Operation:
@@ -143,9 +145,9 @@ class Operation:
 
 
 class Message(Operation):
-    """A send or a recv.
+    """A send or a recv; it is there from `begin` on.
 
-    Args:
+    Attributes:
         op: its code.
         rank: whose it is.
         slot: of its record, -1 where it has none.
@@ -155,8 +157,6 @@ class Message(Operation):
         peer: global rank of the other side; of a recv from anybody, -2 until it is there.
         tag: of the message.
         channel: where it meets its other side, None for a recv from anybody.
-
-    Attributes:
         number: says which of two was posted first, of those that had to wait for their other side.
         behind: the message that waits behind this one on their channel.
     """
@@ -165,7 +165,7 @@ class Message(Operation):
 
     sends = False
 
-    def __init__(
+    def begin(
         self,
         op: int,
         rank: RankCore,
@@ -177,6 +177,7 @@ class Message(Operation):
         tag: int,
         channel: Channel | None,
     ) -> None:
+        """Takes what it is; no ``__init__``, because that takes objects for numbers where it is compiled."""
         self.op = op
         self.rank = rank
         self.slot = slot
@@ -247,9 +248,10 @@ class Channel:
         first: the message that has waited longest, None where none waits.
         last: the one that was posted last, of those that wait.
         line: carries the messages, where each pair of ranks has a line of its own, and once there was one.
+        kind: of the message that was posted last, which the next one mostly is like.
     """
 
-    __slots__ = ("dst", "first", "group", "last", "line", "src", "tag")
+    __slots__ = ("dst", "first", "group", "kind", "last", "line", "src", "tag")
 
     def __init__(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> None:
         self.group = group
@@ -259,6 +261,7 @@ class Channel:
         self.first: Message | None = None
         self.last: Message | None = None
         self.line: Line | None = None
+        self.kind = _NO_KIND
 
     def append(self, message: Message) -> None:
         """Puts a message behind those that wait."""

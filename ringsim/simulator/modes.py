@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ringsim.errors import RingError
+from ringsim.simulator.mode_words import find_words
 from ringsim.simulator.surroundings import Surroundings, other_modes, read_surroundings, write_surroundings
 
 __all__ = ["Modes", "TakenModes"]
@@ -73,9 +74,22 @@ class Modes:
         self._anomaly, self._deterministic = surroundings.anomaly[0], surroundings.deterministic[0]
         self._filters = surroundings.filters[0]
         self._num_filters, self._filter = len(self._filters), self._filters[0] if self._filters else None
+        empty = not (self._functions or self._dispatches or self._any_autocast or self._anomaly)
+        self._words = find_words() if empty and self._saved is None and _functorch() is None else None
+        self._kept = bytearray() if self._words is None else self._words.copy()
 
     def are_common(self) -> bool:
         """Tells whether the modes in force are the common ones, and nothing is under way that cannot be taken out."""
+        if self._words is not None and self._words.match(self._kept):
+            return _backward() == -1 and _dtype() is self._dtype and self._is_process_common()
+        if not self._are_all_common():
+            return False
+        if self._words is not None:  # the same modes in other words: a stack that is empty again keeps its memory
+            self._words.read(self._kept)
+        return True
+
+    def _are_all_common(self) -> bool:
+        """Tells the same by a question for each."""
         return (
             _grad() is self._grad
             and _backward() == -1
@@ -95,7 +109,13 @@ class Modes:
             _functions() == self._functions
             and (self._functions == 0 or self._has_its_functions())
             and _anomaly() is self._anomaly
-            and _deterministic() is self._deterministic
+            and self._is_process_common()
+        )
+
+    def _is_process_common(self) -> bool:
+        """Tells the same of those that are no modes of the thread in torch."""
+        return (
+            _deterministic() is self._deterministic
             and _warnings["filters"] is self._filters
             and len(self._filters) == self._num_filters
             and (self._num_filters == 0 or self._filters[0] is self._filter)

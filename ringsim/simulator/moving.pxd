@@ -1,7 +1,4 @@
 # The types in moving.py that Cython is to know, where it is compiled: docs/decisions/0014-compiled-from-the-same-source.md.
-cimport cython
-
 from ringsim.simulator.tape cimport Kind
 
-@cython.locals(views=dict)
 cpdef move_alike(object source, object target, Kind kind)

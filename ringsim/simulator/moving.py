@@ -7,7 +7,7 @@ copying nor gradients count.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -16,29 +16,21 @@ from ringsim.simulator.tape import Kind
 
 __all__ = ["check_tensor", "check_tensors", "move", "move_alike"]
 
-_ALL: Final = slice(None)
-_MOST_VIEWS: Final = 4096  # of a kind; a view takes 400 bytes
-
 
 def move_alike(source: torch.Tensor, target: torch.Tensor, kind: Kind) -> None:
     """Copies a message into a tensor of the same kind, which may be laid out differently in memory."""
-    if not (kind.plain and source.is_contiguous() and target.is_contiguous()):
+    if not kind.plain:
         move(source, target)
+    elif kind.layout.copy(source, target):
         return
-    views = kind.views
-    try:
-        views[target.data_ptr()][_ALL] = views[source.data_ptr()]
-        return
-    except KeyError:
-        pass  # an error below is nobody's second one
-    if not (source.is_cpu and target.is_cpu):
+    elif _lies_plainly(source, kind) and _lies_plainly(target, kind):
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), kind.size_bytes)
+    else:
         move(source, target)
-        return
-    if len(views) > _MOST_VIEWS:
-        views.clear()
-    for address in (source.data_ptr(), target.data_ptr()):
-        views[address] = memoryview((ctypes.c_char * kind.size_bytes).from_address(address)).cast("B")
-    views[target.data_ptr()][_ALL] = views[source.data_ptr()]
+
+
+def _lies_plainly(tensor: torch.Tensor, kind: Kind) -> bool:
+    return tensor.is_cpu and tensor.nbytes == kind.size_bytes and tensor.is_contiguous()
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from ringsim.simulator.memory import Layout
 from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, Events, Group, Payload, Tables, make_events
 from ringsim.traces.hot_path import label_in_force, meaning
@@ -41,6 +43,7 @@ _RECORD: Final = np.dtype(
 _RECORD_WORDS: Final = _RECORD.itemsize // 8
 _NOT_YET: Final = -1.0
 _FIRST: Final = 1 << 12  # records that there is room for at the beginning
+_LEAPS_TO: Final = 1 << 28  # bytes up to which room grows by leaps: what is not used costs nothing, and what is copied does
 _NUMBERS_AT: Final = 6  # where a record's numbers of four bytes begin, in their size: rank, group, payload, label, file, line, peer, tag
 _CODES_AT: Final = 7  # where those of eight bytes begin: stage and microbatch as one, op
 _label_of: Final = label_in_force.get
@@ -55,16 +58,15 @@ class Kind:
         size_bytes: of one such tensor.
         payload: what the trace says of it.
         plain: whether its bytes may be copied as they lie, where the tensor is contiguous.
-        views: memory of the CPU where such tensors were met, by its address. A view says only where, and how much: it may be used for
-            whatever tensor of this kind lies there now.
+        layout: by which one sees at once that a tensor is one of them.
     """
 
-    __slots__ = ("number", "payload", "plain", "size_bytes", "views")
+    __slots__ = ("layout", "number", "payload", "plain", "size_bytes")
 
     def __init__(self, number: int, payload: Payload, plain: bool) -> None:
         self.number, self.payload, self.plain = number, payload, plain
         self.size_bytes = payload.size_bytes
-        self.views: dict[int, memoryview] = {}
+        self.layout = Layout()
 
 
 class Tape:
@@ -79,13 +81,10 @@ class Tape:
     """
 
     def __init__(self) -> None:
-        self._look_at(bytearray(_FIRST * _RECORD.itemsize))
+        self._look_at(_make_memory(_FIRST * _RECORD.itemsize))
         self.failed: set[int] = set()
         self.followed: dict[int, int] = {}
         self._kinds: dict[tuple[torch.dtype, torch.Size], Kind] = {}
-        self._dtype: Any = None  # of the last message, which the next one mostly is like
-        self._shape: Any = None
-        self._kind: Any = None
         self._end = 0  # in words
         self._payloads: dict[Payload, int] = {}
         self._groups: dict[Group, int] = {}
@@ -121,16 +120,16 @@ class Tape:
         slot = self._end
         if slot + _RECORD_WORDS > len(self.times):
             self._grow()
-        times, numbers, at = self.times, self._numbers, 2 * slot + _NUMBERS_AT
-        times[slot] = now
-        times[slot + 1] = times[slot + 2] = _NOT_YET
-        numbers[at] = rank
-        numbers[at + 1] = group
-        numbers[at + 2] = payload
-        numbers[at + 3] = label
-        numbers[at + 4], numbers[at + 5] = place
-        numbers[at + 6] = peer
-        numbers[at + 7] = tag
+        self.times[slot] = now
+        self.times[slot + 1] = self.times[slot + 2] = _NOT_YET
+        at = 2 * slot + _NUMBERS_AT
+        self._numbers[at] = rank
+        self._numbers[at + 1] = group
+        self._numbers[at + 2] = payload
+        self._numbers[at + 3] = label
+        self._numbers[at + 4], self._numbers[at + 5] = place
+        self._numbers[at + 6] = peer
+        self._numbers[at + 7] = tag
         self._codes[slot + _CODES_AT] = _meaning_of()
         self._codes[slot + _CODES_AT + 1] = op
         self._end = slot + _RECORD_WORDS
@@ -161,28 +160,26 @@ class Tape:
         return f" at {os.path.basename(name)}:{line}"
 
     def _grow(self) -> None:
-        memory = bytearray(2 * len(self._memory))
+        size = len(self._memory)
+        memory = _make_memory(max(2 * size, min(8 * size, _LEAPS_TO)))
         memory[: len(self._memory)] = self._memory
         self._look_at(memory)
 
-    def _look_at(self, memory: bytearray) -> None:
+    def _look_at(self, memory: memoryview) -> None:
         self._memory = memory
-        self.times = memoryview(memory).cast("d")
-        self._numbers = memoryview(memory).cast("i")
-        self._codes = memoryview(memory).cast("q")
+        self.times = memory.cast("d")
+        self._numbers = memory.cast("i")
+        self._codes = memory.cast("q")
 
     # -- names
 
     def kind_of(self, tensor: torch.Tensor) -> Kind:
         """Returns what a tensor has in common with others of its dtype and shape."""
         dtype, shape = tensor.dtype, tensor.shape
-        last: Kind = self._kind
-        if dtype is self._dtype and shape == self._shape:
-            return last
         kind = self._kinds.get((dtype, shape))
         if kind is None:
             kind = self._kinds[dtype, shape] = self._make_kind(dtype, shape)
-        self._dtype, self._shape, self._kind = dtype, shape, kind
+        kind.layout.learn(tensor)
         return kind
 
     def _make_kind(self, dtype: torch.dtype, shape: torch.Size) -> Kind:
@@ -209,20 +206,41 @@ class Tape:
             self.times[span + 1], self.times[span + 2] = self.times[operation + 1], self.times[operation + 2]
             if operation in self.failed:
                 self.failed.add(span)
-        records = np.frombuffer(self._memory, dtype=_RECORD, count=self._end // _RECORD_WORDS)
-        status = np.where(records["done_s"] < 0, IN_FLIGHT, OK)
-        if self.failed:
-            status[np.array(sorted(self.failed)) // _RECORD_WORDS] = ERROR
-        order = np.argsort(records["rank"], kind="stable") if rank is None else np.flatnonzero(records["rank"] == rank)
-        records, status = records[order], status[order]
+        rows = np.frombuffer(self._memory, dtype=np.int64, count=self._end).reshape(-1, _RECORD_WORDS)
+        ranks = rows.view(_RECORD)["rank"][:, 0]
+        order = np.argsort(ranks, kind="stable") if rank is None else np.flatnonzero(ranks == rank)
+        records = rows.take(order, axis=0).view(_RECORD)[:, 0]  # rows of words: faster than records
         columns: dict[str, Any] = {name: records[name] for name in _RECORD.names or () if not name.endswith("_s")}
         for name in ("post", "wait", "done"):
-            seconds = records[f"{name}_s"]
-            columns[f"{name}_ns"] = np.where(seconds < 0, NONE, np.rint(seconds * 1e9)).astype(np.int64)
+            columns[f"{name}_ns"] = _to_ns(records[f"{name}_s"])
+        columns["seq"] = _places_within(records["rank"])
+        status = np.where(columns["done_ns"] == NONE, IN_FLIGHT, OK)
+        if self.failed:
+            status[np.isin(order, np.array(sorted(self.failed)) // _RECORD_WORDS)] = ERROR
+        columns["status"] = status
         # Names as a trace of real ranks has them, which is read from files: what no reader can take is written out.
         groups = tuple(group._replace(name=readable(group.name)) for group in self._groups)
         tables = Tables(groups, tuple(self._payloads), tuple(map(readable, self._labels)), tuple(self._files))
-        return make_events({**columns, "status": status}, tables)
+        return make_events(columns, tables)
+
+
+def _make_memory(size: int) -> memoryview:
+    """Returns memory that is not touched before it is used: half of it may never be."""
+    return np.empty(size, dtype=np.uint8).data
+
+
+def _to_ns(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Returns times in nanoseconds, NONE for those that are not yet."""
+    ns = seconds * 1e9
+    np.rint(ns, out=ns)
+    np.copyto(ns, NONE, where=ns < 0)
+    return ns.astype(np.int64)
+
+
+def _places_within(ranks: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Returns for each of these ranks, which are in order, how many of the same one come before it."""
+    counts = np.bincount(ranks)
+    return np.arange(len(ranks)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _torch_files() -> tuple[str, str]:
