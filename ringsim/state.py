@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class RankState:
         costs: how long the computations of a stage take on the virtual clock, None for no time.
         sleep_s: how much longer ``ringsim.compute`` takes on the virtual clock than it is asked to, as a real sleep does.
         around_s: what the program takes around it there, which needs a core.
+        short: the backend, where messages need nothing besides: no log, and see ``Backend.direct``; else None.
     """
 
     ring: Ring | None = None
@@ -54,6 +55,11 @@ class RankState:
     costs: CostTable | None = None
     sleep_s: float = 0.0
     around_s: float = 0.0
+    short: Backend | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_short = self.backend is not None and self.backend.direct and self.log is None
+        object.__setattr__(self, "short", self.backend if is_short else None)  # it is frozen
 
 
 # The only cell that changes: the state of the process, last; first a None while simulated ranks have states of their own.

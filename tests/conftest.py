@@ -72,7 +72,7 @@ def fresh_state(clean_environment: None) -> Iterator[None]:
     undo_print = get_state().undo_print
     if undo_print is not None:
         undo_print()
-    change_state(**{field.name: field.default for field in fields(RankState)})
+    change_state(**{field.name: field.default for field in fields(RankState) if field.init})
 
 
 @pytest.fixture(autouse=True)

@@ -33,8 +33,8 @@ class Backend(ABC):
 
     Attributes:
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
-        direct: of ``send``, ``recv``, ``isend`` and ``irecv``, those that take all of torch's arguments, left out or not: it is shorter.
-            For the last two ``begin_send`` and ``begin_recv`` are called.
+        direct: whether ``send`` and ``recv`` take all of torch's arguments, left out or not, and ``begin_send`` and ``begin_recv``, which
+            then are called for ``isend`` and ``irecv``: it is shorter.
         in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
 
     Example:
@@ -56,7 +56,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-    direct: frozenset[str] = frozenset()
+    direct: bool = False
     in_order: bool = False
 
     # -- the job: these answer without talking, but for the first two, which every rank calls

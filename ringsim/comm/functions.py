@@ -98,9 +98,9 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
         *(short_way if native else ()),
         *(
             (
-                "    backend = state.backend",
-                f"    if state.log is None and backend is not None and {name!r} in backend.direct:",
-                f"        return backend.{_DIRECT[name]}({values.removesuffix(', ')})",
+                "    short = state.short",
+                "    if short is not None:",
+                f"        return short.{_DIRECT[name]}({values.removesuffix(', ')})",
             )
             if name in _DIRECT
             else ()
