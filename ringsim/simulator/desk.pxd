@@ -13,6 +13,7 @@ cdef class Desk(Runner):
     cdef public object everybody, calibration
     cdef public PostOffice _office
     cdef public dict _to, _from
+    cdef tuple _look_closer(self, object tensor, Channel channel)
     @cython.locals(channel=Channel, kind=Kind, slot=Py_ssize_t, handle=Send)
     cpdef begin_send(self, object tensor, object dst, object group, object tag, object group_dst, object op=*)
     @cython.locals(channel=Channel, kind=Kind, slot=Py_ssize_t, handle=Recv)

@@ -16,7 +16,7 @@ from ringsim.simulator.handles import Channel, Recv, Send
 from ringsim.simulator.hub import Hub, Runner
 from ringsim.simulator.moving import check_tensor
 from ringsim.simulator.post_office import PostOffice
-from ringsim.simulator.tape import Tape
+from ringsim.simulator.tape import Kind, Tape
 from ringsim.traces.events import OP_CODES
 
 __all__ = ["Address", "Desk"]
@@ -80,9 +80,7 @@ class Desk(Runner):
         else:
             kind = channel.kind
             if not kind.layout.fits(tensor):
-                if type(tensor) is not Tensor or not tensor.is_cpu:
-                    tensor = check_tensor("tensor", tensor)
-                kind = channel.kind = self.tape.kind_of(tensor)
+                tensor, kind = self._look_closer(tensor, channel)
         if self.hooked:
             self._before_operation()
         slot = -1
@@ -108,9 +106,7 @@ class Desk(Runner):
         else:
             kind = channel.kind
             if not kind.layout.fits(tensor):
-                if type(tensor) is not Tensor or not tensor.is_cpu:
-                    tensor = check_tensor("tensor", tensor)
-                kind = channel.kind = self.tape.kind_of(tensor)
+                tensor, kind = self._look_closer(tensor, channel)
         if self.hooked:
             self._before_operation()
         slot = -1
@@ -122,6 +118,17 @@ class Desk(Runner):
         if self.calibration is not None:
             self.hub.work(self.calibration.post_s(False, kind.size_bytes))
         return handle
+
+    def _look_closer(self, tensor: Tensor, channel: Channel) -> tuple[Tensor, Kind]:
+        """Returns a tensor that may not be like the last one of its channel, cut off from its history, and its kind.
+
+        Raises:
+            ArgumentError: it is nothing that can be sent.
+        """
+        if type(tensor) is not Tensor or not tensor.is_cpu:
+            tensor = check_tensor("tensor", tensor)
+        channel.kind = self.tape.kind_of(tensor)
+        return tensor, channel.kind
 
     def _address_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None) -> Address:
         """Returns what a send needs whose group, peer and tag are new, and keeps where it goes.

@@ -1,5 +1,9 @@
-# What other compiled modules may ask of memory.pyx directly: docs/decisions/0014-compiled-from-the-same-source.md.
+# What other compiled modules may ask of memory.pyx directly: docs/decisions/0016-a-look-instead-of-a-question.md.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+
+cdef enum:
+    MOST_REGIONS = 16
+    MOST_DIMS = 8
 
 # A tensor as DLPack describes it (dlpack.h, version 1).
 cdef struct DLTensor:
@@ -17,8 +21,8 @@ cdef struct DLTensor:
 cdef class Regions:
     cdef tuple _views
     cdef Py_ssize_t _count, _total
-    cdef char* _places[16]
-    cdef size_t _sizes[16]
+    cdef char* _places[MOST_REGIONS]
+    cdef size_t _sizes[MOST_REGIONS]
     cpdef bytearray copy(self)
     cpdef read(self, bytearray kept)
     cpdef write(self, bytearray kept)
@@ -30,7 +34,7 @@ cdef class Layout:
     cdef uint8_t _code, _bits
     cdef uint16_t _lanes
     cdef int32_t _ndim
-    cdef int64_t _shape[8]
+    cdef int64_t _shape[MOST_DIMS]
     cdef size_t _size_bytes
     cdef bint _describes(self, object tensor, DLTensor* seen)
     cdef bint _look_at(self, object tensor, DLTensor* seen)

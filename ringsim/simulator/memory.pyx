@@ -16,8 +16,6 @@ from torch import Tensor, strided
 __all__ = ["Layout", "Regions"]
 
 cdef enum:
-    _MOST = 16  # regions, as in the declaration
-    _MOST_DIMS = 8  # as in the declaration
     _CPU = 1  # kDLCPU
 
 
@@ -66,8 +64,8 @@ cdef class Regions:
         cdef unsigned char[::1] view
         self._views = tuple(views)
         self._count = len(self._views)
-        if self._count > _MOST:
-            raise ValueError(f"views must be at most {_MOST}, got {self._count}.")
+        if self._count > MOST_REGIONS:
+            raise ValueError(f"views must be at most {MOST_REGIONS}, got {self._count}.")
         self._total = 0
         for place, each in enumerate(self._views):
             view = each
@@ -119,7 +117,7 @@ cdef class Layout:
             return
         if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not strided or not self._look_at(tensor, &seen):
             return
-        if seen.ndim > _MOST_DIMS:
+        if seen.ndim > MOST_DIMS:
             self._is_given_up = True
             return
         self._code, self._bits, self._lanes, self._ndim = seen.code, seen.bits, seen.lanes, seen.ndim

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -75,44 +76,26 @@ def _try_out(words: Regions) -> bool:
 
 def _modes() -> tuple[Callable[[], AbstractContextManager[object]], ...]:
     """Returns all modes that must be seen."""
+    autocast, functorch, nan = torch.set_autocast_enabled, torch._C._functorch, torch.is_anomaly_check_nan_enabled()
     return (
         lambda: torch.set_grad_enabled(not torch.is_grad_enabled()),
         lambda: torch.inference_mode(not torch.is_inference_mode_enabled()),
-        *(lambda device=device: _autocast(device) for device in ("cpu", "cuda", "xpu", "mps")),
-        _anomaly,
+        *(partial(_between, partial(autocast, each, True), partial(autocast, each, False)) for each in ("cpu", "cuda", "xpu", "mps")),
+        partial(_between, partial(torch.set_anomaly_enabled, True, nan), partial(torch.set_anomaly_enabled, False, nan)),
         TorchFunctionMode,
         TorchDispatchMode,
         lambda: torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
-        _functional_gradient,
+        partial(_between, functorch._grad_increment_nesting, functorch._grad_decrement_nesting),
     )
 
 
 @contextlib.contextmanager
-def _autocast(device: str) -> Iterator[None]:
-    torch.set_autocast_enabled(device, True)
+def _between(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    begin()
     try:
         yield
     finally:
-        torch.set_autocast_enabled(device, False)
-
-
-@contextlib.contextmanager
-def _anomaly() -> Iterator[None]:
-    looks_for_nan = torch.is_anomaly_check_nan_enabled()
-    torch.set_anomaly_enabled(True, looks_for_nan)
-    try:
-        yield
-    finally:
-        torch.set_anomaly_enabled(False, looks_for_nan)
-
-
-@contextlib.contextmanager
-def _functional_gradient() -> Iterator[None]:
-    torch._C._functorch._grad_increment_nesting()
-    try:
-        yield
-    finally:
-        torch._C._functorch._grad_decrement_nesting()
+        end()
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
