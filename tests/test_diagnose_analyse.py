@@ -16,8 +16,8 @@ from part_writer import Writer
 
 from ringsim.diagnose import waitfor
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle, hindering
+from ringsim.diagnose.snapshot import RankSnapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import Posted, Snapshot, analyse, find_cycle, hindering
 from ringsim.launch.live_parts import LiveParts
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 from ringsim.traces.parts import read_parts

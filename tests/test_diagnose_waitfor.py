@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle
+from ringsim.diagnose.snapshot import RankSnapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import Posted, Snapshot, analyse, find_cycle
 from ringsim.traces.events import ANY_SOURCE, Group
 
 RANKS = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from ringsim.diagnose.failure import describe_end, report_exception
 from ringsim.errors import RingError
-from ringsim.launch.live_part import LivePart
+from ringsim.launch.live_part import PartReader
 from ringsim.launch.watcher import has_proc, look_at
 from ringsim.traces.tables import readable
 
@@ -49,22 +50,21 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
+def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Finds out how some ranks left the block: by what each wrote of itself, or because its process on this machine is gone.
 
     Args:
         directory: of the parts.
         ranks: whom to look at.
-        world_size: number of ranks.
 
     Returns:
         How they ended, as a trace keeps it for ``explain``; nothing of those that are still within the block, or on another machine.
     """
     ends = []
     for rank in ranks if has_proc() else ():
-        part = LivePart(directory, rank, world_size)
+        part = PartReader(directory, rank)
         part.read_names()
-        pid, ended = part.process
+        pid, ended = (part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None), "end_ns" in part.meta
         process = look_at(pid) if pid is not None else None
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
@@ -79,7 +79,7 @@ def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
     """Returns how those ended of whom one may have been the peer that a rank lost; see ``find_ends``."""
-    ends = find_ends(directory, [other for other in range(world_size) if other != rank], world_size)
+    ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if end != _left(end["rank"])] or ends
 
 

@@ -34,6 +34,8 @@ import torch
 
 from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
 from ringsim.launch.watcher import (
+    SHUT,
+    LiveRecords,
     ANSWER_S,
     ASK,
     OUR_THREADS,
@@ -90,7 +92,8 @@ class JoinedWatch:
         if self._answers < 0:
             self._answers = _make_pipe(self._path(self._rank, "answers"))
             os.set_blocking(self._answers, False)
-        self._watcher = Watcher(self._directory, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
+        records = LiveRecords(self._directory, self._world_size, strangers=True)
+        self._watcher = Watcher(records, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
         self._threads[1:] = [threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True)]
         self._threads[1].start()
 
@@ -155,9 +158,9 @@ class JoinedWatch:
                     self._answer(asker, [self._rank, sorted(threads.busy), threads.idle])
                 elif word == WHERE:
                     self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
-                elif word == WAKE:
+                elif word in (WAKE, SHUT):
                     shut_connections(self._keep_port)
-                    if not self._raised.wait(WAKE_S):
+                    if word == WAKE and not self._raised.wait(WAKE_S):
                         sys.stderr.write(
                             f"[rank {self._rank}] ended, for nothing else ends its wait. {read_verdict(self._directory, self._rank)}\n"
                         )
@@ -185,7 +188,7 @@ class JoinedWatch:
             if verdict is not None:
                 write_verdict(self._directory, verdict)
                 for rank in verdict.ranks:
-                    self._tell(rank, WAKE)
+                    self._tell(rank, WAKE if rank in verdict.waiting else SHUT)
                 break
 
     def _take_over(self) -> None:

@@ -177,7 +177,7 @@ class Recording:
 
         def keep_deaths(ranks: list[int]) -> None:  # in case that nobody lives to write the file
             with contextlib.suppress(OSError):  # the disk may be full
-                recorder.set_meta("deaths", find_ends(recorder.directory, ranks, self._world_size))
+                recorder.set_meta("deaths", find_ends(recorder.directory, ranks))
 
         try:
             watch = JoinedWatch(recorder.directory, self._rank, self._world_size, keep_deaths)
@@ -217,7 +217,7 @@ class Recording:
         start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
         raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
         metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late and not raised_ns}
-        others = [*find_ends(directory, late, self._world_size), *(end for end in doing if end["rank"] in late)]
+        others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
         woken = read_woken(directory) if self._watch is not None and not raised_ns else None
         if woken is not None:  # all of them caught the error: what they did after that says nothing of why
@@ -244,7 +244,7 @@ class Recording:
         for rank in range(self._world_size):
             text = self._board.read(rank, 0.001)
             while text is None and (left_s := deadline - time.monotonic()) > 0 and not hurry.is_set():
-                over = failed and find_ends(directory, [rank], self._world_size)
+                over = failed and find_ends(directory, [rank])
                 text = self._board.read(rank, min(left_s, LOOK_S))
                 if over:
                     break

@@ -101,13 +101,15 @@ class Group(NamedTuple):
 class Payload(NamedTuple):
     """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with.
 
-    Of an operation that combines what the ranks have, also how: "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
+    Of an operation that combines what the ranks have, also how: "SUM"; empty elsewhere, and in files of ringsim 0.1.0. Of a collective that
+    takes tensors as they lie in memory, also the strides of those that are permuted.
     """
 
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
     reduction: str = ""
+    strides: tuple[tuple[int, ...], ...] = ()
 
 
 class Tables(NamedTuple):

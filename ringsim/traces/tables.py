@@ -35,7 +35,8 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 
 def _write_payload(payload: Payload) -> dict[str, Any]:
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
-    return {**entry, "reduction": payload.reduction} if payload.reduction else entry
+    entry |= {"reduction": payload.reduction} if payload.reduction else {}
+    return {**entry, "strides": [list(strides) for strides in payload.strides]} if payload.strides else entry
 
 
 def read_tables(value: Any) -> Tables:
@@ -69,9 +70,9 @@ def read_group(entry: Any) -> Group:
 
 
 def read_payload(entry: Any) -> Payload:
-    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
+    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ..., "strides": [[...]]}``.
 
-    The last may be missing; other keys are ignored.
+    The last two may be missing; other keys are ignored.
 
     Raises:
         ValueError: ``entry`` is no such payload.
@@ -82,7 +83,11 @@ def read_payload(entry: Any) -> Payload:
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
     shape = _naturals(entry.get("shape"), "the shape of a payload")
-    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")))
+    strides = entry.get("strides", [])
+    if not isinstance(strides, list):
+        raise ValueError("the strides of a payload are not a list")
+    permuted = tuple(_naturals(one, "the strides of a tensor") for one in strides)
+    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), permuted)
 
 
 def readable(value: Any) -> Any:
