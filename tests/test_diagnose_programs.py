@@ -19,7 +19,7 @@ from ringsim.diagnose.finding import Diagnosis
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.world_of_events import world_of_events
 from ringsim.launch.verdicts import error_of_kind
-from ringsim.pipeline.programs import Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.engine import Receive, Run, Send, Wait, run_programs
 from ringsim.traces.events import Group
 
 SIZE = 4

@@ -10,14 +10,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ringsim.plot.actions import ACTION_LOOKS
-from ringsim.simulator.operations import KIND_LETTERS
+from ringsim.simulator.columns import KIND_LETTERS
 from ringsim.traces.events import Ints
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.simulator.schedule_run import ScheduleRun
+    from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = ["draw_busy_map", "measure_shares"]
 
@@ -38,7 +38,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
         Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``KIND_LETTERS``.
 
     Example:
-        >>> from ringsim.simulator.schedule_api import simulate_schedule
+        >>> from ringsim.simulator.schedules import simulate_schedule
         >>> shares = measure_shares(simulate_schedule("1f1b", num_ranks=2, num_microbatches=1), rows=2, columns=6)
         >>> shares[1].argmax(axis=-1).tolist(), shares[1].sum(axis=-1).tolist()  # rank 1 waits, goes forward, back, and is done
         ([0, 0, 1, 1, 0, 0], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0])

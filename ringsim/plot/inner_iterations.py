@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
-from ringsim.pipeline.generation_map import steady_use
 from ringsim.plot import style
+from ringsim.schedules.generation import steady_use
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.comparison import Comparison
+    from ringsim.predict.comparison import Comparison
 
 __all__ = ["plot_overlay", "png"]
 
@@ -70,7 +70,7 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
 
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.comparison import compare
+        >>> from ringsim.predict.comparison import compare
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
         >>> def run(end_ns):

@@ -19,7 +19,7 @@ from ringsim.plot.busy_map import draw_busy_map
 from ringsim.plot.path_line import draw_path
 from ringsim.plot.rows import Rows
 from ringsim.plot.step_picture import NAMES, StepPicture, draw_step, percent, plot_step, step_height
-from ringsim.simulator.operations import KIND_LETTERS
+from ringsim.simulator.columns import KIND_LETTERS
 from ringsim.traces.stages import StageActions
 from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_text, time_unit
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.simulator.schedule_run import ScheduleRun
+    from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = ["plot_schedule_run", "png"]
 
@@ -53,7 +53,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None) -> Axes:
 
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.simulator.schedule_api import simulate_schedule
+        >>> from ringsim.simulator.schedules import simulate_schedule
         >>> plot_schedule_run(simulate_schedule("1f1b", num_ranks=4, num_microbatches=8)).get_title(loc="left")
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from greenlet import GreenletExit
 
-from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
@@ -26,6 +25,7 @@ from ringsim.launch.notebook import name_cells
 from ringsim.launch.verdicts import error_of_kind, impose
 from ringsim.link import Link
 from ringsim.pair_groups import pair_name
+from ringsim.predict.calibration import Calibration
 from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
 from ringsim.simulator.backend import SimulatedRank
