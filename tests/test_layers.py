@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
-        *("ringsim.published", "ringsim.regimes"),
+        *("ringsim.plot.charts", "ringsim.regimes"),
         *(
             f"ringsim.traces.{name}"
             for name in ("tables", "buffer", "call_sites", "hot_path", "lost_peers", "notices", "recorder", "neighbour", "parts", "joining")
@@ -83,7 +83,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.simulator.{name}" for name in ("schedule_trace", "schedule_run", "schedule_api", "scaling")),
         *(f"ringsim.exchange.{name}" for name in ("foreign", "rows", "boxes", "lanes", "slices", "wire", "perfetto", "perfetto_reading")),
         *(f"ringsim.exchange.{name}" for name in ("chrome", "profiler", "programs", "rounds", "replay", "goal", "chakra")),
-        *("ringsim.exchange.otf2_writing", "ringsim.exchange.otf2_reading", "ringsim.exchange"),
+        *("ringsim.exchange.otf2", "ringsim.exchange.otf2", "ringsim.exchange"),
     ),
     (
         *("ringsim.printing", "ringsim.background", "ringsim.resolver", "ringsim.roll_call", "ringsim.rendezvous"),
@@ -188,10 +188,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(f"ringsim.plot.{name}" for name in ("style", "paths", "circle", "graph", "matrix", "ring")),
         *(f"ringsim.plot.{name}" for name in ("bars", "density", "rows", "time_axis", "boxes", "arrows")),
         *(f"ringsim.plot.{name}" for name in ("actions", "live_curve", "step_picture", "stages", "timeline", "display")),
-        *("ringsim.plot.inner_iterations", "ringsim.plot.schedule", "ringsim.plot.overlay"),
+        *("ringsim.plot.charts", "ringsim.plot.steps", "ringsim.plot.schedule_run"),
         *(f"ringsim.plot.{name}" for name in ("size_axes", "labels", "achieved", "curves", "curve_lines", "published_marks")),
-        *("ringsim.plot.bandwidth_chart", "ringsim.plot.edge_labels", "ringsim.plot.waitfor"),
-        *("ringsim.plot.path_line", "ringsim.plot.busy_map", "ringsim.plot.schedule_run"),
+        *("ringsim.plot.charts", "ringsim.plot.ring", "ringsim.plot.waitfor"),
+        *("ringsim.plot.schedule_run", "ringsim.plot.steps", "ringsim.plot.schedule_run"),
     ),
     (
         *(f"ringsim.check.{name}" for name in ("result", "examination", "neighbours", "shares", "pairs", "rounds")),
