@@ -7,7 +7,7 @@ import pytest
 
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.generation_use import measure_stage_use
-from ringsim.plot.inner_iterations import MeasuredUse, plot_inner_iterations
+from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 from ringsim.schedules.generation import Job, can_finish, idle_of_full_ring, plan_jobs, plan_steps, steady_use, time_generation
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace

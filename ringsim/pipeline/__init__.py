@@ -49,7 +49,7 @@ Schedules::
     rehearse                  runs a schedule on ranks that sleep instead of computing
     plot_schedule             a picture of a schedule, or of an evaluation
 
-What a known schedule costs, by formula, is in ``ringsim.pipeline.closed_forms``.
+What a known schedule costs, by formula, is in ``ringsim.schedules.closed_forms``.
 
 Training::
 
@@ -143,7 +143,7 @@ _CONTENTS: Final = {
     "one_f_one_b": "ringsim.schedules.linear",
     "parse_action": "ringsim.schedules.schedule",
     "partition_model": "ringsim.pipeline.partition",
-    "plot_schedule": "ringsim.plot.schedule",
+    "plot_schedule": "ringsim.plot.steps",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
     "rehearse": "ringsim.pipeline.rehearsal",
@@ -199,7 +199,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
-    from ringsim.plot.schedule import plot_schedule as plot_schedule
+    from ringsim.plot.steps import plot_schedule as plot_schedule
     from ringsim.schedules import make_schedule as make_schedule
     from ringsim.schedules.costs import Costs as Costs
     from ringsim.schedules.engine import Evaluation as Evaluation
@@ -229,8 +229,6 @@ else:  # hidden from them, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:
         """Finds a public name in the module that defines it, on first use."""
-        if name == "closed_forms":  # a module, known by this path too
-            return import_module("ringsim.schedules.closed_forms")
         module = _CONTENTS.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ringsim.plot.actions import ACTION_LOOKS
+from ringsim.plot.steps import ACTION_LOOKS
 from ringsim.simulator.columns import KIND_LETTERS
 from ringsim.traces.events import Ints
 

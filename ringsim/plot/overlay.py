@@ -20,9 +20,8 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import style
-from ringsim.plot.actions import PHASE_NAME_POINTS, draw_actions
-from ringsim.plot.rows import Rows
-from ringsim.plot.step_picture import NAMES
+from ringsim.plot.layout import Rows
+from ringsim.plot.steps import NAMES, PHASE_NAME_POINTS, draw_actions
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
 from ringsim.traces.events import NONE, SPAN, Ints

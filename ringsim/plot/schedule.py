@@ -9,10 +9,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from ringsim.plot import style
-from ringsim.plot.actions import RECV_LANE, SEND_LANE
-from ringsim.plot.bars import OPERATION_LOOKS, TRANSFER
-from ringsim.plot.rows import Rows
-from ringsim.plot.step_picture import StepPicture, draw_step, plot_step
+from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows
+from ringsim.plot.steps import RECV_LANE, SEND_LANE, StepPicture, draw_step, plot_step
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.stages import StageActions
