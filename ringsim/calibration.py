@@ -24,7 +24,7 @@ from ringsim.pipeline.actions import Action
 from ringsim.pipeline.costs import Costs
 from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
-from ringsim.traces.stages import STEP, count_steps, find_step
+from ringsim.traces.steps import STEP, count_steps, find_step
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsim.errors import TraceFileError
-from ringsim.traces import reached
 from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, load, make_bandwidths
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
 
 ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
 

@@ -21,7 +21,6 @@ from ringsim.comm import torch_hooks, torch_names
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.comm.torch_hooks import NOT_RECORDED, install, uninstall
-from ringsim.traces import hot_path
 from ringsim.traces.events import OP_NAMES, Events
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder

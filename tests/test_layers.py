@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("ringsim.state", "ringsim.provenance", "ringsim.node_list", "ringsim.launchers", "ringsim.environment"),
-        *("ringsim.published", "ringsim.regimes"),
+        *("ringsim.published", "ringsim.traces.bandwidths"),
         *(
             f"ringsim.traces.{name}"
             for name in ("tables", "buffer", "call_sites", "hot_path", "lost_peers", "notices", "recorder", "neighbour", "parts", "joining")
@@ -70,7 +70,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
             )
         ),
         *("ringsim.calibration", "ringsim.comparison"),
-        "ringsim.pipeline.generation_use",
+        "ringsim.traces.steps",
         *(
             "ringsim.diagnose",
             *(f"ringsim.diagnose.{name}" for name in ("finding", "waitfor", "doubts", "hints", "verdict", "collective_calls")),
@@ -320,4 +320,4 @@ def test_only_the_named_files_import_by_a_dotted_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Name) and node.id in by_name) or (isinstance(node, ast.Attribute) and node.attr in by_name)
     }
-    assert users == {"ringsim", "ringsim.pipeline", "ringsim.traces.reached"}
+    assert users == {"ringsim", "ringsim.pipeline", "ringsim.traces.lazy"}

@@ -26,7 +26,7 @@ from ringsim.plot.display import png
 from ringsim.plot.stages import shows_step
 from ringsim.plot.step_picture import step_height
 from ringsim.plot.timeline import plot_timeline, timeline_height
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 from ringsim.traces.value import Trace
 
 

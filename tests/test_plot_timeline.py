@@ -19,8 +19,7 @@ from ringsim.plot.bars import OPERATION_LOOKS, make_bars, time_range
 from ringsim.plot.density import merge_short
 from ringsim.plot.display import png
 from ringsim.plot.timeline import plot_timeline
-from ringsim.traces.events import MARK, OP_CODES, make_events
-from ringsim.traces.notices import word_notice
+from ringsim.traces.events import MARK, OP_CODES, make_events, word_notice
 from ringsim.traces.value import Trace
 
 

@@ -17,7 +17,7 @@ from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.simulator import schedule_trace
 from ringsim.simulator.schedule_run import ScheduleRun
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 
 def simulate(name: str = "1f1b", p: int = 3, m: int = 5, **given: object) -> ScheduleRun:

@@ -17,8 +17,7 @@ from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule_text import from_text
 from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.traces.live_activations import list_live
-from ringsim.traces.stages import count_steps, find_step, in_step
+from ringsim.traces.steps import count_steps, find_step, in_step, list_live
 
 UNIT_NS = UNIT_MS * MS
 GRID = [

@@ -13,7 +13,7 @@ from ringsim.pipeline.rehearsal import rehearse
 from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedule_api import simulate_schedule
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 SIZE_BYTES = 1000
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Posted, RankView, World
 from ringsim.errors import Deadlock
 from ringsim.launch.verdicts import Verdict, read_verdict, write_verdict
 from ringsim.traces.events import Group
+from ringsim.traces.findings import Operation
 
 
 def receives(rank: int, peer: int) -> RankView:

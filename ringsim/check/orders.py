@@ -15,8 +15,7 @@ from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.validation import validate
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["fast_schedule", "schedule"]
 

@@ -15,8 +15,8 @@ from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
 from ringsim.topologies import FullBisection, Hosts
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

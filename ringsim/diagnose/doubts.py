@@ -25,7 +25,7 @@ def doubt(world: World) -> World:
         The world, in which an operation that is awaited and ``doubtful`` is ``taken``, where its rank can wait for nothing else.
 
     Example:
-        >>> from ringsim.diagnose.finding import Operation
+        >>> from ringsim.traces.findings import Operation
         >>> from ringsim.diagnose.waitfor import Posted, RankView, analyse
         >>> from ringsim.traces.events import Group
         >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.collective_calls import CollectiveCalls
-from ringsim.diagnose.finding import Finding, Operation, payload_text
 from ringsim.diagnose.waitfor import same_collective
 from ringsim.diagnose.world_of_events import operation_of
 from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, Events, Ints, Payload
-from ringsim.traces.matching import match, refused
-from ringsim.traces.summary import count
+from ringsim.traces.findings import Finding, Operation, payload_text
+from ringsim.traces.matching import CollectiveCalls, match, refused
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

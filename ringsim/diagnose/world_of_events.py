@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.diagnose.collective_calls import CollectiveCalls
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import STATES, Posted, RankView, World
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
+    DESTROYED,
     ERROR,
     IN_FLIGHT,
+    MADE_ANEW,
     NONE,
     OK,
     OP_CODES,
@@ -28,8 +28,8 @@ from ringsim.traces.events import (
     Group,
     Ints,
 )
-from ringsim.traces.matching import number_places, number_rows, refused
-from ringsim.traces.notices import DESTROYED, MADE_ANEW
+from ringsim.traces.findings import Operation
+from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
 __all__ = ["MOST_POSTED", "MOST_REFUSED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "until", "world_of_events"]
 

@@ -24,7 +24,7 @@ from ringsim.exchange.lanes import unfold
 from ringsim.exchange.slices import BLOCKED, COLUMNS, RUN, Lane, Row, Slice, describe_row, list_rows, make_lanes, make_name, pack_run
 from ringsim.exchange.wire import bytes_field, fixed_field, number_field, text_field
 from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, Tables
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

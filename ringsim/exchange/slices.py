@@ -17,9 +17,23 @@ import numpy as np
 from ringsim.errors import TraceFileError
 from ringsim.exchange.lanes import place_apart, place_nested
 from ringsim.exchange.rows import whole_rows
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, MARK, NONE, OPS, RECV, SEND, SPAN, STATUS_NAMES, Events, Tables
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    MARK,
+    NONE,
+    OPS,
+    RECV,
+    SEND,
+    SPAN,
+    STATUS_NAMES,
+    Events,
+    Tables,
+    read_tables,
+    readable,
+    write_tables,
+)
 from ringsim.traces.files import check_run
-from ringsim.traces.tables import read_tables, readable, write_tables
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

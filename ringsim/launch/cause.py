@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Final
 
 from ringsim.errors import RingError
-from ringsim.traces.lost_peers import LOST_PEER
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
+from ringsim.traces.recorder import LOST_PEER
 
 __all__ = ["OWN", "PEER", "WAIT", "Cause", "find_cause", "is_internal", "text_of"]
 

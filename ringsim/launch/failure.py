@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ringsim import errors
 from ringsim.launch.cause import OWN, PEER, find_cause, is_internal, text_of
-from ringsim.launch.notebook import name_cells, rename_places
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
+from ringsim.traces.parts import name_cells, rename_places
 
 _NO_FAILURE: Final = ("", "0", "None", "False")  # what sys.exit may be given that makes the exit code 0
 

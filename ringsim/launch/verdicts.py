@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 
 __all__ = [
     "Verdict",

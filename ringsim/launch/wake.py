@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ringsim.traces.call_sites import CallSites
+from ringsim.traces.recorder import CallSites
 
 __all__ = ["ANSWER_S", "ASK", "OUR_THREADS", "WAKE", "WAKE_S", "WHERE", "Threads", "find_place", "list_threads", "shut_connections"]
 

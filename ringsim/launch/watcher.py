@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Final
 
 from ringsim.diagnose.doubts import doubt
-from ringsim.diagnose.finding import Diagnosis, Finding
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import GONE, Stuck, World, analyse
 from ringsim.launch.live_part import Head
@@ -39,6 +38,7 @@ from ringsim.launch.stillness import at_rest
 from ringsim.launch.verdicts import Verdict
 from ringsim.launch.wake import Threads
 from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.findings import Diagnosis, Finding
 
 __all__ = ["POLL_S", "Watcher"]
 

@@ -32,7 +32,7 @@ from ringsim.pipeline.schedule import Schedule
 from ringsim.ring import current_ring
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 
 __all__ = ["rehearse"]
 

@@ -23,7 +23,7 @@ from ringsim.plot import style
 from ringsim.plot.rows import Rows
 from ringsim.plot.style import Look
 from ringsim.traces.events import Ints
-from ringsim.traces.stages import StageActions
+from ringsim.traces.steps import StageActions
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

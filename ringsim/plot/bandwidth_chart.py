@@ -19,9 +19,8 @@ from ringsim.plot.published_marks import draw_published, published_legend, publi
 from ringsim.plot.size_axes import BELOW, add_time_panel, scale_sizes
 from ringsim.provenance import footer
 from ringsim.traces.bandwidths import Bandwidths
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_text
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +35,7 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
     """Draws bandwidth and, below, time against message size.
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
-    A curve is interrupted where one line does not hold (``ringsim.regimes`` has the rule). Where the table has messages and no NCCL, what
+    A curve is interrupted where one line does not hold (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no NCCL, what
     others published of NCCL stands beside, dashed, with its source.
 
     Of a trace, every message is a point: its size by the time from the moment at which both sides had posted it until it was there. Open

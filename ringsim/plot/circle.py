@@ -19,8 +19,8 @@ from matplotlib.patches import Circle, Patch, Polygon
 
 from ringsim.plot import style
 from ringsim.plot.paths import Points, arc, arrow, beside, chord, node_angle, place, ribbon
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

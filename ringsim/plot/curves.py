@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE
-from ringsim.regimes import Regime, find_regimes
-from ringsim.traces.bandwidths import CEILINGS, Bandwidths
+from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
 
 __all__ = ["Curve", "Pen", "make_curves", "pen"]
 

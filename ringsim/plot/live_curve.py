@@ -9,8 +9,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
-from ringsim.traces.live_activations import list_live, measure_peaks
-from ringsim.traces.stages import StageActions
+from ringsim.traces.steps import StageActions, list_live, measure_peaks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,9 +26,9 @@ from ringsim.plot.step_picture import NAMES
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
 from ringsim.traces.events import NONE, SPAN, Ints
-from ringsim.traces.stages import KINDS, StageActions, count_steps, find_step
-from ringsim.traces.summary import count
+from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import time_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

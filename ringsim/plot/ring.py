@@ -11,8 +11,8 @@ from ringsim.plot import style
 from ringsim.plot.circle import circle_legend, draw_circle
 from ringsim.plot.graph import communication_graph
 from ringsim.plot.matrix import draw_matrix
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from ringsim.plot.actions import RECV_LANE, SEND_LANE
 from ringsim.plot.bars import OPERATION_LOOKS, TRANSFER
 from ringsim.plot.rows import Rows
 from ringsim.plot.step_picture import StepPicture, draw_step, plot_step
-from ringsim.traces.stages import StageActions
+from ringsim.traces.steps import StageActions
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

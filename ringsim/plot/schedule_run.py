@@ -20,9 +20,9 @@ from ringsim.plot.path_line import draw_path
 from ringsim.plot.rows import Rows
 from ringsim.plot.step_picture import NAMES, StepPicture, draw_step, percent, plot_step, step_height
 from ringsim.simulator.operations import KIND_LETTERS
-from ringsim.traces.stages import StageActions
-from ringsim.traces.summary import count
+from ringsim.traces.steps import StageActions
 from ringsim.traces.units import bytes_text, time_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -15,10 +15,9 @@ from ringsim.plot.rows import Rows
 from ringsim.plot.step_picture import StepPicture
 from ringsim.plot.time_axis import TimeAxis
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN
-from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
-from ringsim.traces.summary import count
+from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
 from ringsim.traces.units import time_text, time_unit
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

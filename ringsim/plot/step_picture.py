@@ -15,9 +15,8 @@ from ringsim.plot.actions import action_rows, draw_actions, prepare_rows
 from ringsim.plot.live_curve import HEIGHT_INCHES as CURVE_INCHES
 from ringsim.plot.live_curve import draw_live_curve
 from ringsim.plot.rows import Rows
-from ringsim.traces.bubbles import Bubble, measure_bubble
-from ringsim.traces.stages import StageActions
-from ringsim.traces.summary import count
+from ringsim.traces.steps import Bubble, StageActions, measure_bubble
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -20,11 +20,10 @@ from ringsim.plot.rows import Rows
 from ringsim.plot.stages import picture_step, shows_step
 from ringsim.plot.step_picture import draw_step, plot_step, step_height
 from ringsim.plot.time_axis import TimeAxis
-from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
-from ringsim.traces.notices import read_notice
-from ringsim.traces.stages import find_step
-from ringsim.traces.summary import count
+from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.steps import find_step
 from ringsim.traces.units import time_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

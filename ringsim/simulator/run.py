@@ -15,14 +15,12 @@ from greenlet import GreenletExit
 
 from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World as WorldView
 from ringsim.diagnose.world_of_events import read_ends, world_of_events
 from ringsim.errors import Interrupted, RingError
 from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
 from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
-from ringsim.launch.notebook import name_cells
 from ringsim.launch.verdicts import error_of_kind, impose
 from ringsim.link import Link
 from ringsim.pair_groups import pair_name
@@ -43,6 +41,8 @@ from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
 from ringsim.traces.events import NONE
+from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.parts import name_cells
 from ringsim.traces.value import Trace
 
 __all__ = ["Run", "Settings"]

@@ -23,7 +23,7 @@ from ringsim.pipeline.costs import Costs
 from ringsim.simulator.schedule_api import simulate_schedule
 from ringsim.simulator.schedule_run import ScheduleRun
 from ringsim.traces.events import NONE, Ints
-from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
+from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
 from ringsim.traces.value import Trace, check_trace
 
 __all__ = ["scale"]

@@ -15,7 +15,7 @@ from ringsim.errors import ArgumentError
 from ringsim.simulator.operations import FORWARD, Operations
 from ringsim.simulator.prices import Prices
 from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, make_events
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
 __all__ = ["check_between", "check_ranks", "make_trace"]
