@@ -140,7 +140,7 @@ class Trace:
         resolve("to_chakra")(self, directory)
 
     def to_otf2(self, directory: str | PathLike[str]) -> None:
-        """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2_writing`` says what is in it."""
+        """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2`` says what is in it."""
         resolve("to_otf2")(self, directory)
 
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:
