@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose import waitfor
-from ringsim.diagnose.waitfor import Posted, RankView, World, analyse, find_cycle, hindering
-from ringsim.diagnose.world_of_events import world_of_events
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle, hindering
 from ringsim.launch.live_parts import LiveParts

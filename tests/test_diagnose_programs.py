@@ -16,7 +16,6 @@ from rendezvous_machine import Instruction, Machine
 from watched_machine import WatchedMachine
 
 from ringsim.diagnose.failure import error_of_kind
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.verdict import judge
 from ringsim.pipeline.programs import Receive, Run, Send, Wait, run_programs

@@ -10,9 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
-from ringsim.diagnose.waitfor import Posted, RankView, World, analyse, find_cycle
-from ringsim.diagnose.world_of_events import world_of_events
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle
 from ringsim.traces.events import ANY_SOURCE, Group

@@ -21,15 +21,9 @@ from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule_text import from_text
 from ringsim.pipeline.schedules import make_schedule
 from ringsim.plot import style
-from ringsim.plot.actions import microbatch_entry
-from ringsim.plot.display import png
-from ringsim.plot.stages import shows_step
-from ringsim.plot.step_picture import step_height
-from ringsim.plot.timeline import plot_timeline, timeline_height
-from ringsim.traces.steps import find_step
 from ringsim.plot.steps import microbatch_entry, shows_step, step_height
 from ringsim.plot.timeline import plot_timeline, timeline_height, trace_png
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 from ringsim.traces.value import Trace
 
 

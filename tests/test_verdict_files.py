@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringsim.diagnose.failure import Verdict, read_verdict, write_verdict
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot
 from ringsim.errors import Deadlock

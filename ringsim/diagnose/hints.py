@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, World
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, Snapshot
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import Operation

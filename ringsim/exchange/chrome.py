@@ -47,10 +47,8 @@ from ringsim.exchange.slices import (
     pack_run,
     unpack_run,
 )
-from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, Tables
-from ringsim.traces.files import write_whole
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.errors import TraceFileError
-from ringsim.exchange.lanes import place_apart, place_nested
-from ringsim.exchange.rows import whole_rows
+from ringsim.exchange.reading import Rows, whole_rows
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
+    IN_FLIGHT,
     MARK,
     NONE,
+    OK,
     OPS,
     RECV,
     SEND,
@@ -45,8 +46,6 @@ from ringsim.traces.events import (
     readable,
     write_tables,
 )
-from ringsim.exchange.reading import Rows, whole_rows
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, IN_FLIGHT, MARK, NONE, OK, OPS, RECV, SEND, SPAN, STATUS_NAMES, Events, Tables
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 

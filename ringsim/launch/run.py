@@ -37,12 +37,8 @@ from ringsim.launch.launcher import get_launcher
 from ringsim.launch.output import Outputs
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
-from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
-from ringsim.launch.wake import ANSWER_S, ASK, WAKE, WAKE_S, WHERE
-from ringsim.launch.watcher import POLL_S, Watcher
-from ringsim.traces.parts import name_cells, read_parts, rename_places
 from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, Watcher, has_proc, look_at
-from ringsim.traces.parts import read_parts
+from ringsim.traces.parts import name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05

@@ -43,11 +43,7 @@ from matplotlib.patches import Circle, Patch, Polygon
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from ringsim.plot import style
-from ringsim.plot.circle import circle_legend, draw_circle
-from ringsim.plot.graph import communication_graph
-from ringsim.plot.matrix import draw_matrix
 from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND, Ints
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import count
 

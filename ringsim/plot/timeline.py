@@ -15,17 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from ringsim.plot import style
-from ringsim.plot.actions import microbatch_entry
-from ringsim.plot.arrows import draw_arrows
-from ringsim.plot.bars import OPERATION_LOOKS, UNFINISHED, Bars, make_bars
-from ringsim.plot.boxes import draw_density, draw_long, draw_open_ends, draw_span_names, look_of
-from ringsim.plot.density import merge_short
-from ringsim.plot.rows import Rows
-from ringsim.plot.stages import picture_step, shows_step
-from ringsim.plot.step_picture import draw_step, plot_step, step_height
-from ringsim.plot.time_axis import TimeAxis
-from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
-from ringsim.traces.steps import find_step
 from ringsim.plot.layout import (
     OPERATION_LOOKS,
     UNFINISHED,
@@ -43,10 +32,8 @@ from ringsim.plot.layout import (
 )
 from ringsim.plot.ring import SIZE_INCHES, draw_ring
 from ringsim.plot.steps import draw_step, microbatch_entry, picture_step, plot_step, shows_step, step_height
-from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
-from ringsim.traces.notices import read_notice
-from ringsim.traces.stages import find_step
-from ringsim.traces.summary import count
+from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.steps import find_step
 from ringsim.traces.units import time_text
 from ringsim.traces.value import count
 

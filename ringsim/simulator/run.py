@@ -16,15 +16,11 @@ from greenlet import GreenletExit
 from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Snapshot
 from ringsim.errors import Interrupted, RingError
 from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
-from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
-from ringsim.launch.verdicts import error_of_kind, impose
-from ringsim.launch.notebook import name_cells
 from ringsim.link import Link
 from ringsim.pair_groups import pair_name
 from ringsim.printing import Quiet, make_print
