@@ -18,7 +18,7 @@ from watched_machine import WatchedMachine
 from ringsim.diagnose.failure import error_of_kind
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.verdict import judge
-from ringsim.pipeline.programs import Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.engine import Receive, Run, Send, Wait, run_programs
 from ringsim.traces.events import Group
 from ringsim.traces.findings import Diagnosis
 

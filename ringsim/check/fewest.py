@@ -12,6 +12,10 @@ from ringsim.check.small_task import count_microbatches
 from ringsim.pipeline.closed_forms import Step, makespan
 from ringsim.pipeline.costs import Costs
 from ringsim.traces.value import Trace, count
+from ringsim.schedules.closed_forms import Step, makespan
+from ringsim.schedules.costs import Costs
+from ringsim.traces.summary import count
+from ringsim.traces.value import Trace
 
 __all__ = ["fewest_microbatches"]
 

@@ -16,6 +16,12 @@ from ringsim.pipeline.evaluator import evaluate
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.validation import validate
 from ringsim.traces.value import Trace, count
+from ringsim.schedules.closed_forms import Step, makespan, peak_live
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate, validate
+from ringsim.schedules.schedule import Schedule, parse_action
+from ringsim.traces.summary import count
+from ringsim.traces.value import Trace
 
 __all__ = ["fast_schedule", "schedule"]
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from greenlet import GreenletExit
 
-from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
@@ -23,6 +22,7 @@ from ringsim.errors import Interrupted, RingError
 from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
 from ringsim.link import Link
 from ringsim.pair_groups import pair_name
+from ringsim.predict.calibration import Calibration
 from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
 from ringsim.simulator.backend import SimulatedRank
