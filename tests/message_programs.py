@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from ringsim.pipeline.programs import Blocked, Operation, Receive, Run, Send, Wait
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.schedules.engine import Blocked, Operation, Receive, Run, Send, Wait
 from ringsim.traces.events import SEND
 from ringsim.traces.findings import Diagnosis

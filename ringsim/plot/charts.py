@@ -51,10 +51,8 @@ from ringsim.link import Link
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, GREEN, LETTER, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
-from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
-from ringsim.regimes import Regime, find_regimes
 from ringsim.schedules.generation import steady_use
-from ringsim.traces.bandwidths import CEILINGS, Bandwidths
+from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
 from ringsim.traces.events import NONE, OK
 from ringsim.traces.units import bytes_text, time_text
 from ringsim.traces.value import Trace, count

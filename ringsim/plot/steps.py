@@ -35,11 +35,9 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 from ringsim.plot import style
 from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows, TimeAxis, draw_long, make_bars
 from ringsim.plot.style import Look
-from ringsim.simulator.operations import KIND_LETTERS
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.simulator.columns import KIND_LETTERS
-from ringsim.traces.bubbles import Bubble, measure_bubble
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
 from ringsim.traces.steps import Bubble, StageActions, count_steps, find_step, in_step, list_live, measure_bubble, measure_peaks
 from ringsim.traces.units import time_text, time_unit

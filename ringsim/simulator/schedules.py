@@ -37,7 +37,7 @@ from ringsim.simulator.critical_path import (
 from ringsim.simulator.levels import Levels, WhatIfs, find_levels, sweep, time_variants
 from ringsim.simulator.worklist import work_through
 from ringsim.traces.events import Ints
-from ringsim.traces.reached import bundle, reach
+from ringsim.traces.lazy import bundle, reach
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

@@ -38,10 +38,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from ringsim.errors import ArgumentError, RingError, ScheduleError
-from ringsim.pipeline import closed_forms
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.closed_forms import Step
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.schedules import closed_forms, make_schedule
+from ringsim.schedules.closed_forms import Step
+from ringsim.schedules.schedule import Action
 from ringsim.traces.events import NONE, SPAN, Events, Ints
 
 __all__ = [
