@@ -19,8 +19,8 @@ import numpy as np
 from ringsim.errors import ArgumentError
 from ringsim.plot.charts import FIGURES
 from ringsim.traces.bandwidths import Bandwidths
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 __all__ = ["BackendChoice", "BackendFacts", "Criterion", "backend_criteria", "backend_facts", "choose_backend", "criteria_text"]
 

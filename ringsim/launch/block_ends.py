@@ -15,7 +15,7 @@ from ringsim.diagnose.failure import describe_end, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.live_part import LivePart
 from ringsim.launch.watcher import has_proc, look_at
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
 
 __all__ = ["find_culprits", "find_ends", "gather_ends", "hold_back_sigterm", "tell_end"]
 

@@ -34,12 +34,11 @@ from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.config import Kind
 from ringsim.launch.job import Job
 from ringsim.launch.launcher import get_launcher
-from ringsim.launch.notebook import name_cells, rename_places
 from ringsim.launch.output import Outputs
 from ringsim.launch.progress import Progress
 from ringsim.launch.rank_set import RankSet
 from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, Watcher, has_proc, look_at
-from ringsim.traces.parts import read_parts
+from ringsim.traces.parts import name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
