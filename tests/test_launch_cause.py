@@ -156,7 +156,6 @@ def test_a_report_can_be_shown_whatever_was_raised() -> None:
 @pytest.mark.parametrize(
     ("name", "internal"),
     [
-        ("ringsim/simulator/hub.py", True),  # what Cython calls it
         (error_of_kind.__code__.co_filename, True),
         (caught.__code__.co_filename, False),
         (linecache.__file__, False),
