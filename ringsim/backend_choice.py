@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 
 from ringsim.errors import ArgumentError
-from ringsim.published import FIGURES
+from ringsim.plot.charts import FIGURES
 from ringsim.traces.bandwidths import Bandwidths
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 __all__ = ["BackendChoice", "BackendFacts", "Criterion", "backend_criteria", "backend_facts", "choose_backend", "criteria_text"]
 
@@ -208,5 +208,5 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
         return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
     if backend == "nccl" and not facts.gpus:
         rates = [figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None]
-        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (ringsim.published)"
+        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (docs/bandwidth.md)"
     return MEASURE[backend]

@@ -8,7 +8,7 @@ from pathlib import Path
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_pictures
 from ringsim.errors import RingError
-from ringsim.traces.summary import count
+from ringsim.traces.value import count
 
 CHECKED_STEPS, TOLERANCE = 3, 1e-3  # as many steps are done again in one process; by then rounding has not grown
 

@@ -14,7 +14,7 @@ from ringsim.errors import Interrupted, RingError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ringsim.diagnose.finding import Diagnosis
+    from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, cast
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
 from ringsim.errors import ArgumentError, RingError
-from ringsim.pipeline.generation_clock import time_generation
-from ringsim.pipeline.generation_map import can_finish, check_can_finish, count_messages, steady_use
-from ringsim.pipeline.generation_use import StageUse, measure_stage_use
-from ringsim.traces.summary import count
+from ringsim.schedules.generation import can_finish, check_can_finish, count_messages, steady_use, time_generation
+from ringsim.traces.steps import StageUse, measure_stage_use
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +37,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     from ringsim import generation_demo
-    from ringsim.plot.inner_iterations import MeasuredUse, plot_inner_iterations
+    from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
     num_stages = options.ranks
     turns = num_stages if options.inner is None else options.inner

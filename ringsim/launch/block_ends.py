@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ringsim.diagnose.failure import describe_end, report_exception
 from ringsim.errors import RingError
-from ringsim.launch.failure import describe_end, report_exception
 from ringsim.launch.live_part import LivePart
-from ringsim.launch.processes import has_proc, look_at
-from ringsim.traces.tables import readable
+from ringsim.launch.watcher import has_proc, look_at
+from ringsim.traces.events import readable
 
 __all__ = ["find_culprits", "find_ends", "gather_ends", "hold_back_sigterm", "tell_end"]
 

@@ -32,11 +32,21 @@ from typing import Any, Final
 
 import torch
 
-from ringsim.launch.failure import describe_unfinished
-from ringsim.launch.processes import look_at
-from ringsim.launch.verdicts import clear_verdict, has_verdict, raise_verdict, read_verdict, write_verdict
-from ringsim.launch.wake import ANSWER_S, ASK, OUR_THREADS, WAKE, WAKE_S, WHERE, Threads, find_place, list_threads, shut_connections
-from ringsim.launch.watcher import Watcher
+from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
+from ringsim.launch.watcher import (
+    ANSWER_S,
+    ASK,
+    OUR_THREADS,
+    WAKE,
+    WAKE_S,
+    WHERE,
+    Threads,
+    Watcher,
+    find_place,
+    list_threads,
+    look_at,
+    shut_connections,
+)
 from ringsim.pair_groups import default_store
 
 __all__ = ["JoinedWatch"]

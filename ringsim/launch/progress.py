@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ringsim.launch.notebook import in_notebook
+from ringsim.traces.parts import in_notebook
 
 QUIET_S: Final = 2.0  # shorter runs need no progress line
 _EVERY_S: Final = 0.5

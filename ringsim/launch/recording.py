@@ -27,12 +27,12 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.comm.registry import get_backend_object
+from ringsim.diagnose.failure import pass_on, read_woken
 from ringsim.errors import RingError
 from ringsim.launch.block_ends import find_culprits, find_ends, gather_ends, hold_back_sigterm, tell_end
 from ringsim.launch.board import make_board
 from ringsim.launch.joined import JoinedWatch
-from ringsim.launch.processes import has_proc
-from ringsim.launch.verdicts import pass_on, read_woken
+from ringsim.launch.watcher import has_proc
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save

@@ -1,0 +1,179 @@
+"""Which exception made a rank fail: chains of exceptions, raised here."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ringsim
+from ringsim.diagnose.failure import (
+    OWN,
+    PEER,
+    WAIT,
+    describe_end,
+    error_of_kind,
+    find_cause,
+    impose,
+    is_internal,
+    report_exception,
+    text_of,
+)
+from ringsim.errors import Deadlock, RingError
+
+LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
+TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
+
+
+def compiled(name: str) -> Callable[..., Any]:
+    """Returns a function that raises what it is given, in a file of that name."""
+    space: dict[str, Any] = {}
+    exec(compile("def fail(error):\n    raise error\n", name, "exec"), space)
+    function: Callable[..., Any] = space["fail"]
+    return function
+
+
+fail_inside = compiled(str(Path(ringsim.__file__).parent / "comm" / "torch_hooks.py"))
+fail_outside = compiled("/home/me/torch/ringsim_course.py")
+
+
+def caught(call: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as info:  # noqa: PT011
+        call()
+    return info.value
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "echo"),
+    [
+        (fail_inside, RuntimeError(LOST), PEER),
+        (fail_inside, RuntimeError(TIMED_OUT), WAIT),
+        (fail_inside, RuntimeError("shapes differ"), OWN),
+        (fail_inside, RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nBroken pipe"), OWN),
+        (fail_inside, ConnectionResetError(LOST), OWN),
+        (fail_outside, RuntimeError(LOST), OWN),
+        (fail_outside, RuntimeError(TIMED_OUT), OWN),
+        (fail_inside, impose("deadlock", "ranks wait for each other"), PEER),
+        (fail_inside, error_of_kind("deadlock")("of a run of its own"), OWN),
+        (fail_inside, ExceptionGroup("two threads", [impose("deadlock", "a"), impose("deadlock", "a")]), PEER),
+        (fail_inside, ExceptionGroup("two threads", [impose("deadlock", "a"), ValueError("b")]), OWN),
+    ],
+)
+def test_an_echo_is_told_by_where_it_was_raised(fail: Callable[..., Any], error: Exception, echo: str) -> None:
+    cause = find_cause(caught(lambda: fail(error)))
+    assert (cause.error, cause.echo, cause.pending) == (error, echo, False)
+    assert (describe_end(report_exception(0, cause.error)) is None) is (echo != OWN)
+
+
+def wrap(error: Exception, *, later: Exception | None = None) -> None:
+    try:
+        fail_inside(error)
+    except Exception as lost:
+        if later is not None:
+            fail_inside(later)
+        raise RuntimeError("step failed") from lost
+
+
+@pytest.mark.parametrize("text", [LOST, TIMED_OUT])
+def test_what_is_made_of_an_echo_is_one(text: str) -> None:
+    cause = find_cause(caught(lambda: wrap(RuntimeError(text))))
+    assert (str(cause.error), cause.echo) == ("step failed", PEER if text == LOST else WAIT)
+
+
+def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -> None:
+    closed = RuntimeError("Application timeout caused pair closure")
+    cause = find_cause(caught(lambda: wrap(RuntimeError(TIMED_OUT), later=closed)))
+    assert (cause.error, cause.echo) == (closed, OWN)
+    assert find_cause(caught(lambda: wrap(RuntimeError(LOST), later=closed))).echo == PEER
+
+
+def hold_up(kind: str, waits: Callable[[], object]) -> None:
+    """Lets a ValueError wait for another exception, in one way or another."""
+    if kind == "finally":
+        try:
+            raise ValueError("root cause")
+        finally:
+            waits()
+    elif kind == "again":
+        try:
+            raise ValueError("root cause")
+        except ValueError:
+            waits()
+            raise
+    elif kind == "kept":
+        try:
+            raise ValueError("root cause")
+        except ValueError:
+            waits()
+    else:
+        raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["finally", "again", "kept"])
+def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = impose("deadlock", "ranks wait for each other")
+    error = caught(lambda: hold_up(kind, lambda: fail_inside(verdict)))
+    report = report_exception(1, error)
+    end = describe_end(report)
+    if kind == "kept":
+        assert (report.echo, report.waited, end) == (PEER, "", None)
+        assert report.after.startswith("ValueError: root cause (")
+    else:
+        assert (report.error, report.text, report.echo) == ("ValueError", "root cause", OWN)
+        assert report.waited.endswith(", in <lambda>")
+        assert end is not None
+        assert "root cause" in end["about"]
+        assert f"and waited in vain on its way out ({report.waited})" in end["about"]
+        monkeypatch.setattr(linecache, "getlines", lambda *_: [])  # without the source it may have been dealt with
+        assert find_cause(error).echo == PEER
+
+
+def test_a_generator_that_is_closed_has_not_failed() -> None:
+    def values() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            fail_inside(impose("deadlock", "ranks wait for each other"))
+
+    def close() -> None:
+        generator = values()
+        next(generator)
+        generator.close()  # type: ignore[attr-defined]
+
+    cause = find_cause(caught(close))
+    assert (type(cause.error), cause.echo, cause.pending) == (Deadlock, PEER, False)
+
+
+def test_a_cause_is_found_in_a_circle() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert find_cause(first).error is first
+
+
+def test_a_report_can_be_shown_whatever_was_raised() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RingError("no")
+
+    assert text_of(Mute()) == "<exception str() failed>"
+    report = report_exception(0, caught(lambda: fail_outside(Deadlock("half \udce9, red \x1b[31m"))))
+    for text in (report.text, report.traceback):
+        assert r"half \udce9, red \x1b[31m" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "internal"),
+    [
+        (error_of_kind.__code__.co_filename, True),
+        (caught.__code__.co_filename, False),
+        (linecache.__file__, False),
+        ("<frozen runpy>", True),
+        ("<stdin>", False),
+        ("/home/me/torch/train.py", False),
+    ],
+)
+def test_frames_of_ringsim_and_torch_are_internal(name: str, internal: bool) -> None:
+    assert is_internal(name) is internal
