@@ -329,7 +329,11 @@ def _words(state: Any) -> tuple[Any, ...]:
 
 def _list_functions() -> list[tuple[Any, str, str]]:
     """Returns the functions of ``random`` and ``np.random`` that draw from the shared stream: module, name, method of a generator."""
-    found: list[tuple[Any, str, str]] = [(np.random, "seed", "seed"), (np.random, "ranf", "random_sample"), (np.random, "sample", "random_sample")]
+    found: list[tuple[Any, str, str]] = [
+        (np.random, "seed", "seed"),
+        (np.random, "ranf", "random_sample"),
+        (np.random, "sample", "random_sample"),
+    ]
     for module, kind in ((random, random.Random), (np.random, np.random.RandomState)):
         found += [(module, name, name) for name in module.__all__ if isinstance(getattr(getattr(module, name), "__self__", None), kind)]
     return found
