@@ -12,9 +12,8 @@ import pytest
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind, trace
 from ringsim.launch.cause import PEER
-from ringsim.launch.config import START_VALUES, RankConfig
 from ringsim.launch.failure import Report, first_failure, make_error
-from ringsim.launch.job import pack_call
+from ringsim.launch.job import START_VALUES, RankConfig, pack_call
 
 
 def test_a_local_function_travels_with_what_it_captures() -> None:

@@ -99,7 +99,9 @@ def complaints(module: str, source: str) -> list[str]:
 
 
 def test_every_room_has_a_floor() -> None:
-    assert set(FLOOR) == {room_of(module) for module in MODULES if module != "ringsim"}, "say in FLOORS and docs/architecture.md where it stands"
+    assert set(FLOOR) == {room_of(module) for module in MODULES if module != "ringsim"}, (
+        "say in FLOORS and docs/architecture.md where it stands"
+    )
 
 
 def test_the_house_can_be_drawn_from_memory() -> None:
@@ -110,7 +112,9 @@ def test_the_house_can_be_drawn_from_memory() -> None:
 
 @pytest.mark.parametrize("room", FLOOR)
 def test_room_imports_from_below(room: str) -> None:
-    found = {module: complaints(module, path.read_text()) for module, path in MODULES.items() if module != "ringsim" and room_of(module) == room}
+    found = {
+        module: complaints(module, path.read_text()) for module, path in MODULES.items() if module != "ringsim" and room_of(module) == room
+    }
     assert {module: lines for module, lines in found.items() if lines} == {}
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from ringsim.arguments import is_list, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, is_list, is_number, say
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.programs import Time
 

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringsim.arguments import check_integer
-from ringsim.errors import ScheduleError
+from ringsim.errors import ScheduleError, check_integer
 from ringsim.pipeline.actions import Action
 from ringsim.pipeline.dataflow import get_recv, get_send
 from ringsim.pipeline.schedule import Schedule

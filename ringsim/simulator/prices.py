@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.arguments import is_integer, is_list, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, is_integer, is_list, say
 from ringsim.link import Link, check_links
 from ringsim.pipeline.costs import Costs
 from ringsim.simulator.operations import KIND_LETTERS

@@ -15,7 +15,7 @@ from ringsim.comm.backend import Backend
 from ringsim.comm.group_making import GROUPS
 from ringsim.comm.membership import Membership
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
-from ringsim.injections import make_failure
+from ringsim.faults import make_failure
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.desk import Desk
 from ringsim.simulator.groups import SimulatedGroup

@@ -20,14 +20,14 @@ from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import World as WorldView
 from ringsim.diagnose.world_of_events import read_ends, world_of_events
 from ringsim.errors import Interrupted, RingError
-from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
+from ringsim.faults import Injection, fails_at, jitter_of, slowed_by
 from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
 from ringsim.launch.notebook import name_cells
 from ringsim.launch.verdicts import error_of_kind, impose
 from ringsim.link import Link
-from ringsim.pair_groups import pair_name
-from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
+from ringsim.ring.groups import pair_name
+from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.backend import SimulatedRank
 from ringsim.simulator.cores import SharedCores
 from ringsim.simulator.groups import SimulatedGroup

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.arguments import check_integer, is_integer, say
 from ringsim.calibration import calibrate
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer, is_integer, say
 from ringsim.link import Link
 from ringsim.pipeline.costs import Costs
 from ringsim.simulator.schedule_api import simulate_schedule

@@ -8,9 +8,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 
-from ringsim import __version__
-from ringsim.arguments import is_list, is_one_of, say
-from ringsim.errors import ArgumentError, Deadlock, ScheduleError
+from ringsim.errors import ArgumentError, Deadlock, ScheduleError, is_list, is_one_of, say
 from ringsim.link import Link
 from ringsim.pipeline import closed_forms
 from ringsim.pipeline.actions import Action
@@ -21,6 +19,7 @@ from ringsim.pipeline.programs import SEMANTICS, Semantics, Time
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules import make_schedule
 from ringsim.pipeline.schedules.arguments import check_size
+from ringsim.provenance import __version__
 from ringsim.simulator.compiled import sweep_compiled, work_through_compiled
 from ringsim.simulator.level_order import find_levels
 from ringsim.simulator.linear_operations import Linear

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringsim.arguments import check_integer, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer, is_number, say
 from ringsim.pipeline.programs import Time
 from ringsim.simulator.compiled import work_through_compiled
 from ringsim.simulator.critical_path import CriticalPath, find_critical_path

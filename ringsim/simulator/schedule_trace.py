@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.arguments import LONGEST_S, is_integer, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import LONGEST_S, ArgumentError, is_integer, is_number, say
 from ringsim.simulator.operations import FORWARD, Operations
 from ringsim.simulator.prices import Prices
 from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, make_events

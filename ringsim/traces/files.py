@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim import __version__
 from ringsim.errors import TraceFileError
+from ringsim.provenance import __version__
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
 from ringsim.traces.parts import read_run
 from ringsim.traces.tables import are_all, check_words, no_constant, read_tables, readable, write_tables

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringsim.arguments import say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, say
 from ringsim.traces import frames, summary
 from ringsim.traces.events import COLUMN_DTYPES, Events
 from ringsim.traces.matching import Messages, Unmatched, describe_unmatched, match

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ringsim.arguments import is_integer, is_one_of, say
-from ringsim.errors import ScheduleError
+from ringsim.errors import ScheduleError, is_integer, is_one_of, say
 from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.schedules.arguments import check_size
 from ringsim.pipeline.schedules.linear import gpipe, one_f_one_b

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ringsim.arguments import check_integer
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer
 
 __all__ = ["check_counts", "check_size"]
 
