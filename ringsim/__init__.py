@@ -108,6 +108,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.links.api import bandwidth as bandwidth
     from ringsim.magics import load_ipython_extension as load_ipython_extension
     from ringsim.provenance import __version__ as __version__
+    from ringsim.ring.printing import suppress_output as suppress_output
     from ringsim.ring.ring import Ring as Ring
     from ringsim.ring.ring import current_ring as current_ring
     from ringsim.ring.ring import destroy_distributed as destroy_distributed
@@ -115,7 +116,6 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
     from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
     from ringsim.ring.ring import initialize_distributed as initialize_distributed
-    from ringsim.ring.printing import suppress_output as suppress_output
     from ringsim.simulator.api import simulate as simulate
     from ringsim.simulator.scaling import scale as scale
     from ringsim.simulator.schedule_api import simulate_schedule as simulate_schedule

@@ -5,9 +5,9 @@ The tree::
     Exception
      +-- RingError                 something about ranks, rings or traces went wrong
      |    +-- RankFailed           a rank raised, or died
-     |    +-- Deadlock             nobody can go on
-     |    +-- MessageMismatch      the two sides of a message disagree
-     |    +-- PeerExited           the other side of a message is gone
+     |    +-- Deadlock             nobody can go on (also a RuntimeError, which torch raises there)
+     |    +-- MessageMismatch      the two sides of a message disagree (also a RuntimeError)
+     |    +-- PeerExited           the other side of a message is gone (also a RuntimeError)
      |    +-- RendezvousFailed     the ranks could not find each other
      |    +-- RunTimeout           a run took longer than its limit
      |    +-- TraceFileError       a trace file cannot be read or written
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 __all__ = [
-    "LONGEST_S",
     "ArgumentError",
     "Deadlock",
     "Interrupted",
@@ -46,14 +45,6 @@ __all__ = [
     "RunTimeout",
     "ScheduleError",
     "TraceFileError",
-    "check_duration",
-    "check_integer",
-    "check_worker",
-    "is_integer",
-    "is_list",
-    "is_number",
-    "is_one_of",
-    "say",
 ]
 
 
@@ -94,15 +85,15 @@ class RankFailed(RingError):
         self.rank = rank
 
 
-class Deadlock(RingError):
-    """Nobody can go on: the ranks wait for each other."""
+class Deadlock(RingError, RuntimeError):
+    """Nobody can go on: the ranks wait for each other. Also a RuntimeError, as torch would raise there."""
 
 
-class MessageMismatch(RingError):
+class MessageMismatch(RingError, RuntimeError):
     """The two sides of a message disagree on its size, dtype or shape, or the ranks of a group on what they call together."""
 
 
-class PeerExited(RingError):
+class PeerExited(RingError, RuntimeError):
     """The other side of a message is gone and will never answer."""
 
 

@@ -16,8 +16,8 @@ from part_writer import Writer
 
 from ringsim.diagnose import waitfor
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.waitfor import Posted, RankView, World, analyse, find_cycle, hindering
-from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.diagnose.snapshot import snapshot_of_events
+from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle, hindering
 from ringsim.launch.live_parts import LiveParts
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 from ringsim.traces.parts import read_parts
@@ -27,7 +27,7 @@ GONE = (*DEAD, "exited")
 CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
 
 
-def goes_on(world: World, free: set[int], rank: int, one: Posted) -> bool:
+def goes_on(world: Snapshot, free: set[int], rank: int, one: Posted) -> bool:
     """Tells whether an operation can finish while only ``free`` ranks act, as the rules say it of one operation."""
     peer, ranks = one.operation.peer, range(len(world.ranks))
     if one.operation.kind == COLLECTIVE:
@@ -46,7 +46,7 @@ def goes_on(world: World, free: set[int], rank: int, one: Posted) -> bool:
     return world.ranks[peer].state not in DEAD if one.matched else peer in free
 
 
-def stuck_by_the_rules(world: World) -> tuple[int, ...]:
+def stuck_by_the_rules(world: Snapshot) -> tuple[int, ...]:
     free = {rank for rank, view in enumerate(world.ranks) if view.state not in GONE and not view.awaited}
     changed = True
     while changed:
@@ -61,7 +61,7 @@ def stuck_by_the_rules(world: World) -> tuple[int, ...]:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def worlds(draw: st.DrawFn) -> Snapshot:
     """Ranks in any state, blocked in anything; calls of a collective in which some members share what they know, and others do not."""
     size = draw(st.integers(1, 5))
     some = st.lists(st.integers(0, size), unique=True, min_size=1).map(lambda ranks: tuple(sorted(ranks)))  # rank `size` is outside
@@ -86,13 +86,13 @@ def worlds(draw: st.DrawFn) -> World:
                 peer = draw(st.one_of(st.integers(0, size - 1), st.sampled_from([NONE, ANY_SOURCE, size])))
                 operation = Operation(rank, draw(st.sampled_from(["send", "recv"])), peer, 0, group.name)
                 posted.append(Posted(operation, group, awaited=draw(st.integers(0, 4)) > 0, counterparts=draw(st.integers(0, 3)) // 3))
-        views.append(RankView(state, tuple(posted)))
-    return World(tuple(views))
+        views.append(RankSnapshot(state, tuple(posted)))
+    return Snapshot(tuple(views))
 
 
 @settings(max_examples=600)
 @given(worlds())
-def test_it_finds_what_the_rules_say(world: World) -> None:
+def test_it_finds_what_the_rules_say(world: Snapshot) -> None:
     stuck = analyse(world)
     expected = stuck_by_the_rules(world)
     assert (stuck.ranks if stuck is not None else ()) == expected
@@ -135,27 +135,27 @@ def test_the_cycle_is_a_shortest_one(graph: tuple[int, set[tuple[int, int]]]) ->
     assert cycle == () or cycle[0] == min(cycle)
 
 
-def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1) -> World:
+def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1) -> Snapshot:
     """All ranks but some wait in a collective, of one kind or of several."""
     group = Group("world", tuple(range(size)))
     posted = [Operation(rank, CALLS[rank % kinds], group="world") for rank in range(size)]
     entered = tuple(one for one in posted if one.rank not in missing)
-    return World(
+    return Snapshot(
         tuple(
-            RankView(state) if one.rank in missing else RankView("blocked", (Posted(one, group, awaited=True, entered=entered),))
+            RankSnapshot(state) if one.rank in missing else RankSnapshot("blocked", (Posted(one, group, awaited=True, entered=entered),))
             for one in posted
         )
     )
 
 
-def in_messages(size: int, peers: Callable[[int], int]) -> World:
+def in_messages(size: int, peers: Callable[[int], int]) -> Snapshot:
     group = Group("world", tuple(range(size)))
-    return World(
-        tuple(RankView("blocked", (Posted(Operation(rank, "recv", peers(rank), 0), group, awaited=True),)) for rank in range(size))
+    return Snapshot(
+        tuple(RankSnapshot("blocked", (Posted(Operation(rank, "recv", peers(rank), 0), group, awaited=True),)) for rank in range(size))
     )
 
 
-WORLDS: dict[str, Callable[[int], World]] = {
+WORLDS: dict[str, Callable[[int], Snapshot]] = {
     "all are there": lambda size: in_a_call(size, (), "exited"),
     "one computes": lambda size: in_a_call(size, (3,), "running"),
     "one has left": lambda size: in_a_call(size, (3,), "exited"),
@@ -204,7 +204,7 @@ def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None
     live.look()
     now = live.world(["running"] * size, 0)
     events, _ = read_parts(tmp_path, start_ns=0, world_size=size)
-    for world in (now, world_of_events(events, size)):
+    for world in (now, snapshot_of_events(events, size)):
         calls = [[one.entered for one in view.posted if one.operation.op == op] for op in ("all_reduce", "barrier") for view in world.ranks]
         shared = [calls[:size], calls[size:]]
         assert [len({id(entered) for its in call for entered in its}) for call in shared] == [1, 1]

@@ -12,8 +12,8 @@ from part_writer import GROUPS
 from rendezvous_machine import Instruction, Machine, wait_for_each
 from watched_machine import WatchedMachine
 
+from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
-from ringsim.diagnose.world_of_events import world_of_events
 from ringsim.traces.events import ANY_SOURCE, Group
 
 SIZE = 4
@@ -51,7 +51,7 @@ def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
     suspected: list[set[int]] = []
 
     def look(now: Machine) -> None:
-        stuck = analyse(world_of_events(now.events(), SIZE, dict.fromkeys(now.finished, ("exited", ""))))
+        stuck = analyse(snapshot_of_events(now.events(), SIZE, dict.fromkeys(now.finished, ("exited", ""))))
         suspected.append(set(stuck.ranks) if stuck is not None else set())
 
     machine.run(order.choice, lambda now: look(now) if order.random() < 0.4 else None)
@@ -80,5 +80,5 @@ def test_one_message_may_be_got_by_either_of_two_recvs() -> None:
         machine = Machine([receives, sends], [Group("world", (0, 1))])
         for rank in (0, 1, 0, 0):
             machine.step(rank)
-        stuck = analyse(world_of_events(machine.events(), 2, {1: ("exited", "")}))
+        stuck = analyse(snapshot_of_events(machine.events(), 2, {1: ("exited", "")}))
         assert (stuck.ranks if stuck is not None else ()) == ranks

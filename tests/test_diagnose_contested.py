@@ -13,10 +13,9 @@ from part_writer import GROUPS
 from rendezvous_machine import Instruction, Machine, wait_for_each
 from watched_machine import WatchedMachine
 
-from ringsim.diagnose.doubts import doubt
 from ringsim.diagnose.explain import explain
+from ringsim.diagnose.snapshot import doubt, snapshot_of_events
 from ringsim.diagnose.waitfor import Stuck, analyse
-from ringsim.diagnose.world_of_events import world_of_events
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.value import Trace
 
@@ -55,12 +54,12 @@ def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
     suspected: list[set[int]] = []
 
     def look(now: Machine) -> None:
-        suspected.append(ranks_of(analyse(world_of_events(now.events(), SIZE, dict.fromkeys(now.finished, ("exited", ""))))))
+        suspected.append(ranks_of(analyse(snapshot_of_events(now.events(), SIZE, dict.fromkeys(now.finished, ("exited", ""))))))
 
     machine.run(order.choice, lambda now: look(now) if order.random() < 0.4 else None)
     look(machine)
     assert all(ranks <= machine.unfinished for ranks in suspected)  # the records alone: no false alarm
-    world = world_of_events(machine.events(), SIZE, dict.fromkeys(machine.finished, ("exited", "")))
+    world = snapshot_of_events(machine.events(), SIZE, dict.fromkeys(machine.finished, ("exited", "")))
     assert ranks_of(analyse(doubt(world))) == machine.unfinished  # with the knowledge that all has come to rest: none missed either
     ends = [{"rank": rank, "state": "exited"} for rank in machine.finished]
     trace = Trace(machine.events(), {"world_size": SIZE, "ends": ends, "at_rest": True})
@@ -98,7 +97,7 @@ def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> No
     machine = Machine(programs, WORLDS)
     for rank in (0, 0, 0, 1):
         machine.step(rank)
-    before = world_of_events(machine.events(), SIZE, {1: ("exited", "")})
+    before = snapshot_of_events(machine.events(), SIZE, {1: ("exited", "")})
     assert ranks_of(analyse(doubt(before))) == set()
     machine.step(2)
     assert machine.step(0)

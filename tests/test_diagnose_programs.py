@@ -15,10 +15,10 @@ from part_writer import GROUPS
 from rendezvous_machine import Instruction, Machine
 from watched_machine import WatchedMachine
 
+from ringsim.diagnose.failure import error_of_kind
 from ringsim.diagnose.finding import Diagnosis
+from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.verdict import judge
-from ringsim.diagnose.world_of_events import world_of_events
-from ringsim.launch.verdicts import error_of_kind
 from ringsim.pipeline.programs import Receive, Run, Send, Wait, run_programs
 from ringsim.traces.events import Group
 
@@ -48,7 +48,7 @@ def machine_of(programs: Programs, groups: Groups) -> Machine:
 def diagnosis_of(machine: Machine) -> Diagnosis:
     """Returns what the diagnosis says of all that a machine has recorded so far."""
     ends = dict.fromkeys(machine.finished, ("exited", "has returned"))
-    return judge(world_of_events(machine.events(), len(machine.programs), ends))
+    return judge(snapshot_of_events(machine.events(), len(machine.programs), ends))
 
 
 def agree(diagnosis: Diagnosis, programs: Programs, run: Run) -> None:

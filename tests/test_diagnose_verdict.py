@@ -11,7 +11,7 @@ from rendezvous_machine import Instruction, Machine
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.finding import KINDS, Diagnosis, Operation
 from ringsim.diagnose.verdict import judge
-from ringsim.diagnose.waitfor import Posted, RankView, World
+from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.value import Trace
 
@@ -187,8 +187,8 @@ def test_a_send_that_was_refused_is_not_called_missing(state: str, place: int, t
     raised = Posted(Operation(0, SEND, peer=1, tag=3, group="world", file="train.py", line=7), world, awaited=False, index=place)
     waits = Posted(Operation(1, RECV, peer=0, tag=3, group="world"), world, awaited=True, index=1, counterparts=1)
     barrier = Posted(Operation(0, "barrier", group="world"), world, awaited=True, entered=(Operation(0, "barrier", group="world"),))
-    other = RankView(state, (barrier,) if state == "blocked" else (), refused=(raised,))
-    said = str(judge(World((other, RankView("blocked", (waits,))))))
+    other = RankSnapshot(state, (barrier,) if state == "blocked" else (), refused=(raised,))
+    said = str(judge(Snapshot((other, RankSnapshot("blocked", (waits,))))))
     assert ("Rank 0 tried: its send to 1 (world, tag 3) at train.py:7 raised an error" in said) is tried
     assert ("Rank 0 posted only 1 send for it" in said) is not tried
 
@@ -220,8 +220,8 @@ def test_killed_peer_even_when_the_message_was_on_its_way() -> None:
     assert "SIGKILL" in none.findings[0].message
     operation = Operation(1, "recv", peer=0, tag=0)
     posted = Posted(operation, Group("world", (0, 1)), awaited=True, counterparts=1)
-    assert judge(World((RankView("killed"), RankView("blocked", (posted,))))).kind == "peer_exited"
-    assert judge(World((RankView("killed", about="is dead"), RankView("running")))).kind == "rank_failed"
+    assert judge(Snapshot((RankSnapshot("killed"), RankSnapshot("blocked", (posted,))))).kind == "peer_exited"
+    assert judge(Snapshot((RankSnapshot("killed", about="is dead"), RankSnapshot("running")))).kind == "rank_failed"
 
 
 def test_barrier_by_a_subset() -> None:
@@ -273,15 +273,15 @@ def test_different_collectives() -> None:
 def test_other_group_than_that_of_a_rank_that_has_left() -> None:
     theirs = Operation(0, "new_group", shape=(0, 1), file="train.py", line=3)
     mine = Operation(1, "new_group", shape=(0, 1, 2), file="train.py", line=5)
-    waits = RankView("blocked", (Posted(mine, Group("all", (0, 1, 2)), awaited=True, entered=(theirs,)),))
-    diagnosis = judge(World((RankView("exited"), waits, RankView("running"))))
+    waits = RankSnapshot("blocked", (Posted(mine, Group("all", (0, 1, 2)), awaited=True, entered=(theirs,)),))
+    diagnosis = judge(Snapshot((RankSnapshot("exited"), waits, RankSnapshot("running"))))
     assert root(diagnosis) == ("group_order_mismatch", (0, 1))
     assert "as number 1 rank 1 makes [0, 1, 2] at train.py:5, rank 0 makes [0, 1] at train.py:3" in str(diagnosis)
 
 
 def test_message_to_oneself() -> None:
     operation = Operation(0, "recv", peer=0, tag=0)
-    diagnosis = judge(World((RankView("blocked", (Posted(operation, Group("world", (0,)), awaited=True),)),)))
+    diagnosis = judge(Snapshot((RankSnapshot("blocked", (Posted(operation, Group("world", (0,)), awaited=True),)),)))
     assert root(diagnosis) == ("deadlock", (0,))
     assert "a message of its own" in str(diagnosis)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.waitfor import Posted, RankView, World, analyse, find_cycle
-from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.diagnose.snapshot import snapshot_of_events
+from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle
 from ringsim.traces.events import ANY_SOURCE, Group
 
 RANKS = 4
@@ -24,7 +24,7 @@ def stuck_ranks(machine: Machine) -> set[int]:
     """Whom the analysis calls stuck, from what a machine has recorded so far."""
     size = len(machine.programs)
     ends = dict.fromkeys(machine.finished, ("exited", ""))
-    stuck = analyse(world_of_events(machine.events(), size, ends))
+    stuck = analyse(snapshot_of_events(machine.events(), size, ends))
     return set(stuck.ranks) if stuck is not None else set()
 
 
@@ -107,47 +107,47 @@ def test_programs_of_the_property_end_both_ways() -> None:
     assert min(ends.values()) > 20, ends
 
 
-def view(rank: int, *waits: tuple[str, int], state: str = "blocked", group: Group = WORLD, **more: Any) -> RankView:
+def view(rank: int, *waits: tuple[str, int], state: str = "blocked", group: Group = WORLD, **more: Any) -> RankSnapshot:
     posted = tuple(Posted(Operation(rank, op, peer=peer, tag=0, group=group.name), group, awaited=True, **more) for op, peer in waits)
-    return RankView(state, posted)
+    return RankSnapshot(state, posted)
 
 
-RUNNING = RankView("running")
+RUNNING = RankSnapshot("running")
 
 
 def test_unmatched_operation_of_a_rank_that_runs_is_no_deadlock() -> None:
-    assert analyse(World((view(0, ("recv", 1)), view(1, ("recv", 2)), RUNNING))) is None
+    assert analyse(Snapshot((view(0, ("recv", 1)), view(1, ("recv", 2)), RUNNING))) is None
 
 
 @pytest.mark.parametrize("state", ["stopped", "unknown", "running"])
 def test_who_may_go_on_helps(state: str) -> None:
-    assert analyse(World((view(0, ("recv", 1)), RankView(state)))) is None
+    assert analyse(Snapshot((view(0, ("recv", 1)), RankSnapshot(state)))) is None
 
 
 @pytest.mark.parametrize("state", ["exited", "failed", "killed"])
 def test_who_is_gone_does_not(state: str) -> None:
-    stuck = analyse(World((view(0, ("recv", 1)), RankView(state), view(2, ("send", 0)))))
+    stuck = analyse(Snapshot((view(0, ("recv", 1)), RankSnapshot(state), view(2, ("send", 0)))))
     assert stuck is not None
     assert (stuck.ranks, stuck.cycle) == ((0, 2), ())
 
 
 def test_matched_operation_finishes_unless_its_peer_is_dead() -> None:
     matched = {"counterparts": 1}
-    assert analyse(World((view(0, ("recv", 1), **matched), RankView("exited")))) is None
-    dead = analyse(World((view(0, ("recv", 1), **matched), RankView("killed"))))
+    assert analyse(Snapshot((view(0, ("recv", 1), **matched), RankSnapshot("exited")))) is None
+    dead = analyse(Snapshot((view(0, ("recv", 1), **matched), RankSnapshot("killed"))))
     assert dead is not None
     assert dead.ranks == (0,)
 
 
 def test_batch_needs_all_its_operations() -> None:
-    stuck = analyse(World((view(0, ("recv", 1), ("recv", 2)), RUNNING, view(2, ("recv", 0)))))
+    stuck = analyse(Snapshot((view(0, ("recv", 1), ("recv", 2)), RUNNING, view(2, ("recv", 0)))))
     assert stuck is not None
     assert stuck.ranks == (0, 2)
 
 
 def test_batch_is_not_freed_by_half_of_it() -> None:
     """Rank 1 is set free by rank 3, which frees one of the two recvs of rank 0; the other never comes."""
-    stuck = analyse(World((view(0, ("recv", 1), ("recv", 2)), view(1, ("recv", 3)), view(2, ("recv", 0)), RUNNING)))
+    stuck = analyse(Snapshot((view(0, ("recv", 1), ("recv", 2)), view(1, ("recv", 3)), view(2, ("recv", 0)), RUNNING)))
     assert stuck is not None
     assert stuck.ranks == (0, 2)
     assert [(one.rank, one.peers) for one in stuck.hindrances] == [(0, (2,)), (2, (0,))]
@@ -155,46 +155,46 @@ def test_batch_is_not_freed_by_half_of_it() -> None:
 
 def test_recv_from_any_source_needs_one() -> None:
     any_source = view(0, ("recv", ANY_SOURCE))
-    assert analyse(World((any_source, view(1, ("recv", 0)), RUNNING, RankView("exited")))) is None
-    stuck = analyse(World((any_source, view(1, ("recv", 0)), RankView("exited"), RankView("exited"))))
+    assert analyse(Snapshot((any_source, view(1, ("recv", 0)), RUNNING, RankSnapshot("exited")))) is None
+    stuck = analyse(Snapshot((any_source, view(1, ("recv", 0)), RankSnapshot("exited"), RankSnapshot("exited"))))
     assert stuck is not None
     assert (stuck.ranks, stuck.cycle) == ((0, 1), (0, 1))
-    assert analyse(World((view(0, ("recv", ANY_SOURCE), counterparts=1), *[RankView("exited")] * 3))) is None
+    assert analyse(Snapshot((view(0, ("recv", ANY_SOURCE), counterparts=1), *[RankSnapshot("exited")] * 3))) is None
 
 
 def test_collective_needs_everybody_in_the_same_one() -> None:
-    def barrier(rank: int, *entered: tuple[int, str]) -> RankView:
+    def barrier(rank: int, *entered: tuple[int, str]) -> RankSnapshot:
         return view(rank, ("barrier", -1), entered=tuple(Operation(other, op) for other, op in entered))
 
-    both = World((barrier(0, (1, "barrier")), barrier(1, (0, "barrier")), RUNNING, RUNNING))
+    both = Snapshot((barrier(0, (1, "barrier")), barrier(1, (0, "barrier")), RUNNING, RUNNING))
     assert analyse(both) is None
-    missing = analyse(World((barrier(0, (1, "barrier")), barrier(1, (0, "barrier")), RankView("exited"), RUNNING)))
+    missing = analyse(Snapshot((barrier(0, (1, "barrier")), barrier(1, (0, "barrier")), RankSnapshot("exited"), RUNNING)))
     assert missing is not None
     assert missing.ranks == (0, 1)
     assert {one.peers for one in missing.hindrances} == {(2,)}
     other = analyse(
-        World((barrier(0, (1, "all_reduce")), view(1, ("all_reduce", -1), entered=(Operation(0, "barrier"),)), RUNNING, RUNNING))
+        Snapshot((barrier(0, (1, "all_reduce")), view(1, ("all_reduce", -1), entered=(Operation(0, "barrier"),)), RUNNING, RUNNING))
     )
     assert other is not None
     assert (other.ranks, other.cycle) == ((0, 1), (0, 1))
 
 
-def makes(rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]) -> RankView:
+def makes(rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]) -> RankSnapshot:
     others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
-    return RankView("blocked", (Posted(Operation(rank, "new_group", shape=members), WORLD, awaited=True, entered=others),))
+    return RankSnapshot("blocked", (Posted(Operation(rank, "new_group", shape=members), WORLD, awaited=True, entered=others),))
 
 
 def test_new_group_needs_its_members_only_and_the_same_from_them() -> None:
-    assert analyse(World((makes(0, (0, 1)), RUNNING, RankView("exited"), RankView("exited")))) is None
-    assert analyse(World((makes(0, (0, 1), (1, (0, 1))), RankView("exited")))) is None
-    stuck = analyse(World((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNNING)))
+    assert analyse(Snapshot((makes(0, (0, 1)), RUNNING, RankSnapshot("exited"), RankSnapshot("exited")))) is None
+    assert analyse(Snapshot((makes(0, (0, 1), (1, (0, 1))), RankSnapshot("exited")))) is None
+    stuck = analyse(Snapshot((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNNING)))
     assert stuck is not None
     assert stuck.ranks == (0,)  # rank 2 may yet make [1, 2] with rank 1
 
 
 def test_cycle_is_a_shortest_one() -> None:
     waits = {0: 1, 1: 2, 2: 3, 3: 0, 4: 5, 5: 4, 6: 0}
-    world = World(tuple(view(rank, ("recv", peer)) for rank, peer in waits.items()))
+    world = Snapshot(tuple(view(rank, ("recv", peer)) for rank, peer in waits.items()))
     stuck = analyse(world)
     assert stuck is not None
     assert stuck.ranks == tuple(range(7))
@@ -203,14 +203,14 @@ def test_cycle_is_a_shortest_one() -> None:
 
 
 def test_peers_out_of_the_world_are_nobodys_fault() -> None:
-    assert analyse(World((view(0, ("send", 7)), view(1, ("recv", -1))))) is None
+    assert analyse(Snapshot((view(0, ("send", 7)), view(1, ("recv", -1))))) is None
 
 
 def test_large_ring_is_looked_at_in_one_pass() -> None:
     """Each rank waits for the next: whoever is set free sets free the one behind, a thousand times."""
     size = 1000
     ring = [view(rank, ("recv", rank + 1)) for rank in range(size)]
-    assert analyse(World((*ring, RUNNING))) is None
-    stuck = analyse(World((*ring[:-1], view(size - 1, ("recv", 0)))))
+    assert analyse(Snapshot((*ring, RUNNING))) is None
+    stuck = analyse(Snapshot((*ring[:-1], view(size - 1, ("recv", 0)))))
     assert stuck is not None
     assert len(stuck.cycle) == size

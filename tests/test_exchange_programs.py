@@ -22,8 +22,7 @@ from ringsim import comm as dist
 from ringsim.costs import bus_factor
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.exchange import read_chakra, read_goal
-from ringsim.exchange.programs import Step, make_programs
-from ringsim.exchange.replay import replay
+from ringsim.exchange.programs import Step, make_programs, replay
 from ringsim.exchange.rounds import count_rounds, make_rounds
 from ringsim.exchange.wire import read_number
 from ringsim.simulator.schedule_api import simulate_schedule

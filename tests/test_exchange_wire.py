@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published_schemas import CHAKRA, PERFETTO, compile_schema
 
-from ringsim.exchange.lanes import place_apart, place_nested, unfold
+from ringsim.exchange.slices import place_apart, place_nested, unfold
 from ringsim.exchange.wire import as_int64, bytes_field, fields, fixed_field, number, number_field, read_number, text_field
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind, trace
-from ringsim.launch.cause import PEER
-from ringsim.launch.failure import Report, first_failure, make_error
 from ringsim.launch.job import START_VALUES, RankConfig, pack_call
 
 

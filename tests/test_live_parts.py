@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from part_writer import Writer
 
-from ringsim.diagnose.waitfor import Posted, World, analyse
-from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.diagnose.snapshot import snapshot_of_events
+from ringsim.diagnose.waitfor import Posted, Snapshot, analyse
 from ringsim.launch.live_part import LivePart
 from ringsim.launch.live_parts import LiveParts
 from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
@@ -28,7 +28,7 @@ STEPS = st.tuples(
 )
 
 
-def agree(live: World, whole: World) -> None:
+def agree(live: Snapshot, whole: Snapshot) -> None:
     """Compares two worlds in what both of them must know."""
     assert [view.state == "blocked" for view in live.ranks] == [view.state == "blocked" for view in whole.ranks]
     for mine, theirs in zip(live.ranks, whole.ranks, strict=True):
@@ -74,7 +74,7 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
         live.look()
         world = live.world(["running"] * size, 0)
         events, _ = read_parts(directory, start_ns=0, world_size=size)
-        whole = world_of_events(events, size)
+        whole = snapshot_of_events(events, size)
         stuck, expected = analyse(world), analyse(whole)
         if not (events.status == ERROR).any():
             # Of a recv from anybody the two know different things for certain; neither calls stuck what is not.
@@ -163,7 +163,7 @@ def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(tmp_path
     writer.recorder.hot.fail(posted[2])  # nobody has waited for it: it raised when it was posted
     live = LiveParts(tmp_path, 2)
     live.look()
-    found = [live.world(["running"] * 2, 0), world_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)]
+    found = [live.world(["running"] * 2, 0), snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)]
     for world in found:
         assert [(one.operation.op, one.operation.tag, one.group.name, one.index) for one in world.ranks[0].refused] == [
             ("isend", 3, "world", 1)

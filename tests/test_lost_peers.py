@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.diagnose.world_of_events import world_of_events
+from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.traces.events import ERROR, NONE, OP_CODES
 from ringsim.traces.lost_peers import LOST_PEER, fail_posting
 from ringsim.traces.matching import refused
@@ -32,4 +32,4 @@ def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost:
     events = read_parts(tmp_path)[0]
     assert events.status.tolist() == [ERROR]
     assert refused(events).tolist() == [not lost]
-    assert bool(world_of_events(events, 2).ranks[0].awaited) is lost
+    assert bool(snapshot_of_events(events, 2).ranks[0].awaited) is lost

@@ -10,7 +10,7 @@ from ringsim.pipeline.generation_clock import time_generation
 from ringsim.pipeline.generation_map import can_finish, idle_of_full_ring, steady_use
 from ringsim.pipeline.generation_plan import Job, plan_jobs, plan_steps
 from ringsim.pipeline.generation_use import measure_stage_use
-from ringsim.plot.inner_iterations import MeasuredUse, plot_inner_iterations
+from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace
 

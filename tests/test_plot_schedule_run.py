@@ -15,8 +15,7 @@ from matplotlib.colors import to_rgb
 from ringsim import Link, simulate_schedule
 from ringsim.pipeline.costs import Costs
 from ringsim.plot import schedule_run as pictures
-from ringsim.plot.actions import ACTION_LOOKS
-from ringsim.plot.busy_map import measure_shares
+from ringsim.plot.steps import ACTION_LOOKS, measure_shares
 from ringsim.simulator.schedule_run import ScheduleRun
 
 mpl.use("Agg")

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from part_writer import Writer
 
+from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
-from ringsim.launch.processes import Process
-from ringsim.launch.verdicts import Verdict
-from ringsim.launch.wake import Threads
-from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Threads, Watcher
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, RECORD
 
 TICK_S = 0.02
@@ -325,7 +323,7 @@ class TestStall:
 
 
 def test_processes_are_looked_at() -> None:
-    from ringsim.launch.processes import look_at
+    from ringsim.launch.watcher import look_at
 
     mine = look_at(os.getpid())
     assert mine is not None

@@ -10,10 +10,9 @@ from unittest import mock
 from part_writer import Writer
 from rendezvous_machine import Machine, Op
 
+from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
-from ringsim.launch.verdicts import Verdict
-from ringsim.launch.wake import Threads
-from ringsim.launch.watcher import Watcher
+from ringsim.launch.watcher import Threads, Watcher
 from ringsim.traces.events import ANY_SOURCE, OP_CODES
 
 

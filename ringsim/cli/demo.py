@@ -79,7 +79,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run_generate(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     from ringsim.cli import demo_programs
-    from ringsim.plot.inner_iterations import MeasuredUse, plot_inner_iterations
+    from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
     num_stages = options.ranks
     turns = num_stages if options.inner is None else options.inner

@@ -28,7 +28,7 @@ from ringsim import provenance
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
-from ringsim.published import FIGURES
+from ringsim.plot.charts import FIGURES
 from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.summary import count
@@ -319,5 +319,5 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
         return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
     if backend == "nccl" and not facts.gpus:
         rates = [figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None]
-        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (ringsim.published)"
+        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (docs/bandwidth.md)"
     return MEASURE[backend]

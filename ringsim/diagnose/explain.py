@@ -6,15 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ringsim.diagnose.activity import Activity
-from ringsim.diagnose.doubts import doubt
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding
-from ringsim.diagnose.lateness import find_lateness
-from ringsim.diagnose.leftovers import find_leaks, find_missing, find_notices, find_order_mismatches, find_races
-from ringsim.diagnose.mismatches import find_collective_mismatches, find_message_mismatches
+from ringsim.diagnose.lateness import Activity, find_lateness
+from ringsim.diagnose.mismatches import (
+    find_collective_mismatches,
+    find_leaks,
+    find_message_mismatches,
+    find_missing,
+    find_notices,
+    find_order_mismatches,
+    find_races,
+)
+from ringsim.diagnose.snapshot import doubt, read_end_ns, read_end_times, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import World, hindering
-from ringsim.diagnose.world_of_events import read_end_ns, read_end_times, read_ends, until, world_of_events
+from ringsim.diagnose.waitfor import Snapshot, hindering
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -57,7 +62,7 @@ def explain(trace: Trace) -> Diagnosis:
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
     events, ends = trace.events, read_ends(trace.metadata, size)
-    world = world_of_events(events, size, ends, end_ns=end_ns, ended_ns=read_end_times(trace.metadata, size))
+    world = snapshot_of_events(events, size, ends, end_ns=end_ns, ended_ns=read_end_times(trace.metadata, size))
     judged = judge(world)
     if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
         world = doubt(world)
@@ -139,7 +144,7 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
     return kept
 
 
-def _find_leavers(world: World) -> list[Finding]:
+def _find_leavers(world: Snapshot) -> list[Finding]:
     """Says of ranks that left in the middle of their worker that this ended the run, though nobody waited for them."""
     return [
         Finding("rank_failed", (rank,), (), f"rank {rank} {view.about}: that ends the run.", "Let the worker return instead.")
@@ -148,7 +153,7 @@ def _find_leavers(world: World) -> list[Finding]:
     ]
 
 
-def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] | None:
+def _find_stall(trace: Trace, world: Snapshot) -> tuple[Finding, tuple[Edge, ...]] | None:
     """Says of a run that was ended from outside who waited, and what the others did."""
     blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
     seen = [rank for rank, view in enumerate(world.ranks) if view.state in _AT_WORK and view.about]
@@ -177,7 +182,7 @@ def _find_stall(trace: Trace, world: World) -> tuple[Finding, tuple[Edge, ...]] 
     return Finding("stalled", tuple(blocked), operations, message, hint), edges
 
 
-def _tell_busy(trace: Trace, world: World, rank: int) -> str:
+def _tell_busy(trace: Trace, world: Snapshot, rank: int) -> str:
     """Says what a rank was doing that did not wait: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
     events, view = trace.events, world.ranks[rank]
     mine = events.rank == rank

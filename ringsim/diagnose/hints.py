@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, World
+from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, Snapshot
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.summary import count
 
@@ -33,7 +33,7 @@ class Counterpart(NamedTuple):
     hint: str
 
 
-def find_counterpart(world: World, hindrance: Hindrance) -> Counterpart | None:
+def find_counterpart(world: Snapshot, hindrance: Hindrance) -> Counterpart | None:
     """Looks for an unmatched operation that would be the other side, had it the same tag, or the same group.
 
     What a rank has posted and does something else meanwhile may be meant for later: it counts only where nothing has ever met under either
@@ -96,7 +96,7 @@ def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
     return f"rank {send.rank}'s {send} and rank {recv.rank}'s {recv} never meet: {differ}."
 
 
-def advise(world: World, links: Sequence[Hindrance]) -> str:
+def advise(world: Snapshot, links: Sequence[Hindrance]) -> str:
     """Returns what to do about ranks that wait, in a line or more."""
     operations = [link.posted.operation for link in links]
     if any(link.posted.taken for link in links):
@@ -133,7 +133,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     return [_RECVS_FIRST] if all(one.kind == RECV for one in operations) else [_MIXED]
 
 
-def advise_in_collective(world: World, links: Sequence[Hindrance]) -> tuple[str, str]:
+def advise_in_collective(world: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
     """Looks for a message in a circle that passes through a collective.
 
     Args:
@@ -164,7 +164,7 @@ def advise_in_collective(world: World, links: Sequence[Hindrance]) -> tuple[str,
     return "", ""
 
 
-def _tried(world: World, link: Hindrance) -> str:
+def _tried(world: Snapshot, link: Hindrance) -> str:
     """Says that the other side of a message was refused, and that its rank went on all the same; empty where it was not."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
@@ -196,7 +196,7 @@ def _other_side(link: Hindrance) -> str:
     return "recv" if link.posted.operation.kind == SEND else "send"
 
 
-def _peer_hint(world: World, link: Hindrance, *, awaited: bool) -> str:
+def _peer_hint(world: Snapshot, link: Hindrance, *, awaited: bool) -> str:
     """Says who else waits for this rank with what fits, or else has posted it: the peer may be the wrong one."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched or link.posted.taken:
@@ -211,7 +211,7 @@ def _peer_hint(world: World, link: Hindrance, *, awaited: bool) -> str:
     return ""
 
 
-def _has_both_tags(world: World, mine: Operation, theirs: Operation) -> bool:
+def _has_both_tags(world: Snapshot, mine: Operation, theirs: Operation) -> bool:
     """Tells whether one of the two sides has posted the other tag, too, so that the order differs rather than the tag."""
     return any(
         one.operation.kind == side.kind and one.operation.peer == side.peer and one.operation.tag == wanted.tag

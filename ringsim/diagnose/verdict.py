@@ -13,7 +13,7 @@ from typing import Final
 
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
-from ringsim.diagnose.waitfor import GONE, Hindrance, Stuck, World, analyse, find_cycle, meets
+from ringsim.diagnose.waitfor import GONE, Hindrance, Snapshot, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.summary import count
 
@@ -30,7 +30,7 @@ _STATE_WORDS: Final = {
 }
 
 
-def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
+def judge(world: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
     """Says why ranks can never go on.
 
     Args:
@@ -42,12 +42,12 @@ def judge(world: World, stuck: Stuck | None = None) -> Diagnosis:
         can go on and nobody failed.
 
     Example:
-        >>> from ringsim.diagnose.waitfor import Posted, RankView
+        >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot
         >>> from ringsim.traces.events import Group
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)
-        ...     return RankView("blocked", (Posted(operation, Group("world", (0, 1)), awaited=True),))
-        >>> print(judge(World((receives(0, 1), receives(1, 0)))))
+        ...     return RankSnapshot("blocked", (Posted(operation, Group("world", (0, 1)), awaited=True),))
+        >>> print(judge(Snapshot((receives(0, 1), receives(1, 0)))))
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
     """
@@ -96,7 +96,7 @@ def wait_text(operation: Operation) -> str:
     return f"rank {operation.rank} waits{waited_text(operation)} in {operation}"
 
 
-def _ended(world: World, rank: int) -> tuple[float, bool]:
+def _ended(world: Snapshot, rank: int) -> tuple[float, bool]:
     """Returns when a rank failed or was killed, to sort by: of those of which that is not known, who failed comes first."""
     view = world.ranks[rank]
     return (math.inf if view.ended_ns is None else view.ended_ns, view.state != "failed")
@@ -114,7 +114,7 @@ def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
     return circles
 
 
-def _waits_for_gone(world: World, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
+def _waits_for_gone(world: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
     """Returns who waits for ranks that have left or died, by those ranks."""
     found: dict[tuple[int, ...], list[Hindrance]] = {}
     for one in stuck.hindrances:
@@ -128,7 +128,7 @@ def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
     return next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
 
 
-def _circle_finding(world: World, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
+def _circle_finding(world: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
     """Names a circle: a mismatch where two of its ranks look for each other in vain, else a deadlock."""
     links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
     missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(world, link)) is not None]
@@ -159,7 +159,7 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
     return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
 
 
-def _collective_finding(world: World, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
+def _collective_finding(world: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
     """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
     wrong = _mismatched_call(link)
     if wrong is not None:
@@ -202,7 +202,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
     return Finding("collective_mismatch", ranks, (mine, *wrong), message, hint)
 
 
-def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
+def _gone_finding(world: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
     """Says who waits for ranks that are gone, directly."""
     operations = tuple(one.posted.operation for one in waits)
     mine = operations[0]
@@ -227,7 +227,7 @@ def _gone_finding(world: World, gone: tuple[int, ...], waits: Sequence[Hindrance
     return Finding("peer_exited", ranks, operations, f"{_waits(operations)}, but {ends}.", advise(world, waits))
 
 
-def _failure(world: World, rank: int) -> Finding:
+def _failure(world: Snapshot, rank: int) -> Finding:
     view = world.ranks[rank]
     return Finding(
         "rank_failed", (rank,), tuple(one.operation for one in view.posted if one.awaited), f"rank {rank} {view.about or 'has failed'}."

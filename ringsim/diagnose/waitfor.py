@@ -32,9 +32,9 @@ __all__ = [
     "STATES",
     "Hindrance",
     "Posted",
-    "RankView",
+    "RankSnapshot",
+    "Snapshot",
     "Stuck",
-    "World",
     "analyse",
     "find_cycle",
     "hindering",
@@ -71,7 +71,7 @@ class Posted:
             from any source: the sends that no recv has got for certain, less one for each recv from any source before it. Not for
             collectives.
         contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
-        taken: whether others have got so many of them that none is left for this one; see ``ringsim.diagnose.doubts``.
+        taken: whether others have got so many of them that none is left for this one; see ``ringsim.diagnose.snapshot``.
         entered: for a collective: what members posted as their ``index``-th collective on the group, this rank's own included or not;
             who is missing has not. Where all members share one tuple, they are looked at together.
     """
@@ -97,7 +97,7 @@ class Posted:
 
 
 @dataclass(frozen=True)
-class RankView:
+class RankSnapshot:
     """What is known of one rank at one moment.
 
     Attributes:
@@ -128,10 +128,10 @@ class RankView:
 
 
 @dataclass(frozen=True)
-class World:
+class Snapshot:
     """All ranks at one moment, ``ranks[r]`` being rank r."""
 
-    ranks: tuple[RankView, ...]
+    ranks: tuple[RankSnapshot, ...]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def same_collective(one: str, other: str) -> bool:
     return _FAMILIES.get(one, one) == _FAMILIES.get(other, other)
 
 
-def analyse(world: World) -> Stuck | None:
+def analyse(world: Snapshot) -> Stuck | None:
     """Finds the ranks that can never go on.
 
     Args:
@@ -192,11 +192,11 @@ def analyse(world: World) -> Stuck | None:
         >>> both = (0, 1)
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0, group="world")
-        ...     return RankView("blocked", (Posted(operation, Group("world", both), awaited=True),))
-        >>> stuck = analyse(World((receives(0, 1), receives(1, 0))))
+        ...     return RankSnapshot("blocked", (Posted(operation, Group("world", both), awaited=True),))
+        >>> stuck = analyse(Snapshot((receives(0, 1), receives(1, 0))))
         >>> stuck.ranks, stuck.cycle
         ((0, 1), (0, 1))
-        >>> analyse(World((receives(0, 1), RankView("running")))) is None
+        >>> analyse(Snapshot((receives(0, 1), RankSnapshot("running")))) is None
         True
     """
     needs: dict[Hashable, _Need] = {}
@@ -238,7 +238,7 @@ def analyse(world: World) -> Stuck | None:
     return Stuck(stuck, find_cycle(hindrances), hindrances)
 
 
-def hindering(world: World, rank: int, one: Posted) -> tuple[int, ...]:
+def hindering(world: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
     """Returns the ranks that must do something before an operation can finish, ascending; of a recv from any source, one of them.
 
     Args:
@@ -297,7 +297,7 @@ def _need_key(one: Posted) -> Hashable:
     return operation.peer, one.matched, operation.peer == operation.rank, one.group if operation.peer == ANY_SOURCE else None
 
 
-def _make_need(world: World, rank: int, one: Posted) -> _Need:
+def _make_need(world: Snapshot, rank: int, one: Posted) -> _Need:
     peer = one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
@@ -318,7 +318,7 @@ def _make_need(world: World, rank: int, one: Posted) -> _Need:
     return _Need(never=(peer,)) if peer == rank else _Need(wanted=(peer,))
 
 
-def _known(world: World, rank: int) -> bool:
+def _known(world: Snapshot, rank: int) -> bool:
     return 0 <= rank < len(world.ranks)
 
 

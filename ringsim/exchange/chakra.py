@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ringsim.errors import TraceFileError
-from ringsim.exchange.foreign import parse_json, read_bytes, reading
-from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs
-from ringsim.exchange.replay import replay
+from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs, replay
+from ringsim.exchange.reading import parse_json, read_bytes, reading
 from ringsim.exchange.wire import as_int64, bytes_field, fields, number, number_field, read_number, text_field
 from ringsim.traces.events import NONE, Group
 from ringsim.traces.whole_files import write_whole
@@ -157,8 +156,8 @@ def _text_attribute(name: str, value: str) -> bytes:
 def read_chakra(directory: str | PathLike[str], *, link: Link) -> Trace:
     """Reads Chakra execution traces, and runs them on the virtual clock.
 
-    Every message leaves when it is posted, over a link of its own for each pair of ranks; ``ringsim.exchange.replay`` says how. Nodes that
-    are neither messages nor collectives are work of their duration.
+    Every message leaves when it is posted, over a link of its own for each pair of ranks; ``ringsim.exchange.programs`` says how.
+    Nodes that are neither messages nor collectives are work of their duration.
 
     Args:
         directory: holds a file ``<any name>.<rank>.et`` for each rank, and ``comm_group.json`` where collectives name their group.

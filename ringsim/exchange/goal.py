@@ -22,9 +22,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ringsim.exchange.foreign import read_bytes, reading
-from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs
-from ringsim.exchange.replay import replay
+from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs, replay
+from ringsim.exchange.reading import read_bytes, reading
 from ringsim.exchange.rounds import make_rounds
 from ringsim.link import Link
 from ringsim.traces.whole_files import write_whole
@@ -137,7 +136,7 @@ def read_goal(path: str | PathLike[str], *, link: Link) -> Trace:
     r"""Reads a program in GOAL and runs it on the virtual clock.
 
     Every message leaves when it is posted, over a link of its own for each pair of ranks; work of one rank on one CPU is done one after
-    the other. ``ringsim.exchange.replay`` says how; LogGOPSim's overheads and gaps are not in it.
+    the other. ``ringsim.exchange.programs`` says how; LogGOPSim's overheads and gaps are not in it.
 
     Args:
         path: the file, text; it may be packed by gzip.

@@ -12,17 +12,35 @@ columns as one more, so that a file that ringsim wrote is read back as the very 
 Source:
     protos/perfetto/trace of https://github.com/google/perfetto (trace_packet, track_descriptor, track_event, debug_annotation,
     interned_data), and "Writing TrackEvent Protos Synthetically", https://perfetto.dev/docs/reference/synthetic-track-event
+
+Reading what Perfetto reads: the files that ringsim wrote as they were, those of others as spans.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.exchange.lanes import unfold
-from ringsim.exchange.slices import BLOCKED, COLUMNS, RUN, Lane, Row, Slice, describe_row, list_rows, make_lanes, make_name, pack_run
-from ringsim.exchange.wire import bytes_field, fixed_field, number_field, text_field
+from ringsim.exchange.reading import parse_json, read_bytes, reading
+from ringsim.exchange.slices import (
+    BLOCKED,
+    COLUMNS,
+    RUN,
+    Boxes,
+    Lane,
+    Row,
+    Slice,
+    describe_row,
+    list_rows,
+    make_lanes,
+    make_name,
+    pack_run,
+    unfold,
+    unpack_run,
+)
+from ringsim.exchange.wire import as_int64, bytes_field, fields, fixed_field, number_field, text_field
 from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, Tables
 from ringsim.traces.whole_files import write_whole
 
@@ -31,7 +49,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["to_perfetto"]
+__all__ = ["read_perfetto", "to_perfetto"]
 
 # Trace: packet 1. TracePacket: timestamp 8, sequence 10, event 11, interned data 12, sequence flags 13, track descriptor 60.
 PACKET, TIMESTAMP, SEQUENCE, EVENT, INTERNED, FLAGS, TRACK = 1, 8, 10, 11, 12, 13, 60
@@ -65,7 +83,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
     Example:
         >>> import tempfile
-        >>> from ringsim.exchange.perfetto_reading import read_perfetto
+        >>> from ringsim.exchange.perfetto import read_perfetto
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
         >>> trace = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}), {"world_size": 1})
@@ -172,3 +190,161 @@ def _event(time_ns: int, kind: int, track: int, more: bytes, interned: bytes = b
 
 def _packet(content: bytes) -> bytes:
     return bytes_field(PACKET, _SEQUENCE + content)
+
+
+_DEFAULTS: Final = 59  # TracePacket.trace_packet_defaults, which holds track_event_defaults as 11
+_IID, _WORD = 1, 2  # of what is interned
+
+
+@dataclass
+class _Track:
+    parent: int = 0
+    pid: int | None = None
+
+
+@dataclass
+class _Sequence:
+    """What the packets of one writer have said until now."""
+
+    names: dict[tuple[int, int], str] = field(default_factory=dict)
+    track: int = 0
+
+
+@dataclass
+class _Event:
+    kind: int = 0
+    track: int = 0
+    name: str = ""
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def read_perfetto(path: str | PathLike[str]) -> Trace:
+    """Reads a file of Perfetto's TrackEvent packets.
+
+    What ``Trace.to_perfetto`` wrote comes back as that trace. Of another program's file, each process becomes a rank, each slice a span
+    and each instant a mark: such a file says of no slice that it is a message.
+
+    Args:
+        path: the file; it may be packed by gzip.
+
+    Returns:
+        The trace.
+
+    Raises:
+        TraceFileError: there is no such file, or it is something else.
+
+    Source:
+        The schema of Perfetto, see ``ringsim.exchange.perfetto``.
+    """
+    data = read_bytes(path)
+    with reading(path, "a Perfetto trace"):
+        return _read(data)
+
+
+def _read(data: bytes) -> Trace:
+    run: Any = None
+    rows: list[Any] = []
+    tracks: dict[int, _Track] = {}
+    sequences: dict[int, _Sequence] = {}
+    boxes = Boxes("Perfetto")
+    for number, packet in fields(data):
+        if number != PACKET or isinstance(packet, int):
+            continue
+        event, time_ns = _read_packet(packet, tracks, sequences)
+        if event is None:
+            continue
+        if event.kind == INSTANT and RUN in event.notes:
+            run = parse_json(str(event.notes[RUN]).encode())
+        elif event.kind in (BEGIN, INSTANT) and COLUMNS in event.notes:
+            rows.append([int(value) for value in event.notes[COLUMNS].split()])
+        elif event.kind == BEGIN:
+            boxes.begin(event.track, event.name, time_ns)
+        elif event.kind == END:
+            boxes.end(event.track, time_ns)
+        elif event.kind == INSTANT:
+            boxes.mark(event.track, event.name, time_ns)
+    if run is not None:
+        return unpack_run(run, rows)
+    return boxes.trace({lane: _pid(lane, tracks) for lane in boxes.lanes})
+
+
+def _pid(track: Any, tracks: dict[int, _Track]) -> int:
+    """Returns the process that a track belongs to; 0 where none is named."""
+    for _ in range(100):  # a chain of parents that is made to go in a circle ends here
+        known = tracks.get(track)
+        if known is None:
+            break
+        if known.pid is not None:
+            return known.pid
+        track = known.parent
+    return 0
+
+
+def _read_packet(packet: Any, tracks: dict[int, _Track], sequences: dict[int, _Sequence]) -> tuple[_Event | None, int]:
+    parts: dict[int, Any] = dict(fields(packet))  # of a field that comes twice the last counts
+    sequence = sequences.setdefault(parts.get(SEQUENCE, 0), _Sequence())
+    if parts.get(FLAGS, 0) & CLEARED:
+        sequence.names.clear()
+    if INTERNED in parts:
+        for table, entry in fields(parts[INTERNED]):
+            if table in (NAMES, KEYS) and not isinstance(entry, int):
+                interned: dict[int, Any] = dict(fields(entry))
+                sequence.names[table, interned.get(_IID, 0)] = _text(interned.get(_WORD, b""))
+    if _DEFAULTS in parts:
+        defaults: dict[int, Any] = dict(fields(parts[_DEFAULTS]))
+        if EVENT in defaults:
+            sequence.track = dict(fields(defaults[EVENT])).get(TRACK_UUID, 0)  # type: ignore[assignment]
+    if TRACK in parts:
+        _read_track(parts[TRACK], tracks)
+    if EVENT not in parts:
+        return None, 0
+    return _read_event(parts[EVENT], sequence), parts.get(TIMESTAMP, 0)
+
+
+def _read_track(data: Any, tracks: dict[int, _Track]) -> None:
+    parts: dict[int, Any] = dict(fields(data))
+    track = tracks.setdefault(parts.get(UUID, 0), _Track())
+    track.parent = parts.get(PARENT, 0)
+    for kind in (PROCESS, THREAD):
+        if kind in parts:
+            track.pid = dict(fields(parts[kind])).get(PID, 0)  # type: ignore[assignment]
+
+
+def _read_event(data: Any, sequence: _Sequence) -> _Event:
+    event = _Event(track=sequence.track)
+    value: Any
+    for number, value in fields(data):
+        if number == TYPE:
+            event.kind = value
+        elif number == TRACK_UUID:
+            event.track = value
+        elif number == NAME:
+            event.name = _text(value)
+        elif number == NAME_ID:
+            event.name = sequence.names.get((NAMES, value), "")
+        elif number == ANNOTATION:
+            key, told = _read_annotation(value, sequence)
+            event.notes[key] = told
+    return event
+
+
+def _read_annotation(data: Any, sequence: _Sequence) -> tuple[str, Any]:
+    key = ""
+    told: Any = None
+    value: Any
+    for number, value in fields(data):
+        if number == KEY:
+            key = _text(value)
+        elif number == KEY_ID:
+            key = sequence.names.get((KEYS, value), "")
+        elif number == INT:
+            told = as_int64(value)
+        elif number == STRING:
+            told = _text(value)
+    return key, told
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, int):  # of which bytes() would make so many zeros
+        raise ValueError("a name is a number")
+    return bytes(value).decode("utf-8")

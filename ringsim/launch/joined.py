@@ -36,12 +36,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
-from ringsim.launch.failure import describe_unfinished
-from ringsim.launch.processes import look_at
-from ringsim.launch.verdicts import clear_verdict, has_verdict, raise_verdict, read_verdict, write_verdict
-from ringsim.launch.wake import ANSWER_S, ASK, OUR_THREADS, WAKE, WAKE_S, WHERE, Threads, find_place, list_threads, shut_connections
-from ringsim.launch.watcher import Watcher
+from ringsim.launch.watcher import (
+    ANSWER_S,
+    ASK,
+    OUR_THREADS,
+    WAKE,
+    WAKE_S,
+    WHERE,
+    Threads,
+    Watcher,
+    find_place,
+    list_threads,
+    look_at,
+    shut_connections,
+)
 from ringsim.ring.groups import default_store
 from ringsim.state import get_state
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.world_of_events import MOST_REFUSED
+from ringsim.diagnose.snapshot import MOST_REFUSED
 from ringsim.launch.notebook import name_cells
 from ringsim.traces.events import (
     ANY_SOURCE,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.waitfor import GONE, Posted, RankView, World
+from ringsim.diagnose.waitfor import GONE, Posted, RankSnapshot, Snapshot
 from ringsim.launch.live_part import Channel, Head, LivePart
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND, Group
 
@@ -35,7 +35,7 @@ class LiveParts:
         """Reads what is new of every rank."""
         return [part.look() for part in self.parts]
 
-    def outline(self, states: Sequence[str], now_ns: int) -> World:
+    def outline(self, states: Sequence[str], now_ns: int) -> Snapshot:
         """Returns what the ranks are blocked in, as if nothing were matched: where this world can go on, so can the real one.
 
         Args:
@@ -46,10 +46,10 @@ class LiveParts:
         for part, state in zip(self.parts, states, strict=True):
             part.read_names()
             posted = () if state in GONE else tuple(Posted(*part.operation(slot, now_ns), awaited=True) for slot in part.head.awaited)
-            views.append(RankView(_state(part, state, blocked=bool(posted)), posted))
-        return World(tuple(views))
+            views.append(RankSnapshot(_state(part, state, blocked=bool(posted)), posted))
+        return Snapshot(tuple(views))
 
-    def world(self, states: Sequence[str], now_ns: int) -> World:
+    def world(self, states: Sequence[str], now_ns: int) -> Snapshot:
         """Returns all that is posted and not done, with what it is matched with, as of the last look.
 
         Args:
@@ -98,8 +98,8 @@ class LiveParts:
         for part, state in zip(self.parts, states, strict=True):
             posted = tuple(place(part, slot) for slot in part.open_slots())
             refused = tuple(Posted(*part.operation(slot, now_ns), awaited=False, index=index) for slot, index in part.refused())
-            views.append(RankView(_state(part, state, blocked=bool(part.head.awaited)), posted, refused=refused))
-        return World(tuple(views))
+            views.append(RankSnapshot(_state(part, state, blocked=bool(part.head.awaited)), posted, refused=refused))
+        return Snapshot(tuple(views))
 
 
 def _left_for_anybody(part: LivePart, group: Group, tag: int, channels: Mapping[Channel, int], now_ns: int) -> tuple[int, int]:

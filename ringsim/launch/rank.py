@@ -40,11 +40,10 @@ import torch
 from ringsim import rendezvous, ring
 from ringsim.comm import torch_hooks
 from ringsim.comm.injecting import install_with
+from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
-from ringsim.launch.failure import report_exception
 from ringsim.launch.job import Job, RankConfig
-from ringsim.launch.verdicts import pass_on, raise_verdict
-from ringsim.launch.wake import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
+from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 

@@ -32,12 +32,11 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.comm.registry import get_backend_object
+from ringsim.diagnose.failure import describe_end, pass_on, read_woken, report_exception
 from ringsim.errors import RingError
-from ringsim.launch.failure import describe_end, report_exception
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.live_part import LivePart
-from ringsim.launch.processes import has_proc, look_at
-from ringsim.launch.verdicts import pass_on, read_woken
+from ringsim.launch.watcher import has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
 from ringsim.traces.files import save

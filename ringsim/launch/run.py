@@ -24,15 +24,24 @@ from typing import Any, Final, TypeVar
 
 from ringsim import provenance
 from ringsim.diagnose.explain import explain
+from ringsim.diagnose.failure import (
+    Report,
+    Verdict,
+    describe_end,
+    describe_unfinished,
+    error_of_kind,
+    indent,
+    make_error,
+    raised_where,
+    rename_files,
+    report_death,
+    write_verdict,
+)
 from ringsim.errors import Interrupted, RingError, RunTimeout
-from ringsim.launch.failure import Report, describe_end, describe_unfinished, indent, make_error, raised_where, rename_files, report_death
 from ringsim.launch.job import Job, Kind, RankConfig
 from ringsim.launch.notebook import in_notebook, name_cells, rename_places
-from ringsim.launch.processes import has_proc, look_at
 from ringsim.launch.ranks import RankSet, get_launcher
-from ringsim.launch.verdicts import Verdict, error_of_kind, write_verdict
-from ringsim.launch.wake import ANSWER_S, ASK, WAKE, WAKE_S, WHERE
-from ringsim.launch.watcher import POLL_S, Watcher
+from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, Watcher, has_proc, look_at
 from ringsim.traces.parts import read_parts
 from ringsim.traces.value import Trace
 

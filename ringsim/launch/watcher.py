@@ -18,29 +18,57 @@ a collective                           1 s, for some return early; none where a 
 anything, and a rank has more threads  3 s, if those are idle; where they are not, they might help: no verdict
 nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none computing
 =====================================  =====================================================================================
+
+What is asked and wanted of a rank while its first thread is at work or blocked: where it is, and that its waits end.
+
+Nothing in torch ends a wait, so the rank's connections to the other ranks are shut.
+
+A blocked ``wait()`` of Gloo lets go of the interpreter, so another thread can do this; the wait then raises. It does not where a message is
+half-way through, nor in a recv from any source.
+
+What the system says of the ranks' processes: whether one is stopped, and how much it has computed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from ringsim.diagnose.doubts import doubt
+from ringsim.diagnose.failure import Verdict
 from ringsim.diagnose.finding import Diagnosis, Finding
+from ringsim.diagnose.snapshot import doubt
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import GONE, Stuck, World, analyse
+from ringsim.diagnose.waitfor import GONE, Snapshot, Stuck, analyse
 from ringsim.launch.live_part import Head
 from ringsim.launch.live_parts import LiveParts
-from ringsim.launch.processes import look_at
 from ringsim.launch.stillness import at_rest
-from ringsim.launch.verdicts import Verdict
-from ringsim.launch.wake import Threads
+from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import COLLECTIVE
 
-__all__ = ["POLL_S", "Watcher"]
+__all__ = [
+    "ANSWER_S",
+    "ASK",
+    "OUR_THREADS",
+    "POLL_S",
+    "WAKE",
+    "WAKE_S",
+    "WHERE",
+    "Process",
+    "Threads",
+    "Watcher",
+    "find_place",
+    "list_threads",
+    "look_at",
+    "shut_connections",
+]
 
 POLL_S: Final = 0.02  # between two looks while ranks seem stuck
 RELAX: Final = 1.5  # each look that finds nothing makes the time until the next one longer by this factor ...
@@ -146,7 +174,7 @@ class Watcher:
     def _relax(self) -> None:
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
 
-    def _suspect(self, world: World, stuck: Stuck, now_s: float, now_ns: int, *, proved: bool) -> Verdict | None:
+    def _suspect(self, world: Snapshot, stuck: Stuck, now_s: float, now_ns: int, *, proved: bool) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck once there is no doubt."""
         heads = tuple(self._heads[rank] for rank in stuck.ranks)
         suspicion = self._suspicion
@@ -174,7 +202,7 @@ class Watcher:
             return None  # whoever was woken before that moment has gone on by the next look
         return Verdict(stuck.ranks, judge(world, stuck), now_ns, at_rest=not proved)
 
-    def _nothing_on_its_way(self, world: World, stuck: Stuck) -> bool:
+    def _nothing_on_its_way(self, world: Snapshot, stuck: Stuck) -> bool:
         """Tells whether nothing that was posted is still to come to ranks that seem stuck, from each other or from who is gone."""
         pids = [part.process[0] or 0 for part in self._parts.parts]
         gone = [rank for rank, view in enumerate(world.ranks) if view.state in GONE and look_at(pids[rank]) is not None]
@@ -212,9 +240,137 @@ class Watcher:
         return Verdict(blocked, Diagnosis((finding,), len(states), states=tuple(view.state for view in world.ranks)), now_ns)
 
 
-def _hangs_on_collective(world: World, stuck: Stuck) -> bool:
+def _hangs_on_collective(world: Snapshot, stuck: Stuck) -> bool:
     """Tells whether a verdict hangs on a collective that may return early: one whose missing members are all still there."""
     return any(
         one.posted.operation.kind == COLLECTIVE and not any(world.ranks[peer].state in GONE for peer in one.peers)
         for one in stuck.hindrances
     )
+
+
+ASK: Final = "threads?"  # what the watcher wants of a rank: its threads
+WAKE: Final = "wake"  # and that it shuts its connections
+WHERE: Final = "where?"  # what the launcher wants of it before it ends it: at which line of the user's it is
+
+# A thread whose innermost frame is in one of these waits for another thread of its process.
+_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
+ANSWER_S: Final = 1.0  # what ranks get to say where they are: a busy machine is slow, and who computes in C++ may keep its interpreter
+WAKE_S: Final = 2.0  # what a rank gets, after its connections have been shut, to raise
+OUR_THREADS: Final = "ringsim-"  # how the names of our own begin
+
+
+class Threads(NamedTuple):
+    """What a rank says of its own threads, ringsim's apart.
+
+    Attributes:
+        busy: those, by ``threading.get_ident()``, that do something or wait in an operation.
+        idle: whether there are others, which wait for something in this process.
+    """
+
+    busy: frozenset[int]
+    idle: bool
+
+
+def list_threads() -> Threads:
+    """Returns what the threads of this process are at, our own apart. It does not block."""
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)} | {threading.get_ident()}
+    busy, idle = [], False
+    for ident, frame in sys._current_frames().items():
+        if ident in ours:
+            continue
+        if frame.f_code.co_filename.endswith(_IDLE_FILES):
+            idle = True
+        else:
+            busy.append(ident)
+    return Threads(frozenset(busy), idle)
+
+
+def find_place(library: str) -> tuple[str, int] | None:
+    """Returns file and line of the user's program where the first thread of this process is; None where it is in none.
+
+    Args:
+        library: directory of torch, whose files are not the user's.
+    """
+    sites = CallSites(lambda _: 0)
+    sites.declare_library(library, speaker="")
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and sites.learn(frame.f_code.co_filename) < 0:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def shut_connections(keep_port: int) -> int:
+    """Shuts the TCP connections of this process to others on this machine, the one to the rendezvous apart (Linux).
+
+    Args:
+        keep_port: the rendezvous's.
+
+    Returns:
+        How many it shut.
+    """
+    count = 0
+    for connection in _connections():
+        with connection, contextlib.suppress(OSError):
+            mine, other = connection.getsockname(), connection.getpeername()  # a listening socket has no peer: it raises
+            if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Yields a duplicate of every TCP socket of this process, to be closed by whoever takes it."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed meanwhile
+        if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
+            yield found
+        else:
+            found.close()
+
+
+_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in all other states it computes
+_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
+
+
+class Process(NamedTuple):
+    """A process at one moment.
+
+    Attributes:
+        state: R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to.
+        ticks: CPU time that it has used so far, in the system's ticks.
+    """
+
+    state: str
+    ticks: int
+
+    @property
+    def doing(self) -> str:
+        """What it does in a word: "computing", "asleep" or "stopped"."""
+        return _CALLED.get(self.state, "computing")
+
+
+def look_at(pid: int) -> Process | None:
+    """Returns what the system says of a process (Linux), None where there is none, or nobody says.
+
+    Example:
+        >>> look_at(2**22 + 1) is None
+        True
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()  # it closes its connections before it is a Z
+    # A rank whose threads compute while its first one sleeps is seen by its ticks.
+    return Process(state, int(words[11]) + int(words[12]))
+
+
+def has_proc() -> bool:
+    """Whether this system tells such things at all."""
+    return os.path.exists("/proc/self/stat")

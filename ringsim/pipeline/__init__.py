@@ -143,7 +143,7 @@ _CONTENTS: Final = {
     "one_f_one_b": "ringsim.pipeline.schedules.linear",
     "parse_action": "ringsim.pipeline.actions",
     "partition_model": "ringsim.pipeline.partition",
-    "plot_schedule": "ringsim.plot.schedule",
+    "plot_schedule": "ringsim.plot.steps",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
     "rehearse": "ringsim.pipeline.rehearsal",
@@ -224,7 +224,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
     from ringsim.pipeline.validation import validate as validate
-    from ringsim.plot.schedule import plot_schedule as plot_schedule
+    from ringsim.plot.steps import plot_schedule as plot_schedule
 else:  # hidden from them, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:

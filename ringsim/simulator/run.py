@@ -15,15 +15,14 @@ from greenlet import GreenletExit
 
 from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
+from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding
+from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import World as WorldView
-from ringsim.diagnose.world_of_events import read_ends, world_of_events
+from ringsim.diagnose.waitfor import Snapshot
 from ringsim.errors import Interrupted, RingError
 from ringsim.faults import Injection, fails_at, jitter_of, slowed_by
-from ringsim.launch.failure import Report, describe_end, make_error, raised_where, report_exception
 from ringsim.launch.notebook import name_cells
-from ringsim.launch.verdicts import error_of_kind, impose
 from ringsim.link import Link
 from ringsim.ring import Ring
 from ringsim.ring.groups import pair_name
@@ -227,7 +226,7 @@ class Run:
             return None
         self._write_waiting()
         events = self._tape.read()
-        world = world_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
+        world = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
         diagnosis = judge(world)
         if not diagnosis.findings:  # each side of what they wait for has been posted
             diagnosis = _judge_order(world, diagnosis)
@@ -331,7 +330,7 @@ def _explain_torch(error: BaseException, rank: SimulatedRank) -> BaseException:
     return explained.with_traceback(error.__traceback__)
 
 
-def _judge_order(world: WorldView, nothing: Diagnosis) -> Diagnosis:
+def _judge_order(world: Snapshot, nothing: Diagnosis) -> Diagnosis:
     """Says why ranks can never go on whose operations are posted on both sides: each stands behind another of its rank."""
     awaited = [(rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited]
     ranks = sorted({rank for rank, _ in awaited})

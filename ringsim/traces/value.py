@@ -132,7 +132,7 @@ class Trace:
         reach("to_chakra")(self, directory)
 
     def to_otf2(self, directory: str | PathLike[str]) -> None:
-        """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2_writing`` says what is in it."""
+        """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2`` says what is in it."""
         reach("to_otf2")(self, directory)
 
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from message_programs import Groups, Programs, awaited, circles, joined, named, programs_of_messages, said, said_circles
 
 import ringsim
+from ringsim.diagnose.failure import error_of_kind
 from ringsim.errors import RingError
-from ringsim.launch.verdicts import error_of_kind
 from ringsim.pipeline.programs import Operation, Receive, Run, Send, Wait, run_programs
 from ringsim.traces.value import Trace
 

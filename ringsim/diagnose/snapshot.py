@@ -1,4 +1,12 @@
-"""The ranks at the last moment of a trace: what each had posted that was not done, and how it ended."""
+"""The ranks at the last moment of a trace: what each had posted that was not done, and how it ended.
+
+What the records leave open of recvs from any source, settled for the moments at which nothing is on its way.
+
+A recv from any source and one from a particular rank, both open under one tag, may get the same message, and so may a send have either as
+its other side. Who it was is not in the records before the one from any source is done, so ``analyse`` lets each of them hope. Where it is
+known from elsewhere that nothing is on its way any more, hope is over: an operation that is still awaited has not got it. Of several that
+a rank awaits at once, as those of a batch under one handle, any other may be what is missing: then hope stays.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,7 @@ import numpy as np
 
 from ringsim.diagnose.collective_calls import CollectiveCalls
 from ringsim.diagnose.finding import Operation
-from ringsim.diagnose.waitfor import STATES, Posted, RankView, World
+from ringsim.diagnose.waitfor import STATES, Posted, RankSnapshot, Snapshot
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
@@ -31,7 +39,17 @@ from ringsim.traces.events import (
 from ringsim.traces.matching import number_places, number_rows, refused
 from ringsim.traces.notices import DESTROYED, MADE_ANEW
 
-__all__ = ["MOST_POSTED", "MOST_REFUSED", "operation_of", "read_end_ns", "read_end_times", "read_ends", "until", "world_of_events"]
+__all__ = [
+    "MOST_POSTED",
+    "MOST_REFUSED",
+    "doubt",
+    "operation_of",
+    "read_end_ns",
+    "read_end_times",
+    "read_ends",
+    "snapshot_of_events",
+    "until",
+]
 
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
 MOST_REFUSED: Final = 100  # operations of a rank that were refused which a world holds
@@ -41,14 +59,14 @@ _UNKNOWN: Final = ("unknown", "")
 _ABLE: Final = ("unknown", "running")  # states of which the events tell more
 
 
-def world_of_events(
+def snapshot_of_events(
     events: Events,
     world_size: int,
     ends: Mapping[int, tuple[str, str]] | None = None,
     *,
     end_ns: int | None = None,
     ended_ns: Mapping[int, int] | None = None,
-) -> World:
+) -> Snapshot:
     """Makes the world of the last moment of a trace, finished, failed or loaded.
 
     An operation that ended with an error while its rank waited for it, as the last that its thread did, counts as awaited still: whoever
@@ -70,7 +88,7 @@ def world_of_events(
         >>> from ringsim.traces.events import make_events
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
         ...                       "post_ns": [5, 5], "status": [IN_FLIGHT] * 2})
-        >>> analyse(world_of_events(events, 2)).cycle
+        >>> analyse(snapshot_of_events(events, 2)).cycle
         (0, 1)
     """
     ended_ns = ended_ns or {}
@@ -122,8 +140,8 @@ def world_of_events(
         if state in _ABLE and blocked[rank]:
             state, about = "blocked", ""
         its = [Posted(operation_of(events, one), _group(events, one), False, _place_of_refused(events, one)) for one in turned_down[rank]]
-        views.append(RankView(state, tuple(posted[rank]), about, ended_ns.get(rank), tuple(its)))
-    return World(tuple(views))
+        views.append(RankSnapshot(state, tuple(posted[rank]), about, ended_ns.get(rank), tuple(its)))
+    return Snapshot(tuple(views))
 
 
 def operation_of(events: Events, event: int, last_ns: int | None = None) -> Operation:
@@ -318,3 +336,31 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 def _group(events: Events, event: int) -> Group:
     group = int(events.group[event])
     return events.tables.groups[group] if group != NONE else _NO_GROUP
+
+
+def doubt(world: Snapshot) -> Snapshot:
+    """Returns a world in which whatever others may have got instead is theirs.
+
+    Args:
+        world: the ranks at one moment at which nothing was on its way.
+
+    Returns:
+        The world, in which an operation that is awaited and ``doubtful`` is ``taken``, where its rank can wait for nothing else.
+
+    Example:
+        >>> from ringsim.diagnose.finding import Operation
+        >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot, analyse
+        >>> from ringsim.traces.events import Group
+        >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")
+        >>> mine = Posted(operation, Group("world", (0, 1)), awaited=True, counterparts=1, contested=1)
+        >>> world = Snapshot((RankSnapshot("blocked", (mine,)), RankSnapshot("exited")))
+        >>> analyse(world) is None, analyse(doubt(world)).ranks
+        (True, (0,))
+    """
+    views = []
+    for view in world.ranks:
+        missing = [one for one in view.posted if one.awaited and (one.doubtful or not one.matched)]
+        if len(missing) == 1 and missing[0].doubtful:
+            view = replace(view, posted=tuple(replace(one, taken=True) if one is missing[0] else one for one in view.posted))
+        views.append(view)
+    return Snapshot(tuple(views))

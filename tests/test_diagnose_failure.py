@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
+from ringsim.diagnose.failure import (
+    OWN,
+    PEER,
+    WAIT,
+    describe_end,
+    error_of_kind,
+    find_cause,
+    impose,
+    is_internal,
+    report_exception,
+    text_of,
+)
 from ringsim.errors import Deadlock, RingError
-from ringsim.launch.cause import OWN, PEER, WAIT, find_cause, is_internal, text_of
-from ringsim.launch.failure import describe_end, report_exception
-from ringsim.launch.verdicts import error_of_kind, impose
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
 TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"

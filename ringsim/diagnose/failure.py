@@ -1,0 +1,591 @@
+"""From the errors of several ranks to the one that matters.
+
+When a rank fails, its peers fail too: their connections close. What the user needs is the first failure, on their own line; the rest is
+folded into a sentence.
+
+Which exception made a rank fail, of those that hang together by ``__cause__`` and ``__context__``.
+
+Oldest first, a chain may read in three ways::
+
+    connection lost -> step failed                the rank suffers from another's failure, whatever it made of it: an echo
+    nan loss -> step failed                       it failed by itself
+    nan loss -> connection lost, or a verdict     it failed, and a ``finally`` on the way out waited in vain: what failed comes first
+
+An error of torch is told from one of the user's that says the same by where it was raised, not by its text alone.
+
+A verdict: what the watcher found out, on its way to the ranks that wait in vain.
+
+It is written to the run's directory before anybody is woken, so that a rank whose wait is cut short finds there what to raise::
+
+    watcher                                    rank that waits
+    -------                                    ---------------
+    writes verdict.json
+    wakes --------------------------------->   its connections are shut, wait() raises
+                                               reads verdict.json, raises Deadlock at the user's line
+
+A rank that ends because the other side of its message disagrees leaves word there in the same way: what it ends is not its own wait alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from ringsim import errors
+from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
+from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
+from ringsim.launch.notebook import name_cells, rename_places
+from ringsim.traces.lost_peers import LOST_PEER
+from ringsim.traces.tables import readable
+
+__all__ = [
+    "OWN",
+    "PEER",
+    "WAIT",
+    "Cause",
+    "Verdict",
+    "clear_verdict",
+    "error_of_kind",
+    "find_cause",
+    "has_verdict",
+    "impose",
+    "is_internal",
+    "pass_on",
+    "raise_verdict",
+    "read_verdict",
+    "read_woken",
+    "text_of",
+    "write_verdict",
+]
+
+OWN: Final = ""
+PEER: Final = "peer"  # others failed, or can never go on, and that ended a wait of this rank
+WAIT: Final = "wait"  # a wait ended at its limit: what it was for says more than that it ended
+_TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
+_PASSED_ON: Final = "Caught "  # how torch begins what it passes on of another process or thread: an error of whatever that ran
+_OURS: Final = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a rank failed.
+
+    Attributes:
+        error: the exception that says so.
+        echo: what it is an echo of: ``OWN``, nothing; ``PEER``; ``WAIT``.
+        after: the exception that came before it and led to it, if any.
+        pending: whether it was on its way out when a wait that came in between ended in vain.
+    """
+
+    error: BaseException
+    echo: str = OWN
+    after: BaseException | None = None
+    pending: bool = False
+
+
+def find_cause(error: BaseException) -> Cause:
+    """Returns why a rank failed.
+
+    Args:
+        error: what came out of its worker, with its traceback.
+
+    Example:
+        >>> def fail():
+        ...     try:
+        ...         raise KeyError("w")
+        ...     except KeyError as missing:
+        ...         raise ValueError("no such layer") from missing
+        >>> try:
+        ...     fail()
+        ... except ValueError as error:
+        ...     find_cause(error)
+        Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
+    """
+    chain = _chain(error)
+    place = next((index for index, one in enumerate(chain) if _echo_of(one)), None)
+    if place is None:
+        return Cause(error, after=_root(error))
+    before = chain[place - 1] if place else None
+    if before is not None and _was_on_its_way(before, chain[place:]):
+        return Cause(before, after=_root(before), pending=True)
+    echo = _echo_of(chain[place])
+    if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
+        return Cause(error, after=_root(error))  # it was caught, and something else went wrong with the next operation
+    return Cause(error, echo, after=before if before is not None and not _raised_inside(before) else None)
+
+
+def text_of(error: BaseException) -> str:
+    """Returns what an exception says, as a terminal and a file can take it; of one that cannot say it, that."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "<exception str() failed>"  # Python's own words for it
+    shown: str = readable(text)
+    return shown
+
+
+def is_internal(filename: str) -> bool:
+    """Tells whether a frame's file is one of ringsim or torch, or of Python's own start.
+
+    Example:
+        >>> is_internal(__file__), is_internal("ringsim/diagnose/failure.py"), is_internal("/home/me/torch/train.py")
+        (True, True, False)
+    """
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    # What Cython compiled calls its files by their names in the checkout: "ringsim/simulator/hub.py".
+    path = os.path.join(_OURS.parent, filename)
+    return filename.startswith("<frozen ") or path.startswith((f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns an exception and those before it, oldest first."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and not any(one is other for other in chain):
+        chain.append(one)
+        one = one.__cause__ if one.__cause__ is not None else one.__context__
+    return chain[::-1]
+
+
+def _root(error: BaseException) -> BaseException | None:
+    """Returns the first of the exceptions that a traceback shows before an error, None where it shows none."""
+    chain = [error]
+    while True:
+        last = chain[-1]
+        before = last.__cause__ if last.__cause__ is not None or last.__suppress_context__ else last.__context__
+        if before is None or any(before is one for one in chain):
+            return last if last is not error else None
+        chain.append(before)
+
+
+def _echo_of(error: BaseException) -> str:
+    """Returns what one exception is the echo of."""
+    if isinstance(error, BaseExceptionGroup):
+        kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
+        return kinds[0] if all(kinds) else OWN
+    if isinstance(error, RingError):
+        return PEER if error.imposed else OWN
+    if not isinstance(error, RuntimeError) or not (type(error).__module__.startswith("torch.") or _raised_inside(error)):
+        return OWN
+    text = text_of(error)
+    if text.startswith(_PASSED_ON):
+        return OWN
+    if any(words in text for words in LOST_PEER):
+        return PEER
+    return WAIT if _TIMED_OUT in text else OWN
+
+
+def _raised_inside(error: BaseException) -> bool:
+    """Tells whether an exception was raised by ringsim or torch, rather than by what called them or was called by them."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and is_internal(frames[-1].f_code.co_filename)
+
+
+def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
+    """Tells whether an exception was passing through a ``finally`` or an ``__exit__`` when later ones were raised.
+
+    An ``except`` clause that raises nothing would have kept it: there it was dealt with.
+    """
+    caught: TracebackType | None = error.__traceback__
+    if caught is None or isinstance(error, GeneratorExit):  # which ends a generator that is no longer wanted: no failure
+        return False
+    frames = [pair for one in later for pair in traceback.walk_tb(one.__traceback__)]
+    line = next((line for frame, line in frames if frame is caught.tb_frame), None)
+    return line is not None and not _is_kept(caught.tb_frame.f_code.co_filename, caught.tb_lineno, line)
+
+
+def _is_kept(filename: str, raised_at: int, line: int) -> bool:
+    """Tells whether a line is in an ``except`` clause that keeps what is raised at another; also where the source is not there to say."""
+    source = "".join(linecache.getlines(filename))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return True
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try | ast.TryStar) and node.body[0].lineno <= raised_at <= (node.body[-1].end_lineno or 0):
+            for handler in node.handlers:
+                raises = any(isinstance(part, ast.Raise) for part in ast.walk(handler))
+                if handler.lineno <= line <= (handler.end_lineno or 0) and not raises:
+                    return True
+    return not source
+
+
+_NO_FAILURE: Final = ("", "0", "None", "False")  # what sys.exit may be given that makes the exit code 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """How one rank failed.
+
+    Attributes:
+        error: name of the exception's type, or "" where the process died without one.
+        text: the exception's message, or what is known of the death.
+        where: "file, line n, in function" of the user's own line, "" where there is none.
+        traceback: the user's part of the traceback, with source lines.
+        at_ns: when, CLOCK_MONOTONIC.
+        of_ringsim: whether ``error`` is one of ringsim's own errors.
+        echo: what this merely follows from, see ``ringsim.diagnose.failure``: ``OWN`` for nothing.
+        after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in step)", or "".
+        waited: where a wait ended in vain that the exception came to on its way out, or "".
+    """
+
+    rank: int
+    error: str
+    text: str
+    where: str
+    traceback: str
+    at_ns: int
+    of_ringsim: bool = False
+    echo: str = OWN
+    after: str = ""
+    waited: str = ""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether this is the echo of another rank's failure."""
+        return self.echo == PEER
+
+
+def report_exception(rank: int, error: BaseException, at_ns: int | None = None) -> Report:
+    """Describes why a worker failed, with the frames of the user's own code.
+
+    Args:
+        rank: whose worker it was.
+        error: what came out of it.
+        at_ns: when; now, by CLOCK_MONOTONIC, where it is not given.
+    """
+    cause = find_cause(error)
+    summary = traceback.TracebackException.from_exception(cause.error, limit=None)
+    where = _keep_users_frames(summary)
+    of_ringsim = isinstance(cause.error, errors.RingError)
+    return Report(
+        rank=rank,
+        error=type(cause.error).__name__,
+        text=text_of(cause.error),
+        where=where,
+        traceback=readable("".join(summary.format(chain=True)).rstrip()),
+        at_ns=time.monotonic_ns() if at_ns is None else at_ns,
+        of_ringsim=of_ringsim,
+        echo=cause.echo,
+        after=_name(cause.after) if cause.after is not None and not (of_ringsim and cause.echo == OWN) else "",
+        waited=_users_place(error) if cause.pending else "",
+    )
+
+
+def _name(error: BaseException) -> str:
+    """Returns an exception with its place in one line."""
+    text, where = text_of(error).partition("\n")[0], _users_place(error)
+    return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")
+
+
+def _users_place(error: BaseException) -> str:
+    """Returns "file, line n, in function" of the user's innermost line that an exception passed through, "" where there is none."""
+    return _keep_users_frames(traceback.TracebackException.from_exception(error, limit=None, lookup_lines=False))
+
+
+def rename_files(report: Report, names: Mapping[str, str]) -> Report:
+    """Returns the report with files called by other names, as a notebook calls its cells."""
+    where, after, waited, traced = report.where, report.after, report.waited, report.traceback
+    for filename, name in names.items():
+        where, after, waited = (place.replace(f"{filename}, line", f"{name}, line") for place in (where, after, waited))
+        traced = traced.replace(f'File "{filename}", line', f"{name}, line")
+    traced, text = rename_places(traced, names), rename_places(report.text, names)
+    return replace(report, where=where, after=after, waited=waited, traceback=traced, text=text)
+
+
+def _keep_users_frames(summary: traceback.TracebackException) -> str:
+    """Drops the frames of ringsim and torch from a traceback, where others remain; returns where the user's innermost one is."""
+    theirs = [frame for frame in summary.stack if not is_internal(frame.filename)]
+    if theirs:
+        summary.stack = traceback.StackSummary.from_list(theirs)
+    for chained in (summary.__cause__, summary.__context__):
+        if chained is not None:
+            _keep_users_frames(chained)
+    if not theirs:
+        return ""
+    last = theirs[-1]
+    place: str = readable(f"{last.filename}, line {last.lineno}, in {last.name}")
+    return place
+
+
+def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> Report:
+    """Describes the death of a process that raised nothing.
+
+    Args:
+        rank: whose process it was.
+        exit_code: as ``subprocess`` has it (negative: a signal), None where nobody knows.
+        at_ns: when it was reaped.
+        output: what the rank had printed; a message of the C++ layer is often its last line.
+    """
+    if exit_code is None:
+        text = "its process is gone"
+    elif exit_code < 0:
+        text = f"its process was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    else:
+        text = f"its process left with exit code {exit_code} before the worker returned"
+    last = [line for line in output.splitlines() if line.strip()][-3:]
+    if exit_code is not None and exit_code < 0 and last:
+        text += ". It last printed:\n  " + "\n  ".join(last)
+    return Report(rank=rank, error="", text=readable(text), where="", traceback="", at_ns=at_ns)
+
+
+def describe_end(report: Report) -> dict[str, Any] | None:
+    """Says how a rank ended, as a trace keeps it for ``explain``; None where it suffered from what others did, or did not.
+
+    Example:
+        >>> describe_end(report_death(2, -9, at_ns=0, output=""))
+        {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
+        >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
+        'raised ValueError: no such layer (train.py, line 7, in step)'
+        >>> [describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"] for code in ("0", "7")]
+        ['exited', 'failed']
+    """
+    if report.echo != OWN:
+        return None  # how it ended says nothing of why: what it waited for does
+    if report.error == "SystemExit":
+        state = "exited" if report.text in _NO_FAILURE else "failed"
+        about = f"left with sys.exit({report.text})"
+    elif report.error:
+        text = report.text.partition("\n")[0]
+        state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
+    else:
+        about = report.text.partition(". It last")[0].removeprefix("its process ")
+        state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
+    about += f" ({report.where})" if report.where else ""
+    about += f", after {report.after}" if report.after else ""
+    about += f", and waited in vain on its way out ({report.waited})" if report.waited else ""
+    return {"rank": report.rank, "state": state, "about": about, "error": report.error}
+
+
+def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
+    """Says what a rank did that had not ended, as a trace keeps it for ``explain``; of one that waited, the trace knows better.
+
+    Args:
+        rank: which one.
+        doing: see ``Process.doing``.
+        place: file and line of the user's program, where they are known.
+
+    Example:
+        >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
+        {'rank': 1, 'state': 'running', 'about': 'computing at train.py:7', 'error': ''}
+    """
+    if doing == "stopped":
+        return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
+    name, line = place if place is not None else ("", 0)
+    name = name_cells([name]).get(name, os.path.basename(name))
+    return {"rank": rank, "state": "running", "about": f"{doing} at {name}:{line}" if name else doing, "error": ""}
+
+
+def first_failure(reports: Sequence[Report]) -> Report:
+    """Returns the report that the others follow from: the earliest that is not an echo."""
+    return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
+
+
+def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int]) -> errors.RingError:
+    """Makes the one error of a failed run.
+
+    Args:
+        reports: one for each rank that failed by itself.
+        world_size: number of ranks of the run.
+        stopped: ranks that ringsim ended because another had failed.
+    """
+    first = first_failure(reports)
+    who = f"rank {first.rank} of {world_size}"
+    if first.of_ringsim:
+        text = first.text if who in first.text else f"{first.text} ({who})"
+    elif first.error:
+        text = f"{who} raised {first.error}: {first.text}"
+    else:
+        text = f"{who} failed: {first.text}"
+    if first.traceback and (first.where or not first.of_ringsim):
+        text += "\n" + indent(first.traceback)
+    if first.waited:
+        text += f"\n  and waited in vain on its way out: {first.waited}"
+    text += _echoes([report for report in reports if report is not first], stopped)
+    kind = getattr(errors, first.error, errors.RankFailed) if first.of_ringsim else errors.RankFailed
+    if issubclass(kind, errors.RankFailed):
+        return kind(text, rank=first.rank)
+    made: errors.RingError = kind(text)
+    return made
+
+
+def raised_where(report: Report) -> str:
+    """Returns the lines of a rank's program where it was when its wait ended, innermost last, without the error."""
+    frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix("Traceback (most recent call last):\n")
+    after = f"\n    after it had raised {report.after}" if report.after else ""
+    return f"\n  rank {report.rank}:\n{indent(frames)}{after}" if report.where else ""
+
+
+def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
+    """Says in a line or two what became of the other ranks."""
+    lines = []
+    same = [report for report in others if not report.is_consequence]
+    echoes = [report for report in others if report.is_consequence]
+    if same:
+        lines.append("also failed: " + "; ".join(f"rank {report.rank}, {report.error or report.text}" for report in same))
+    if echoes:
+        where = [f"rank {report.rank} ({report.where or report.error})" for report in echoes]
+        lines.append("lost their peer because of it: " + "; ".join(where))
+    if stopped:
+        lines.append("were stopped because of it: " + ", ".join(f"rank {rank}" for rank in stopped))
+    return "".join(f"\n  {line}" for line in lines)
+
+
+def indent(text: str) -> str:
+    """Returns a text whose lines begin two places further to the right."""
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+_ERRORS: Final[dict[str, type[RingError]]] = {
+    "peer_exited": PeerExited,
+    "missing_participant": PeerExited,
+    "rank_failed": RankFailed,
+    "rendezvous_failed": RendezvousFailed,
+    "group_order_mismatch": RendezvousFailed,
+    "message_mismatch": MessageMismatch,
+    "collective_mismatch": MessageMismatch,
+    "invalid_argument": ArgumentError,
+}
+_FILE: Final = "verdict.json"
+_ENDED_WITH: Final = " ended with an error that explains this: "  # of a rank whose peer has left word why it ended
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the watcher found out.
+
+    Attributes:
+        ranks: those that can never go on.
+        diagnosis: why.
+        at_ns: at which moment that was so (CLOCK_MONOTONIC).
+        at_rest: whether that took a moment at which nothing was on its way: what was posted does not prove it alone.
+    """
+
+    ranks: tuple[int, ...]
+    diagnosis: Diagnosis
+    at_ns: int
+    at_rest: bool = False
+
+    @property
+    def error(self) -> RingError:
+        """The error that a run ends with."""
+        return error_of_kind(self.diagnosis.kind)(str(self.diagnosis), diagnosis=self.diagnosis)
+
+
+def error_of_kind(kind: str) -> type[RingError]:
+    """Returns the type of error that a finding of a kind ends a run with.
+
+    Example:
+        >>> error_of_kind("tag_mismatch").__name__, error_of_kind("missing_participant").__name__
+        ('Deadlock', 'PeerExited')
+    """
+    return _ERRORS.get(kind, Deadlock)
+
+
+def impose(kind: str, text: str) -> RingError:
+    """Returns what a rank shall raise because of what has become of others, marked as such."""
+    error = error_of_kind(kind)(text)
+    error.imposed = error.__suppress_context__ = True  # what it cuts short is not what its traceback shall show
+    return error
+
+
+def write_verdict(directory: Path, verdict: Verdict) -> None:
+    """Writes a verdict down, whole or not at all."""
+    diagnosis = verdict.diagnosis
+    _write(directory, diagnosis.kind, verdict.ranks, str(diagnosis), verdict.at_ns, asdict(replace(diagnosis, trace=None)))
+
+
+def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -> None:
+    """Leaves word of what ends a rank, where it explains why the waits of others break: of a message, one side alone sees the mismatch.
+
+    A verdict that is there already stands.
+
+    Args:
+        directory: of the run's parts.
+        rank: who ends.
+        world_size: number of ranks.
+        error: why.
+    """
+    if isinstance(error, MessageMismatch) and not has_verdict(directory):
+        others = [other for other in range(world_size) if other != rank]
+        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{_ENDED_WITH}{error}", time.monotonic_ns())
+
+
+def _write(directory: Path, kind: str, ranks: Sequence[int], text: str, at_ns: int, diagnosis: dict[str, Any] | None = None) -> None:
+    said = {"kind": kind, "ranks": ranks, "text": text, "at_ns": at_ns, "diagnosis": diagnosis}
+    unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
+    unfinished.write_text(json.dumps(said, default=int))
+    unfinished.replace(directory / _FILE)
+
+
+def clear_verdict(directory: Path) -> None:
+    """Takes away the verdict of an earlier run in the same directory."""
+    (directory / _FILE).unlink(missing_ok=True)
+
+
+def has_verdict(directory: Path) -> bool:
+    """Tells whether somebody has written a verdict."""
+    return (directory / _FILE).exists()
+
+
+def read_woken(directory: Path) -> tuple[list[int], int] | None:
+    """Returns the ranks that a watcher woke, and when (CLOCK_MONOTONIC); None where it woke none."""
+    try:
+        said = json.loads((directory / _FILE).read_bytes())
+    except OSError:
+        return None
+    return (said["ranks"], said["at_ns"]) if said["diagnosis"] else None
+
+
+def read_verdict(directory: Path, rank: int) -> RingError | None:
+    """Returns the error that a rank shall raise, None where nobody has said so.
+
+    Args:
+        directory: of the run's parts.
+        rank: who asks.
+    """
+    try:
+        said = json.loads((directory / _FILE).read_bytes())
+    except OSError:
+        return None
+    if rank not in said["ranks"]:
+        return None  # it suffers from what became of others
+    error = impose(said["kind"], said["text"])
+    error.diagnosis = said["diagnosis"] and _read_diagnosis(said["diagnosis"])
+    return error
+
+
+def _read_diagnosis(said: dict[str, Any]) -> Diagnosis:
+    edges = (Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in said["edges"])
+    return Diagnosis(tuple(map(_read_finding, said["findings"])), said["world_size"], tuple(edges), tuple(said["states"]))
+
+
+def _read_finding(said: dict[str, Any]) -> Finding:
+    operations, echoes = map(_read_operation, said["operations"]), map(_read_finding, said["consequences"])
+    return Finding(**{**said, "ranks": tuple(said["ranks"]), "operations": tuple(operations), "consequences": tuple(echoes)})
+
+
+def _read_operation(said: dict[str, Any]) -> Operation:
+    return Operation(**{**said, "shape": tuple(said["shape"])})
+
+
+def raise_verdict(directory: Path, rank: int) -> None:
+    """Raises what a rank shall raise now that its wait has failed; returns where that is the wait's own business.
+
+    Raises:
+        RingError: a verdict concerns this rank.
+    """
+    error = read_verdict(directory, rank)
+    if error is not None:
+        raise error
