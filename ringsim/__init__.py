@@ -65,9 +65,9 @@ _CONTENTS: Final = {
     "Trace": "ringsim.traces.value",
     "__version__": "ringsim.provenance",
     "bandwidth": "ringsim.links.api",
-    "calibrate": "ringsim.calibration",
+    "calibrate": "ringsim.predict.calibration",
     "check": "ringsim.check",
-    "compare": "ringsim.comparison",
+    "compare": "ringsim.predict.comparison",
     "compute": "ringsim.computing",
     "current_ring": "ringsim.ring.ring",
     "destroy_distributed": "ringsim.ring.ring",
@@ -81,8 +81,8 @@ _CONTENTS: Final = {
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.recorder",
     "simulate": "ringsim.simulator.api",
-    "scale": "ringsim.simulator.scaling",
-    "simulate_schedule": "ringsim.simulator.schedule_api",
+    "scale": "ringsim.predict.scaling",
+    "simulate_schedule": "ringsim.simulator.schedules",
     "span": "ringsim.traces.recorder",
     "suppress_output": "ringsim.ring.printing",
     "topologies": "ringsim.topologies",
@@ -95,9 +95,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim import topologies as topologies
-    from ringsim.calibration import calibrate as calibrate
     from ringsim.charging import FlopCosts as FlopCosts
-    from ringsim.comparison import compare as compare
     from ringsim.computing import compute as compute
     from ringsim.faults import Degrade as Degrade
     from ringsim.faults import Fail as Fail
@@ -107,6 +105,9 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.link import Link as Link
     from ringsim.links.api import bandwidth as bandwidth
     from ringsim.magics import load_ipython_extension as load_ipython_extension
+    from ringsim.predict.calibration import calibrate as calibrate
+    from ringsim.predict.comparison import compare as compare
+    from ringsim.predict.scaling import scale as scale
     from ringsim.provenance import __version__ as __version__
     from ringsim.ring.printing import suppress_output as suppress_output
     from ringsim.ring.ring import Ring as Ring
@@ -117,8 +118,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
     from ringsim.ring.ring import initialize_distributed as initialize_distributed
     from ringsim.simulator.api import simulate as simulate
-    from ringsim.simulator.scaling import scale as scale
-    from ringsim.simulator.schedule_api import simulate_schedule as simulate_schedule
+    from ringsim.simulator.schedules import simulate_schedule as simulate_schedule
     from ringsim.traces.files import load as load
     from ringsim.traces.recorder import mark as mark
     from ringsim.traces.recorder import span as span

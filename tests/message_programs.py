@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from ringsim.diagnose.finding import Diagnosis
-from ringsim.pipeline.programs import Blocked, Operation, Receive, Run, Send, Wait
+from ringsim.schedules.engine import Blocked, Operation, Receive, Run, Send, Wait
 from ringsim.traces.events import SEND
 
 Programs = list[list[Operation]]

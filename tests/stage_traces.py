@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from synthetic import Story
 
-from ringsim.pipeline.evaluator import Evaluation, evaluate
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.schedules import make_schedule
+from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.traces.stages import KINDS
 from ringsim.traces.value import Trace
 

@@ -19,7 +19,7 @@ from ringsim.diagnose.failure import error_of_kind
 from ringsim.diagnose.finding import Diagnosis
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.verdict import judge
-from ringsim.pipeline.programs import Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.engine import Receive, Run, Send, Wait, run_programs
 from ringsim.traces.events import Group
 
 SIZE = 4

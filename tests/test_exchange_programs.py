@@ -25,7 +25,7 @@ from ringsim.exchange import read_chakra, read_goal
 from ringsim.exchange.programs import Step, make_programs, replay
 from ringsim.exchange.rounds import count_rounds, make_rounds
 from ringsim.exchange.wire import read_number
-from ringsim.simulator.schedule_api import simulate_schedule
+from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.value import Trace
 
 LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)

@@ -9,8 +9,8 @@ import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.calibration import Calibration
 from ringsim.link import Link
+from ringsim.predict.calibration import Calibration
 from ringsim.simulator.api import simulate
 from ringsim.simulator.cores import Cores, SharedCores
 from ringsim.topologies import OneMachine

@@ -31,18 +31,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError
 from ringsim.faults import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.closed_forms import Step
-from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
-from ringsim.pipeline.partition_plan import by_count
-from ringsim.pipeline.programs import SEMANTICS, Semantics
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedule_text import from_text
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.pipeline.validation import validate
-from ringsim.simulator.schedule_api import simulate_schedule
-from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.closed_forms import Step
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import SEMANTICS, Semantics, validate
+from ringsim.schedules.partition import by_count
+from ringsim.schedules.schedule import Action, Schedule, from_text
+from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.topologies import FullBisection, Hosts, RingLinks
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from ringsim.charging import charge
 from ringsim.computing import stretched
-from ringsim.pipeline.actions import Action
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox
-from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage
+from ringsim.schedules.schedule import Action, Schedule
 from ringsim.traces.recorder import span
 
 __all__ = ["Executor", "StageRun"]
@@ -61,7 +60,7 @@ class Executor:
     Example:
         Two stages on one rank:
 
-        >>> from ringsim.pipeline.lowering import lower
+        >>> from ringsim.schedules.lowering import lower
         >>> schedule = Schedule("two on one", 1, (0, 0), (tuple(map(Action._make, [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)])),))
         >>> weight = torch.tensor(2.0, requires_grad=True)
         >>> stage = StageRun(lambda x, microbatch: weight * x, [weight], flops=lambda x: Flops(1, 1, 1))

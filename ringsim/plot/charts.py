@@ -48,11 +48,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MultipleL
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.pipeline.generation_map import steady_use
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, GREEN, LETTER, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
 from ringsim.regimes import Regime, find_regimes
+from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, Bandwidths
 from ringsim.traces.events import NONE, OK
 from ringsim.traces.summary import count

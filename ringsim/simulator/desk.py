@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ringsim.calibration import Calibration
+from ringsim.predict.calibration import Calibration
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import Channel, Recv, Send
 from ringsim.simulator.hub import Hub, Runner

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 from torch.distributed import GroupMember
 
-from ringsim.calibration import Calibration
 from ringsim.comm.backend import Backend
 from ringsim.comm.group_making import GROUPS
 from ringsim.comm.membership import Membership
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.faults import make_failure
+from ringsim.predict.calibration import Calibration
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.desk import Desk
 from ringsim.simulator.groups import SimulatedGroup

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from greenlet import GreenletExit
 
-from ringsim.calibration import Calibration
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
 from ringsim.diagnose.finding import Diagnosis, Edge, Finding
@@ -24,6 +23,7 @@ from ringsim.errors import Interrupted, RingError
 from ringsim.faults import Injection, fails_at, jitter_of, slowed_by
 from ringsim.launch.notebook import name_cells
 from ringsim.link import Link
+from ringsim.predict.calibration import Calibration
 from ringsim.ring import Ring
 from ringsim.ring.groups import pair_name
 from ringsim.ring.printing import Quiet, make_print

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringsim.errors import ScheduleError
-from ringsim.pipeline import closed_forms
+from ringsim.schedules import closed_forms
 from ringsim.traces.stages import StageActions, find_step
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ringsim.errors import ScheduleError
-from ringsim.pipeline import closed_forms
+from ringsim.schedules import closed_forms
 from ringsim.traces.events import Ints
 from ringsim.traces.stages import StageActions, find_step
 

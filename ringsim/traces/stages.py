@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ringsim.errors import ArgumentError, RingError
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.closed_forms import Step
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.schedules import make_schedule
+from ringsim.schedules.closed_forms import Step
+from ringsim.schedules.schedule import Action
 from ringsim.traces.events import NONE, SPAN, Events, Ints
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringsim.cli.description import TomlTable, read_description
-from ringsim.pipeline.closed_forms import Step
+from ringsim.schedules.closed_forms import Step
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
 UNIT = re.compile(r"_(s|ms|us|ns|bytes|kib|mib|gib|gb_per_s|mb_per_s)$")

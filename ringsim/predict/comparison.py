@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringsim.calibration import median_costs
 from ringsim.computing import read_label
 from ringsim.errors import ArgumentError, RingError
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedule import Schedule
+from ringsim.predict.calibration import median_costs
+from ringsim.schedules.engine import evaluate
+from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.reached import bundle, reach
 from ringsim.traces.stages import STEP, StageActions, count_steps, find_step, in_step

@@ -20,8 +20,8 @@ import numpy as np
 from ringsim.computing import read_label
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, fit_link
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.costs import Costs
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.schedule import Action
 from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
 from ringsim.traces.stages import STEP, count_steps, find_step

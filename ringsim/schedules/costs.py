@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import Final
 
 from ringsim.errors import ArgumentError, is_list, is_number, say
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.programs import Time
+from ringsim.schedules.schedule import Action
 
-__all__ = ["Costs"]
+__all__ = ["Costs", "Time"]
 
+Time = int | float | Fraction
 _KINDS: Final = {"forward": "F", "input": "I", "weight": "W", "backward": "B"}
 _LONGEST: Final = 1e100  # in any unit: a hundred million of them added up are still a number
 

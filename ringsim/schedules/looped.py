@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules.arguments import check_counts
-from ringsim.pipeline.schedules.rows import Phase, Place, one_chunk, play
+from ringsim.schedules.schedule import Phase, Place, Schedule, check_counts, one_chunk, play
 
 __all__ = ["interleaved_1f1b", "looped_bfs"]
 

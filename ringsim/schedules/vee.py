@@ -13,10 +13,7 @@ memory. In the phases below, 0 is the chunk on the way down, 1 the one on the wa
 
 from __future__ import annotations
 
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules.arguments import check_counts
-from ringsim.pipeline.schedules.rows import Phase, one_chunk, play
+from ringsim.schedules.schedule import Action, Phase, Schedule, check_counts, one_chunk, play
 
 __all__ = ["dualpipe_v", "zb_v"]
 

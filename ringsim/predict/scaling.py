@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.calibration import calibrate
 from ringsim.errors import ArgumentError, check_integer, is_integer, say
 from ringsim.link import Link
-from ringsim.pipeline.costs import Costs
-from ringsim.simulator.schedule_api import simulate_schedule
-from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.predict.calibration import calibrate
+from ringsim.schedules.costs import Costs
+from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
 from ringsim.traces.value import Trace, check_trace
