@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, cast
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
 from ringsim.errors import ArgumentError, RingError
-from ringsim.pipeline.generation_use import StageUse, measure_stage_use
 from ringsim.schedules.generation import can_finish, check_can_finish, count_messages, steady_use, time_generation
-from ringsim.traces.summary import count
+from ringsim.traces.steps import StageUse, measure_stage_use
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

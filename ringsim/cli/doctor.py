@@ -31,8 +31,8 @@ from ringsim.errors import ArgumentError, RingError
 from ringsim.plot.charts import FIGURES
 from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 __all__ = ["BackendChoice", "BackendFacts", "Criterion", "backend_criteria", "backend_facts", "choose_backend", "criteria_text"]
 

@@ -20,7 +20,7 @@ from ringsim.launch.job import CHECKS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ringsim.diagnose.finding import Diagnosis
+    from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
 

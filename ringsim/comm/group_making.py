@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ringsim.comm.counterparts import Counterparts
-from ringsim.traces.events import NONE, OP_CODES
-from ringsim.traces.notices import DESTROYED, MADE_ANEW
+from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["GROUPS", "record_end_of_groups", "record_new_groups"]

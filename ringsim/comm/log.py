@@ -33,10 +33,8 @@ from ringsim.comm.log_records import Connection, Records, Segment, begin_records
 from ringsim.comm.log_settings import read_settings
 from ringsim.costs import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.state import change_state, get_state
-from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import OK, OP_CODES, OP_NAMES
-from ringsim.traces.hot_path import label_in_force
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import CallSites, Recorder, label_in_force
 from ringsim.traces.units import bytes_text, time_text
 
 __all__ = [

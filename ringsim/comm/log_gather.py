@@ -27,11 +27,10 @@ from torch.distributed import distributed_c10d
 from ringsim.comm.backend import Backend
 from ringsim.comm.fallbacks import find
 from ringsim.comm.log_records import Segment
-from ringsim.traces.events import COLUMN_DTYPES, Events, Ints, make_events
-from ringsim.traces.joining import join_events
+from ringsim.traces.events import COLUMN_DTYPES, Events, Ints, make_events, read_tables, write_tables
 from ringsim.traces.log_rows import make_rows
 from ringsim.traces.log_table import LogTable
-from ringsim.traces.tables import read_tables, write_tables
+from ringsim.traces.parts import join_events
 
 __all__ = ["gather", "gather_by_objects", "make_own_table", "make_table"]
 

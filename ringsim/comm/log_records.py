@@ -16,9 +16,8 @@ from ringsim.comm import torch_hooks
 from ringsim.errors import RingError
 from ringsim.state import get_state
 from ringsim.traces.events import NONE, RECV, SEND, SPAN, Events, Group, Ints
-from ringsim.traces.joining import join_events
 from ringsim.traces.log_rows import is_operation
-from ringsim.traces.parts import read_parts
+from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["Connection", "Records", "Segment", "begin_records", "end_records", "join_segments", "read_segment"]

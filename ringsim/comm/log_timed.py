@@ -13,8 +13,7 @@ from ringsim.comm.log import LogOptions, enter_label, write_lines
 from ringsim.comm.torch_backend import TORCH
 from ringsim.state import get_state
 from ringsim.traces.events import NONE
-from ringsim.traces.hot_path import label_in_force
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import Recorder, label_in_force
 
 __all__ = ["timed_op"]
 

@@ -27,8 +27,7 @@ from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS,
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES
-from ringsim.traces.lost_peers import fail_posting
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import Recorder, fail_posting
 
 _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody

@@ -43,11 +43,11 @@ from types import TracebackType
 from typing import Any, Final
 
 from ringsim import errors
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
-from ringsim.launch.notebook import name_cells, rename_places
-from ringsim.traces.lost_peers import LOST_PEER
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.parts import name_cells, rename_places
+from ringsim.traces.recorder import LOST_PEER
 
 __all__ = [
     "OWN",

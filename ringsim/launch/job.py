@@ -23,7 +23,7 @@ import cloudpickle
 
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Injection
-from ringsim.launch.notebook import name_cells
+from ringsim.traces.parts import name_cells
 
 LARGE_CAPTURE_BYTES: Final = 10_000_000
 _CELL_LINES_BYTES: Final = 1_000_000  # of source text without a file that travels with a call

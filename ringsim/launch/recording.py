@@ -38,11 +38,10 @@ from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.live_part import LivePart
 from ringsim.launch.watcher import has_proc, look_at
 from ringsim.state import get_state
-from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events
+from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events, readable
 from ringsim.traces.files import save
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.tables import readable
 from ringsim.traces.value import Trace
 
 __all__ = ["find_culprits", "find_ends", "gather_ends", "hold_back_sigterm", "tell_end"]

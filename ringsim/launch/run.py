@@ -39,10 +39,9 @@ from ringsim.diagnose.failure import (
 )
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.job import Job, Kind, RankConfig
-from ringsim.launch.notebook import in_notebook, name_cells, rename_places
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, Watcher, has_proc, look_at
-from ringsim.traces.parts import read_parts
+from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05

@@ -28,7 +28,7 @@ from ringsim.schedules.lowering import get_recv, lower, lower_in_step
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 
 __all__ = ["rehearse"]
 

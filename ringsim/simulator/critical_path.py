@@ -31,7 +31,7 @@ from ringsim.schedules.costs import Time
 from ringsim.schedules.schedule import Action
 from ringsim.simulator.columns import FORWARD, Operations, Prices
 from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, make_events
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
 __all__ = [

@@ -11,8 +11,7 @@ import numpy as np
 from ringsim.simulator.handles import Operation
 from ringsim.simulator.hub import Hub
 from ringsim.simulator.tape import Tape
-from ringsim.traces.events import NONE, OP_CODES, Events, Ints, Payload
-from ringsim.traces.notices import word_notice
+from ringsim.traces.events import NONE, OP_CODES, Events, Ints, Payload, word_notice
 
 __all__ = ["RankRecorder"]
 
@@ -61,7 +60,7 @@ class RankRecorder:
         self._write_mark(name, NONE, NONE, NONE, NONE)
 
     def notice(self, kind: str, message: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
-        """Writes down that something wrong was found (see ``ringsim.traces.notices``), in the operation that the numbers describe."""
+        """Writes down that something wrong was found (see ``ringsim.traces.events``), in the operation that the numbers describe."""
         self._write_mark(word_notice(kind, message), group, peer, tag, payload)
 
     def _write_mark(self, label: str, group: int, peer: int, tag: int, payload: int) -> None:

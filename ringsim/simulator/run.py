@@ -15,13 +15,11 @@ from greenlet import GreenletExit
 
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Snapshot
 from ringsim.errors import Interrupted, RingError
 from ringsim.faults import Injection, fails_at, jitter_of, slowed_by
-from ringsim.launch.notebook import name_cells
 from ringsim.link import Link
 from ringsim.predict.calibration import Calibration
 from ringsim.ring import Ring
@@ -42,6 +40,8 @@ from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
 from ringsim.traces.events import NONE
+from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.parts import name_cells
 from ringsim.traces.value import Trace
 
 __all__ = ["Run", "Settings"]

@@ -36,7 +36,7 @@ from ringsim.simulator.critical_path import (
 from ringsim.simulator.levels import Levels, WhatIfs, find_levels, sweep, time_variants
 from ringsim.simulator.worklist import work_through
 from ringsim.traces.events import Ints
-from ringsim.traces.reached import bundle, reach
+from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class ScheduleRun:
         Returns:
             The axes.
         """
-        axes: Axes = reach("plot_schedule_run")(self, ax=ax)
+        axes: Axes = resolve("plot_schedule_run")(self, ax=ax)
         return axes
 
     def __repr__(self) -> str:

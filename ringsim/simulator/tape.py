@@ -15,10 +15,8 @@ import numpy.typing as npt
 import torch
 
 from ringsim.simulator.memory import Layout
-from ringsim.traces.call_sites import CallSites
-from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, Events, Group, Payload, Tables, make_events
-from ringsim.traces.hot_path import label_in_force, meaning
-from ringsim.traces.tables import readable
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, Events, Group, Payload, Tables, make_events, readable
+from ringsim.traces.recorder import CallSites, label_in_force, meaning
 
 __all__ = ["Kind", "Tape"]
 

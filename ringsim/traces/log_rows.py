@@ -10,8 +10,7 @@ import numpy as np
 from ringsim.costs import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.log_table import LogRow
-from ringsim.traces.matching import match
-from ringsim.traces.waits import split_waits
+from ringsim.traces.matching import match, split_waits
 
 __all__ = ["is_operation", "make_rows", "straggler_ns"]
 
