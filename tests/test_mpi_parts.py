@@ -21,7 +21,7 @@ from ringsim.comm.mpi_handle import MpiHandle, to_seconds
 from ringsim.comm.mpi_reductions import plan_reduction
 from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
-from ringsim.launch.board import FileBoard
+from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
 from ringsim.traces.events import ANY_SOURCE
 from ringsim.traces.parts import read_parts

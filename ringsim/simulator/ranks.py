@@ -14,7 +14,7 @@ from ringsim.comm.backend import Backend
 from ringsim.comm.group_making import GROUPS
 from ringsim.comm.membership import Membership
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
-from ringsim.injections import make_failure
+from ringsim.faults import make_failure
 from ringsim.predict.calibration import Calibration
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.desk import Desk

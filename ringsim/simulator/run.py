@@ -19,12 +19,12 @@ from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Snapshot
 from ringsim.errors import Interrupted, RingError
-from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
+from ringsim.faults import Injection, fails_at, jitter_of, slowed_by
 from ringsim.link import Link
-from ringsim.pair_groups import pair_name
 from ringsim.predict.calibration import Calibration
-from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
+from ringsim.ring.groups import pair_name
+from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.backend import SimulatedRank
 from ringsim.simulator.cores import SharedCores
 from ringsim.simulator.groups import SimulatedGroup
