@@ -30,7 +30,7 @@ import numpy as np
 from ringsim.exchange.reading import Rows
 from ringsim.exchange.rounds import count_rounds
 from ringsim.link import Link, check_link
-from ringsim.simulator.carriers import PrivateLinks
+from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OK, OP_NAMES, SPAN, Events, Group, Payload
 from ringsim.traces.matching import refused
 from ringsim.traces.value import Trace
