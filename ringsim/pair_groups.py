@@ -30,7 +30,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
-from ringsim.background import BackgroundCall
+from ringsim.comm.rendezvous import BackgroundCall
 
 __all__ = ["Pair", "PairGroups", "build_pair_groups", "default_store", "destroy_group", "pair_name", "pairs_of"]
 

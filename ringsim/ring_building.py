@@ -22,13 +22,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from ringsim.comm.backend import Backend
-from ringsim.comm.fallbacks import find
+from ringsim.comm.functions import find
 from ringsim.comm.log import pause_log
+from ringsim.comm.rendezvous import Card, build_default_group, find_fault, leave, meet, meet_over
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.pair_groups import PairGroups, build_pair_groups, default_store, destroy_group, pair_name, pairs_of
-from ringsim.rendezvous import build_default_group, leave, meet, meet_over
 from ringsim.ring_arguments import RingArguments
-from ringsim.roll_call import Card, find_fault
 
 __all__ = ["build_on_backend", "build_on_torch"]
 

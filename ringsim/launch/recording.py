@@ -25,8 +25,8 @@ import numpy as np
 
 from ringsim import provenance
 from ringsim.comm import torch_hooks
+from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.comm.registry import get_backend_object
 from ringsim.diagnose.failure import pass_on, read_woken
 from ringsim.errors import RingError
 from ringsim.launch.block_ends import find_culprits, find_ends, gather_ends, hold_back_sigterm, tell_end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringsim.comm import built_messages
+from ringsim.comm import built
 from ringsim.simulator.objects import Objects
 
 __all__ = ["SimulatedRank"]
@@ -16,8 +16,8 @@ class SimulatedRank(Objects):
     Only ``ringsim.simulate`` makes it. Tensors lie on the CPU, or on the meta device, where only sizes travel.
     """
 
-    new_subgroups = built_messages.new_subgroups
-    new_subgroups_by_enumeration = built_messages.new_subgroups_by_enumeration
+    new_subgroups = built.new_subgroups
+    new_subgroups_by_enumeration = built.new_subgroups_by_enumeration
 
     def share(self, value: Any) -> list[Any]:
         """Gives all ranks what each of them has, as a store would; every rank calls it. It is a barrier, and moves no bytes.

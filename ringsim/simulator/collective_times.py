@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ringsim.exchange.rounds import make_rounds
 from ringsim.link import Link
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.parts import Part
 from ringsim.simulator.shared_links import SharedLinks
+from ringsim.traces.collectives import make_rounds
 
 __all__ = ["begin_collective"]
 

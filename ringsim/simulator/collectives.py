@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ringsim.comm.collectives import describe
-from ringsim.comm.mpi_buffers import check_alike, check_count
-from ringsim.comm.reductions import check_reduction, reduce_parts
+from ringsim.comm.built import check_reduction, reduce_parts
+from ringsim.comm.collectives import check_alike, check_count, describe
 from ringsim.errors import ArgumentError
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.meetings import attend

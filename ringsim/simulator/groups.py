@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringsim.comm.mpi_group import to_index
+from ringsim.comm.backend import to_index
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.simulator.hub import Hub

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ringsim.comm.built import find_refusal
 from ringsim.comm.follower import disagreement
-from ringsim.comm.reductions import find_refusal
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import ArgumentError, MessageMismatch

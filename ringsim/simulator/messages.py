@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ringsim.comm.mpi_group import to_index
+from ringsim.comm.backend import to_index
 from ringsim.errors import ArgumentError
 from ringsim.simulator.desk import Address
 from ringsim.simulator.groups import SimulatedGroup

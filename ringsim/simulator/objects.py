@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ringsim.comm.pickled import pack, unpack
+from ringsim.comm.objects import pack, unpack
 from ringsim.errors import ArgumentError
 from ringsim.simulator.collectives import Collectives
 from ringsim.simulator.messages import Messages

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 
 from torch.distributed import GroupMember
 
-from ringsim.comm.backend import Backend
-from ringsim.comm.group_making import GROUPS
-from ringsim.comm.membership import Membership
+from ringsim.comm.backend import Backend, Membership
+from ringsim.comm.torch_hooks import GROUPS
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.injections import make_failure
 from ringsim.predict.calibration import Calibration
