@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ringsim.arguments import is_number, say
 from ringsim.computing import stretch
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, is_number, say
 from ringsim.pipeline.flops import Flops
 from ringsim.state import get_state
 

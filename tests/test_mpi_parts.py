@@ -19,7 +19,7 @@ from ringsim.comm.mpi import MpiBackend
 from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, plan_reduction, to_seconds
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
-from ringsim.launch.board import FileBoard
+from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
 from ringsim.traces.events import ANY_SOURCE
 from ringsim.traces.parts import read_parts

@@ -22,10 +22,9 @@ import ringsim
 from ringsim.comm.torch_hooks import GROUPS, install, uninstall
 from ringsim.errors import RingError
 from ringsim.state import get_state
-from ringsim.traces.buffer import CHUNK
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import CHUNK, Recorder
 
 SIZE = 4
 

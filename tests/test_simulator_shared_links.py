@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_simulator_fair_share import filled
 
 from ringsim.errors import ArgumentError
-from ringsim.injections import Degrade, Slow
+from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
 from ringsim.simulator.carriers import PrivateLinks
 from ringsim.simulator.network import make_carrier

@@ -69,14 +69,25 @@ from ringsim.comm.functions import find
 from ringsim.comm.log_table import LogTable, is_operation, make_rows
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.call_sites import CallSites
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
-from ringsim.traces.events import COLUMN_DTYPES, NONE, OK, OP_CODES, OP_NAMES, RECV, SEND, SPAN, Events, Group, Ints, make_events
-from ringsim.traces.hot_path import label_in_force
-from ringsim.traces.joining import join_events
-from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import Recorder
-from ringsim.traces.tables import read_tables, write_tables
+from ringsim.traces.events import (
+    COLUMN_DTYPES,
+    NONE,
+    OK,
+    OP_CODES,
+    OP_NAMES,
+    RECV,
+    SEND,
+    SPAN,
+    Events,
+    Group,
+    Ints,
+    make_events,
+    read_tables,
+    write_tables,
+)
+from ringsim.traces.parts import join_events, read_parts
+from ringsim.traces.recorder import CallSites, Recorder, label_in_force
 from ringsim.traces.units import bytes_text, time_text
 
 __all__ = [

@@ -14,9 +14,8 @@ import numpy as np
 
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.matching import match
+from ringsim.traces.matching import match, split_waits
 from ringsim.traces.units import bytes_text
-from ringsim.traces.waits import split_waits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -38,10 +38,8 @@ from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS, OP_NAMES
-from ringsim.traces.lost_peers import fail_posting
-from ringsim.traces.notices import DESTROYED, MADE_ANEW
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
+from ringsim.traces.recorder import Recorder, fail_posting
 
 __all__ = [
     "COLLECTIVE_OPS",

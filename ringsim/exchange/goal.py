@@ -26,7 +26,7 @@ from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_pro
 from ringsim.exchange.reading import read_bytes, reading
 from ringsim.link import Link
 from ringsim.traces.collectives import make_rounds
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

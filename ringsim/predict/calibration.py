@@ -24,7 +24,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Action
 from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
-from ringsim.traces.stages import STEP, count_steps, find_step
+from ringsim.traces.steps import STEP, count_steps, find_step
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ringsim import __version__
-from ringsim.arguments import check_duration, say
 from ringsim.charging import check_costs
-from ringsim.errors import ArgumentError, RingError
-from ringsim.injections import Injection, check_injections
-from ringsim.launch.api import check_seed, check_worker
+from ringsim.errors import ArgumentError, RingError, check_duration, check_worker, say
+from ringsim.faults import Injection, check_injections
+from ringsim.launch.api import check_seed
 from ringsim.launch.job import pack_call
 from ringsim.link import Link, check_links
+from ringsim.provenance import __version__
 from ringsim.simulator.run import Run, Settings
 from ringsim.simulator.semantics import read_semantics
 from ringsim.state import get_state

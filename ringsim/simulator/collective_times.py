@@ -47,7 +47,7 @@ def begin_collective(parts: Sequence[Part], carrier: Carrier) -> None:
         parts: of all members, by place.
         carrier: carries what it moves.
     """
-    group, now_s = parts[0].group, parts[0].rank.hub.now
+    group, now_s = parts[0].group, parts[0].rank.clock.now
     size_bytes = max(part.kind.size_bytes for part in parts)
     if group.size() == 1:
         _complete(parts, now_s)
@@ -114,7 +114,7 @@ def _go_through(parts: Sequence[Part], carrier: SharedLinks, rounds: Iterator[_R
         if not ways:
             _complete(parts, time_s)
 
-    go_on(parts[0].rank.hub.now)
+    go_on(parts[0].rank.clock.now)
 
 
 def _list_rounds(parts: Sequence[Part], size_bytes: int) -> Iterator[_Round]:

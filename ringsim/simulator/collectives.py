@@ -341,14 +341,14 @@ class Collectives(RankCore):
             self._before_operation()
         how = "" if reduction is None else str(getattr(reduction, "op", reduction)).rpartition(".")[2]
         payload = Payload(*describe(list(inputs if carried is None else carried), copies), how)
-        kind = Kind(self.tape.number_payload(payload), payload, False)
+        kind = Kind(self.tape.number_payload(payload), payload)
         slot = -1
         if self.records:
             peer = NONE if root == NONE else group.ranks[root]
-            slot = self.tape.post(self.hub.now, self.number, OP_CODES[name], group.number, peer, NONE, kind.number, sys._getframe(1))
+            slot = self.tape.post(self.clock.now, self.number, OP_CODES[name], group.number, peer, NONE, kind.number, sys._getframe(1))
         part = Part(OP_CODES[name], self, slot, group, kind, name, group.rank(), inputs, outputs, outputs if results is None else results)
         part.root = root
-        self.hub.polls = 0
+        self.clock.polls = 0
         attend(part, self.world.carrier, perform)
         if async_op:
             return part

@@ -11,9 +11,9 @@ from typing import Any, Final
 from torch import Tensor
 
 from ringsim.predict.calibration import Calibration
+from ringsim.simulator.clock import Clock, Runner
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import Channel, Recv, Send
-from ringsim.simulator.hub import Hub, Runner
 from ringsim.simulator.moving import check_tensor
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.tape import Kind, Tape
@@ -25,7 +25,7 @@ __all__ = ["Address", "Desk"]
 Address = tuple[SimulatedGroup, Tensor, int, int, Channel | None]
 _ISEND, _IRECV = OP_CODES["isend"], OP_CODES["irecv"]
 _frame_at: Final = sys._getframe
-_USER: Final = 2 if __file__.endswith(".py") else 1  # frames from a message that begins up to the user's line: what is compiled has none
+_USER: Final = 2  # frames from a message that begins up to the user's line
 
 
 class Desk(Runner):
@@ -34,7 +34,7 @@ class Desk(Runner):
     Args:
         number: the rank.
         seed: of its random numbers.
-        hub: the clock.
+        clock: the clock.
         tape: where operations are recorded.
         records: whether they are.
         office: brings sends and recvs together.
@@ -47,7 +47,7 @@ class Desk(Runner):
         self,
         number: int,
         seed: int,
-        hub: Hub,
+        clock: Clock,
         tape: Tape,
         records: bool,
         office: PostOffice,
@@ -56,7 +56,7 @@ class Desk(Runner):
         hooked: bool,
     ) -> None:
         super().__init__(number, seed)
-        self.hub = hub
+        self.clock = clock
         self.tape = tape
         self.records = records
         self.everybody = everybody
@@ -79,18 +79,18 @@ class Desk(Runner):
             kind = self.tape.kind_of(tensor)
         else:
             kind = channel.kind
-            if not kind.layout.fits(tensor):
-                tensor, kind = self._look_closer(tensor, channel)
+            if not kind.fits(tensor):
+                kind = self._look_closer(tensor, channel)
         if self.hooked:
             self._before_operation()
         slot = -1
         if self.records:
-            slot = self.tape.post(self.hub.now, self.number, op, group.number, dst, tag, kind.number, _frame_at(_USER))  # type: ignore[arg-type]
+            slot = self.tape.post(self.clock.now, self.number, op, group.number, dst, tag, kind.number, _frame_at(_USER))  # type: ignore[arg-type]
         handle = Send.__new__(Send)
         handle.begin(op, self, slot, group, kind, tensor, dst, tag, channel)  # type: ignore[arg-type]  # dst is a number here
         self._office.send(handle)
         if self.calibration is not None:
-            self.hub.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
+            self.clock.work(self.calibration.post_s(True, kind.size_bytes, met=handle.number == 0))
         return handle
 
     def begin_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None, op: int = _IRECV) -> Recv:
@@ -105,30 +105,29 @@ class Desk(Runner):
             kind = self.tape.kind_of(tensor)
         else:
             kind = channel.kind
-            if not kind.layout.fits(tensor):
-                tensor, kind = self._look_closer(tensor, channel)
+            if not kind.fits(tensor):
+                kind = self._look_closer(tensor, channel)
         if self.hooked:
             self._before_operation()
         slot = -1
         if self.records:
-            slot = self.tape.post(self.hub.now, self.number, op, group.number, src, tag, kind.number, _frame_at(_USER))  # type: ignore[arg-type]
+            slot = self.tape.post(self.clock.now, self.number, op, group.number, src, tag, kind.number, _frame_at(_USER))  # type: ignore[arg-type]
         handle = Recv.__new__(Recv)
         handle.begin(op, self, slot, group, kind, tensor, src, tag, channel)  # type: ignore[arg-type]  # src is a number here
         self._office.recv(handle)
         if self.calibration is not None:
-            self.hub.work(self.calibration.post_s(False, kind.size_bytes))
+            self.clock.work(self.calibration.post_s(False, kind.size_bytes))
         return handle
 
-    def _look_closer(self, tensor: Tensor, channel: Channel) -> tuple[Tensor, Kind]:
-        """Returns a tensor that may not be like the last one of its channel, cut off from its history, and its kind.
+    def _look_closer(self, tensor: Tensor, channel: Channel) -> Kind:
+        """Returns the kind of a tensor that may not be like the last one of its channel.
 
         Raises:
             ArgumentError: it is nothing that can be sent.
         """
-        if type(tensor) is not Tensor or not tensor.is_cpu:
-            tensor = check_tensor("tensor", tensor)
+        check_tensor("tensor", tensor)
         channel.kind = self.tape.kind_of(tensor)
-        return tensor, channel.kind
+        return channel.kind
 
     def _address_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None) -> Address:
         """Returns what a send needs whose group, peer and tag are new, and keeps where it goes.

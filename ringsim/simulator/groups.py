@@ -8,7 +8,7 @@ from typing import Any
 from ringsim.comm.backend import to_index
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.simulator.hub import Hub
+from ringsim.simulator.clock import Clock
 
 __all__ = ["SimulatedGroup", "shorten"]
 
@@ -17,7 +17,7 @@ class SimulatedGroup:
     """Ranks that talk with each other; answers what a ``ProcessGroup`` is asked, and is passed as ``group=``.
 
     Args:
-        hub: knows which rank asks.
+        clock: knows which rank asks.
         name: the same on all members: "world", "ring:2>3", ...
         ranks: the members, global ranks, in the group's order.
         number: its number in the trace.
@@ -31,10 +31,10 @@ class SimulatedGroup:
         meetings: the collectives that not all members have come to, by their number.
     """
 
-    __slots__ = ("calls", "desc", "free_s", "group_name", "hub", "links", "meetings", "number", "places", "ranks")
+    __slots__ = ("calls", "clock", "desc", "free_s", "group_name", "links", "meetings", "number", "places", "ranks")
 
-    def __init__(self, hub: Hub, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
-        self.hub = hub
+    def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
+        self.clock = clock
         self.group_name = name
         self.ranks = ranks
         self.number = number
@@ -66,7 +66,7 @@ class SimulatedGroup:
 
     def rank(self) -> int:
         """Returns the calling rank's place in the group, -1 outside."""
-        rank = self.hub.current.number
+        rank = self.clock.current.number
         return self.places.get(rank, -1)
 
     def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["NEVER", "Channel", "Message", "Operation", "Recv", "Send"]
 
 NEVER: Final = math.inf
-_NO_KIND: Final = Kind(NONE, Payload("", (), 0), plain=False)
+_NO_KIND: Final = Kind(NONE, Payload("", (), 0))
 
 
 class Operation:
@@ -65,34 +65,34 @@ class Operation:
             RunTimeout: the limit has passed; the operation goes on.
         """
         rank, slot = self.rank, self.slot
-        hub, tape = rank.hub, rank.tape
-        if hub.measures:
-            hub.pay()
+        clock, tape = rank.clock, rank.tape
+        if clock.measures:
+            clock.pay()
         if slot >= 0:
-            tape.times[slot + 1] = hub.now
-        if self.done_s > hub.now:
+            tape.times[slot + 1] = clock.now
+        if self.done_s > clock.now:
             broken: BaseException | None = None
             try:
                 if timeout is not None:
                     self._block_until(timeout)
-                while self.done_s > hub.now:
+                while self.done_s > clock.now:
                     if self.done_s == NEVER:
                         self.waiting = True
-                        hub.pause()
+                        clock.pause()
                     else:
-                        hub.sleep_until(self.done_s)
+                        clock.sleep_until(self.done_s)
             except RunTimeout:
                 raise
             except BaseException as error:
                 if slot >= 0:
-                    tape.times[slot + 2] = hub.now
+                    tape.times[slot + 2] = clock.now
                     tape.failed.add(slot)
                     self.slot = -1
                 broken = error
             if broken is not None:
                 raise broken  # here, not there: an error that comes from outside learns so of the exception that the program is handling
         if slot >= 0:
-            tape.times[slot + 2] = hub.now
+            tape.times[slot + 2] = clock.now
             self.slot = -1
         if self.error is not None:
             if slot >= 0:
@@ -101,13 +101,13 @@ class Operation:
         return True
 
     def _block_until(self, timeout: Any) -> None:
-        hub = self.rank.hub
+        clock = self.rank.clock
         limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        end_s = hub.now + limit_s
-        while self.done_s > hub.now:
+        end_s = clock.now + limit_s
+        while self.done_s > clock.now:
             if self.done_s <= end_s:
-                hub.sleep_until(self.done_s)
-            elif hub.now >= end_s:
+                clock.sleep_until(self.done_s)
+            elif clock.now >= end_s:
                 self.waiting = False
                 raise RunTimeout(
                     f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
@@ -115,8 +115,8 @@ class Operation:
                 )
             else:
                 self.waiting = True
-                hub.wake(self.rank, end_s)
-                hub.pause()
+                clock.at(end_s, self.rank.resume)
+                clock.pause()
         self.waiting = False
 
     def describe(self) -> str:
@@ -128,18 +128,18 @@ class Operation:
         self.done_s = time_s
         if self.waiting:
             self.waiting = False
-            self.rank.hub.wake(self.rank, time_s)
+            self.rank.clock.at(time_s, self.rank.resume)
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done, and then records that; where it is not, the other ranks get on a little."""
-        hub = self.rank.hub
-        if self.done_s > hub.now:
-            hub.poll()
-        if self.done_s > hub.now:
+        clock = self.rank.clock
+        if self.done_s > clock.now:
+            clock.poll()
+        if self.done_s > clock.now:
             return False
         if self.slot >= 0 and self.error is None:  # an error is for its wait to tell
             tape = self.rank.tape
-            tape.times[self.slot + 1] = tape.times[self.slot + 2] = hub.now
+            tape.times[self.slot + 1] = tape.times[self.slot + 2] = clock.now
             self.slot = -1
         return True
 

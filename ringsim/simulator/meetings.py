@@ -17,6 +17,7 @@ from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.simulator.carriers import Carrier
 from ringsim.simulator.collective_times import begin_collective
+from ringsim.simulator.moving import check_storage
 from ringsim.simulator.parts import Part
 
 __all__ = ["ReductionRefused", "attend"]
@@ -64,7 +65,7 @@ def attend(part: Part, carrier: Carrier, perform: Perform) -> None:
     for each in parts:  # it takes no time, and their waits raise
         where = f"{each.rank.here()}, {each.name}, group {group.group_name}"
         each.error = kind(f"{words} ({where}). {advice}.")
-        each.complete(each.rank.hub.now)
+        each.complete(each.rank.clock.now)
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
@@ -87,8 +88,13 @@ def _move(parts: Sequence[Part], perform: Perform) -> _Fault | None:
         rule = "the tensors of a collective must have data on all ranks, or on none"
         return ArgumentError, f"{rule}, got meta tensors on {name_ranks(without)} and others on {name_ranks(others)}", "Use one device"
     try:
+        for part in parts:
+            for tensor in (*part.inputs, *part.outputs):
+                check_storage(part.name, tensor)
         with torch.inference_mode():  # tensors that were made in it may be changed nowhere else
             perform(parts)
+    except ArgumentError as error:
+        return ArgumentError, str(error).rpartition(" Resize")[0].rstrip("."), "Resize it after wait()"
     except RuntimeError as error:
         return ArgumentError, f"the tensors of a collective must be some that torch can write into, got: {error}", "Use tensor.clone()"
     return None

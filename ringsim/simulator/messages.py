@@ -72,14 +72,14 @@ class Messages(RankCore):
 
     def _address_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None) -> Address:
         group = self._within("isend", group)
-        tensor = check_tensor("tensor", tensor)
+        check_tensor("tensor", tensor)
         peer, tag = self._peer("dst", group, dst, group_dst), self._check_tag(tag)
         channel = self._to[group, peer, tag] = self._office.channel_of(group, self.number, peer, tag)
         return group, tensor, peer, tag, channel
 
     def _address_recv(self, tensor: Tensor, src: int | None, group: Any, tag: int, group_src: int | None) -> Address:
         group = self._within("irecv", group)
-        tensor = check_tensor("tensor", tensor)
+        check_tensor("tensor", tensor)
         if src is None and group_src is None:
             return group, tensor, ANY_SOURCE, self._check_tag(tag), None
         peer, tag = self._peer("src", group, src, group_src), self._check_tag(tag)

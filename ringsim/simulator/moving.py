@@ -6,44 +6,71 @@ copying nor gradients count.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 
 from ringsim.errors import ArgumentError
-from ringsim.simulator.tape import Kind
 
-__all__ = ["check_tensor", "check_tensors", "move", "move_alike"]
-
-
-def move_alike(source: torch.Tensor, target: torch.Tensor, kind: Kind) -> None:
-    """Copies a message into a tensor of the same kind, which may be laid out differently in memory."""
-    if not kind.plain:
-        move(source, target)
-    elif kind.layout.copy(source, target):
-        return
-    elif _lies_plainly(source, kind) and _lies_plainly(target, kind):
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), kind.size_bytes)
-    else:
-        move(source, target)
-
-
-def _lies_plainly(tensor: torch.Tensor, kind: Kind) -> bool:
-    return tensor.is_cpu and tensor.nbytes == kind.size_bytes and tensor.is_contiguous()
+__all__ = ["check_storage", "check_tensor", "check_tensors", "move"]
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another one of as many elements; of tensors without data nothing."""
-    if source.is_meta and target.is_meta:
-        return
+    """Copies a tensor into another one of as many elements; of tensors without data nothing.
+
+    Args:
+        source: what is sent.
+        target: where it goes.
+
+    Raises:
+        ArgumentError: one of them has data and the other has none, or the memory of one has become smaller than itself.
+    """
     if source.is_meta or target.is_meta:
+        if source.is_meta and target.is_meta:
+            return
         raise ArgumentError(
             f"both sides of a message must have data, or none, got {source.device} at the sender and {target.device} at the receiver. "
             "Make both tensors on one device."
         )
-    with torch.inference_mode():  # a tensor that was made in inference mode may be changed nowhere else
-        target.copy_(source.reshape(target.shape))
+    check_storage("source", source)
+    check_storage("target", target)
+    if source.requires_grad:
+        source = source.detach()
+    if target.requires_grad:
+        target = target.detach()
+    if source.shape != target.shape:
+        source = source.reshape(target.shape)
+    if target.is_inference():  # may be written to nowhere else
+        with torch.inference_mode():
+            target.copy_(source)
+    else:
+        target.copy_(source)
+
+
+def check_storage(what: str, tensor: torch.Tensor) -> None:
+    """Checks that the memory of a tensor still holds all of it: torch would read and write beyond its end.
+
+    Args:
+        what: what the tensor is, for the error.
+        tensor: with data.
+
+    Raises:
+        ArgumentError: the storage was resized since the tensor was made.
+    """
+    try:
+        there = tensor.untyped_storage().nbytes()
+    except NotImplementedError:  # a subclass without memory of its own, which says itself how it is copied
+        return
+    if tensor.is_contiguous():
+        last = tensor.numel()
+    else:
+        last = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last) * tensor.itemsize
+    if needed > there and tensor.numel():
+        raise ArgumentError(
+            f"the {what} tensor of a message must keep its memory until the message is done, got a storage of {there:,} bytes for "
+            f"{needed:,}. Resize it after wait()."
+        )
 
 
 def check_tensor(what: str, tensor: Any) -> torch.Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ringsim.arguments import say
-from ringsim.errors import ArgumentError
-from ringsim.injections import Degrade, Injection, degraded_by
+from ringsim.errors import ArgumentError, say
+from ringsim.faults import Degrade, Injection, degraded_by
 from ringsim.link import Link
 from ringsim.simulator.carriers import Agenda, Carrier, PrivateLinks
 from ringsim.simulator.cores import SharedCores

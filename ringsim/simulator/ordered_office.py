@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.simulator.carriers import Carrier
+from ringsim.simulator.clock import Clock
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import Message, Recv, Send
-from ringsim.simulator.hub import Hub
-from ringsim.simulator.moving import move_alike
+from ringsim.simulator.moving import move
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.ranks import RankCore
 from ringsim.traces.events import ANY_SOURCE
@@ -47,14 +47,14 @@ class OrderedOffice(PostOffice):
     """Holds what waits for its other side, or for its turn. Tags are not looked at: the order decides.
 
     Args:
-        hub: the clock.
+        clock: the clock.
         carrier: says how long a message takes.
     """
 
     _by_tag = False
 
-    def __init__(self, hub: Hub, carrier: Carrier) -> None:
-        super().__init__(hub, carrier)
+    def __init__(self, clock: Clock, carrier: Carrier) -> None:
+        super().__init__(clock, carrier)
         self._queues: dict[tuple[int, SimulatedGroup], deque[_Entry]] = {}
         self._entry_of: dict[Message, _Entry] = {}
         self._open: dict[int, _Entry] = {}  # the batch that a rank is posting
@@ -86,7 +86,7 @@ class OrderedOffice(PostOffice):
         self._take(recv)
 
     def _take(self, message: Message) -> None:
-        self._hub.polls = 0
+        self._clock.polls = 0
         number = message.rank.number
         entry = self._open.get(number)
         if entry is not None:
@@ -115,13 +115,13 @@ class OrderedOffice(PostOffice):
                 super().recv(message)
 
     def _meet(self, send: Send, recv: Recv) -> None:
-        move_alike(send.tensor, recv.tensor, send.kind)
+        move(send.tensor, recv.tensor)
 
         def arrive(time_s: float) -> None:
             self._arrive(send, time_s)
             self._arrive(recv, time_s)
 
-        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, self._hub.now, arrive)
+        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, arrive)
         if arrives_s is not None:
             arrive(arrives_s)
 
@@ -144,6 +144,6 @@ class OrderedOffice(PostOffice):
             except MessageMismatch as error:  # nobody who posts is there to hear of it
                 for message in queue[0].messages:
                     message.error = error
-                    message.complete(self._hub.now)
+                    message.complete(self._clock.now)
 
-        self._hub.at(entry.end_s, go_on)
+        self._clock.at(entry.end_s, go_on)

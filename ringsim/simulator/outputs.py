@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ringsim.simulator.hub import Hub
+from ringsim.simulator.clock import Clock
 
 __all__ = ["Outputs"]
 
@@ -14,22 +14,22 @@ class Outputs:
     """Stands in for ``sys.stdout`` (and ``sys.stderr``) while ranks are simulated.
 
     Args:
-        hub: knows which rank runs.
+        clock: knows which rank runs.
         world_size: how many ranks there are.
     """
 
     encoding = "utf-8"
     errors = "strict"
 
-    def __init__(self, hub: Hub, world_size: int) -> None:
-        self._hub = hub
+    def __init__(self, clock: Clock, world_size: int) -> None:
+        self._clock = clock
         self._shown = sys.stdout
         self._kept: list[list[str]] = [[] for _ in range(world_size)]
         self._lines: dict[int, str] = {}  # of a rank that no line end has followed yet
 
     def write(self, text: str) -> int:
         """Keeps what the rank that runs prints, and shows its whole lines."""
-        rank = self._hub.current.number
+        rank = self._clock.current.number
         if rank < 0:
             return self._shown.write(text)
         self._kept[rank].append(text)
@@ -40,7 +40,7 @@ class Outputs:
 
     def hide(self, text: str) -> None:
         """Keeps what print suppression hides."""
-        self._kept[self._hub.current.number].append(text)
+        self._kept[self._clock.current.number].append(text)
 
     def flush(self) -> None:
         """Shows at once what is to be shown."""

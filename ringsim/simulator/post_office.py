@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ringsim.comm.follower import disagreement
-from ringsim.errors import MessageMismatch
+from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.simulator.carriers import Carrier, PrivateLinks
+from ringsim.simulator.clock import Clock
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import NEVER, Channel, Message, Recv, Send
-from ringsim.simulator.hub import Hub
-from ringsim.simulator.moving import move_alike
+from ringsim.simulator.moving import check_storage, move
 from ringsim.traces.events import ANY_SOURCE, Payload
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ class PostOffice:
     """Holds what waits for its other side.
 
     Args:
-        hub: the clock.
+        clock: the clock.
         carrier: says how long a message takes.
         limit_bytes: a message up to this size does not wait for its recv; -1: each does.
     """
 
     _by_tag = True
 
-    def __init__(self, hub: Hub, carrier: Carrier, limit_bytes: int = _RENDEZVOUS) -> None:
-        self._hub = hub
+    def __init__(self, clock: Clock, carrier: Carrier, limit_bytes: int = _RENDEZVOUS) -> None:
+        self._clock = clock
         self._carry = carrier.carry
         self._line_of = carrier.line_of if isinstance(carrier, PrivateLinks) else None  # these know at once when a message arrives
         self._limit = limit_bytes
@@ -70,7 +70,7 @@ class PostOffice:
         Raises:
             MessageMismatch: its recv expects something else.
         """
-        self._hub.polls = 0
+        self._clock.polls = 0
         channel: Any = send.channel
         recv = channel.first
         if type(recv) is not Recv:
@@ -98,7 +98,7 @@ class PostOffice:
         Raises:
             MessageMismatch: its send brings something else.
         """
-        self._hub.polls = 0
+        self._clock.polls = 0
         channel: Any = recv.channel
         if channel is None:
             tag = recv.tag if self._by_tag else 0
@@ -139,11 +139,11 @@ class PostOffice:
 
     def _meet(self, send: Send, recv: Recv) -> None:
         """Begins to carry a message."""
-        now, kind = self._hub.now, send.kind
+        now, kind = self._clock.now, send.kind
         if recv.peer == ANY_SOURCE:
             self._name_source(recv, send)
         try:
-            move_alike(send.tensor, recv.tensor, kind)
+            move(send.tensor, recv.tensor)
         except Exception as error:
             self._fail(send, recv, error)
             raise
@@ -161,16 +161,19 @@ class PostOffice:
 
     def _fail(self, send: Send, recv: Recv, error: Exception) -> None:
         """Ends both sides of a message that cannot be moved: who has just posted its side raises, the other's wait does."""
-        mine, theirs = (send, recv) if send.rank is self._hub.current else (recv, send)
-        if mine.slot >= 0:
-            mine.rank.tape.times[mine.slot + 2] = self._hub.now
-            mine.rank.tape.failed.add(mine.slot)
+        mine, theirs = (send, recv) if send.rank is self._clock.current else (recv, send)
+        self._record_failure(mine)
         theirs.error = type(error)(*error.args)
-        theirs.complete(self._hub.now)
+        theirs.complete(self._clock.now)
+
+    def _record_failure(self, message: Message) -> None:
+        if message.slot >= 0:
+            message.rank.tape.times[message.slot + 2] = self._clock.now
+            message.rank.tape.failed.add(message.slot)
 
     def _carry_between(self, send: Send, recv: Recv, buffered: bool) -> None:
         """Begins to carry a message on links that others may share."""
-        now = self._hub.now
+        now = self._clock.now
         ends = (recv,) if buffered else (recv, send)
         if buffered:
             send.complete(now)
@@ -187,11 +190,11 @@ class PostOffice:
         """Gives a message that has left already to its recv."""
         if recv.peer == ANY_SOURCE:
             self._name_source(recv, send)
-        move_alike(send.tensor, recv.tensor, send.kind)
+        move(send.tensor, recv.tensor)
         if send.arrives_s == NEVER:
             send.met = recv
         else:
-            recv.complete(max(send.arrives_s, self._hub.now))
+            recv.complete(max(send.arrives_s, self._clock.now))
 
     def _name_source(self, recv: Recv, send: Send) -> None:
         """Writes down whom a recv from anybody has got its message from."""
@@ -201,7 +204,12 @@ class PostOffice:
 
     def _leave(self, send: Send) -> None:
         """Lets a message leave though nobody has asked for it yet: what was sent is copied, and the send is done."""
-        now = self._hub.now
+        now = self._clock.now
+        try:
+            check_storage("source", send.tensor)
+        except ArgumentError:
+            self._record_failure(send)
+            raise
         with torch.inference_mode():
             send.tensor = send.tensor.clone()
         send.done_s, send.arrives_s = now, NEVER

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringsim.simulator.clock import Clock
 from ringsim.simulator.handles import Operation
-from ringsim.simulator.hub import Hub
 from ringsim.simulator.tape import Tape
-from ringsim.traces.events import NONE, OP_CODES, Events, Ints, Payload
-from ringsim.traces.notices import word_notice
+from ringsim.traces.events import NONE, OP_CODES, Events, Ints, Payload, word_notice
 
 __all__ = ["RankRecorder"]
 
@@ -27,7 +26,7 @@ class RankRecorder:
     It answers what the log asks of ``ringsim.traces.recorder.Recorder``, in the same words.
 
     Args:
-        hub: the clock.
+        clock: the clock.
         tape: where they go.
         rank: whose they are.
         world_size: how many ranks there are.
@@ -35,24 +34,24 @@ class RankRecorder:
 
     users = 0  # nobody hooks into torch
 
-    def __init__(self, hub: Hub, tape: Tape, rank: int, world_size: int) -> None:
-        self._hub, self._tape = hub, tape
+    def __init__(self, clock: Clock, tape: Tape, rank: int, world_size: int) -> None:
+        self._clock, self._tape = clock, tape
         self.rank, self.world_size = rank, world_size
         self.sites = tape.sites
 
     def span_begin(self, name: str) -> int:
         """Writes a span as begun, with the stage and microbatch in force; returns its slot."""
-        if self._hub.measures:
-            self._hub.pay()
+        if self._clock.measures:
+            self._clock.pay()
         tape = self._tape
         label, place = tape.number_label(name), tape.find_place(sys._getframe(1))
-        return tape.write(self._hub.now, self.rank, _SPAN, NONE, NONE, NONE, NONE, label, place)
+        return tape.write(self._clock.now, self.rank, _SPAN, NONE, NONE, NONE, NONE, label, place)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
         """Writes a span as ended: ok, or error where an exception passed through it."""
-        if self._hub.measures:
-            self._hub.pay()
-        self._tape.times[slot + 2] = self._hub.now
+        if self._clock.measures:
+            self._clock.pay()
+        self._tape.times[slot + 2] = self._clock.now
         if failed:
             self._tape.failed.add(slot)
 
@@ -61,15 +60,15 @@ class RankRecorder:
         self._write_mark(name, NONE, NONE, NONE, NONE)
 
     def notice(self, kind: str, message: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
-        """Writes down that something wrong was found (see ``ringsim.traces.notices``), in the operation that the numbers describe."""
+        """Writes down that something wrong was found (see ``ringsim.traces.events``), in the operation that the numbers describe."""
         self._write_mark(word_notice(kind, message), group, peer, tag, payload)
 
     def _write_mark(self, label: str, group: int, peer: int, tag: int, payload: int) -> None:
         tape = self._tape
         slot = tape.write(
-            self._hub.now, self.rank, _MARK, group, peer, tag, payload, tape.number_label(label), tape.find_place(sys._getframe(1))
+            self._clock.now, self.rank, _MARK, group, peer, tag, payload, tape.number_label(label), tape.find_place(sys._getframe(1))
         )
-        tape.times[slot + 2] = self._hub.now
+        tape.times[slot + 2] = self._clock.now
 
     def number_label(self, name: str) -> int:
         """Returns the number of a label."""
@@ -120,7 +119,7 @@ class RankRecorder:
     def call_begin(self, label: int, group: int, payload: int) -> int:
         """Writes a span that has a group and a size: a call of a user's own collective. Returns its slot."""
         place = self._tape.find_place(sys._getframe(1))
-        return self._tape.write(self._hub.now, self.rank, _SPAN, group, NONE, NONE, payload, label, place)
+        return self._tape.write(self._clock.now, self.rank, _SPAN, group, NONE, NONE, payload, label, place)
 
     def complete_with(self, handle: Any, slot: int) -> bool:
         """Lets the wait for an operation complete a record, too; False where it is none, or has been waited for."""

@@ -13,13 +13,13 @@ from torch.distributed import GroupMember
 from ringsim.comm.backend import Backend, Membership
 from ringsim.comm.torch_hooks import GROUPS
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
-from ringsim.injections import make_failure
+from ringsim.faults import make_failure
 from ringsim.predict.calibration import Calibration
 from ringsim.simulator.carriers import Carrier
+from ringsim.simulator.clock import Clock
 from ringsim.simulator.desk import Desk
 from ringsim.simulator.groups import SimulatedGroup
 from ringsim.simulator.handles import Message
-from ringsim.simulator.hub import Hub
 from ringsim.simulator.parts import Part
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.rank_recorder import RankRecorder
@@ -51,7 +51,7 @@ class World:
     """What the ranks of one simulation share.
 
     Attributes:
-        hub: the clock.
+        clock: the clock.
         tape: where they are recorded.
         records: whether they are.
         carrier: says how long messages take.
@@ -64,7 +64,7 @@ class World:
         shared: what ranks have given to ``share``, by its number and by rank.
     """
 
-    hub: Hub
+    clock: Clock
     tape: Tape
     records: bool
     carrier: Carrier
@@ -91,11 +91,11 @@ class RankCore(Desk, Membership, Backend):
     direct = True
 
     def __init__(self, world: World, number: int, seed: int, fails_at: int | None = None) -> None:
-        hooked = world.hub.measures or fails_at is not None
-        super().__init__(number, seed, world.hub, world.tape, world.records, world.office, world.everybody, world.calibration, hooked)
+        hooked = world.clock.measures or fails_at is not None
+        super().__init__(number, seed, world.clock, world.tape, world.records, world.office, world.everybody, world.calibration, hooked)
         self.in_order = world.in_order
         self.world = world
-        self.recorder = RankRecorder(world.hub, world.tape, number, world.everybody.size()) if world.records else None
+        self.recorder = RankRecorder(world.clock, world.tape, number, world.everybody.size()) if world.records else None
         self.fails_at = fails_at
         self._operations = 0
         self._joined = True
@@ -201,7 +201,7 @@ class RankCore(Desk, Membership, Backend):
         is_pair = desc.startswith("ring:")  # bears its edge, and is not recorded, as on torch
         if self._made == len(made):
             name = desc if is_pair else f"{len(made) + 1}"
-            group = SimulatedGroup(self.hub, name, members, self.tape.number_group(name, members), desc)
+            group = SimulatedGroup(self.clock, name, members, self.tape.number_group(name, members), desc)
             made.append(Making(members, group, [], len(members)))
         making = made[self._made]
         self._made += 1
@@ -218,13 +218,13 @@ class RankCore(Desk, Membership, Backend):
         world, op, slot = self.world.makers, OP_CODES["new_group"], -1
         if world is None:
             everyone = self.everybody.ranks
-            world = self.world.makers = SimulatedGroup(self.hub, GROUPS, everyone, self.tape.number_group(GROUPS, everyone))
+            world = self.world.makers = SimulatedGroup(self.clock, GROUPS, everyone, self.tape.number_group(GROUPS, everyone))
         payload = Payload("ranks", tuple(sorted(members)), 0)
-        kind = Kind(self.tape.number_payload(payload), payload, False)
+        kind = Kind(self.tape.number_payload(payload), payload)
         if self.records:
-            slot = self.tape.post(self.hub.now, self.number, op, world.number, NONE, NONE, kind.number, sys._getframe(2))
+            slot = self.tape.post(self.clock.now, self.number, op, world.number, NONE, NONE, kind.number, sys._getframe(2))
         part = Part(op, self, slot, world, kind, "new_group", self.number, (), (), ())
-        self.hub.polls = 0
+        self.clock.polls = 0
         if making.members != members:
             theirs = next((f"rank {each.rank.number}'s new_group{self.place_of(each.slot)}" for each in making.parts), "another rank")
             message = (
@@ -236,10 +236,10 @@ class RankCore(Desk, Membership, Backend):
         making.parts.append(part)
         making.missing -= self.number in members
         if self.number not in members:
-            part.complete(self.hub.now)
+            part.complete(self.clock.now)
         elif not making.missing:
             for each in making.parts:
-                each.complete(min(each.done_s, self.hub.now))
+                each.complete(min(each.done_s, self.clock.now))
         part.wait()
 
     def _find(self, group: Any) -> Any:
@@ -287,8 +287,8 @@ class RankCore(Desk, Membership, Backend):
         if self._refusal is not None and self._refusals > 0:
             self._refusals -= 1
             raise self._refusal()
-        if self.hub.measures:
-            self.hub.pay()
+        if self.clock.measures:
+            self.clock.pay()
         if self.fails_at is not None and self._operations >= self.fails_at:
             raise make_failure(self.number, self.fails_at, self.everybody.size())
         self._operations += 1
@@ -307,6 +307,6 @@ class RankCore(Desk, Membership, Backend):
     def note(self, kind: str, message: str, operation: Message | Part) -> None:
         """Writes down that an operation is wrong, and that it raises."""
         if self.recorder is not None:
-            self.tape.times[operation.slot + 2] = self.hub.now
+            self.tape.times[operation.slot + 2] = self.clock.now
             self.tape.failed.add(operation.slot)
             self.recorder.notice(kind, message, operation.group.number, operation.peer, operation.tag, operation.kind.number)

@@ -15,33 +15,33 @@ from greenlet import GreenletExit
 
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Snapshot
 from ringsim.errors import Interrupted, RingError
-from ringsim.injections import Injection, fails_at, jitter_of, slowed_by
-from ringsim.launch.notebook import name_cells
+from ringsim.faults import Injection, fails_at, jitter_of, slowed_by
 from ringsim.link import Link
-from ringsim.pair_groups import pair_name
 from ringsim.predict.calibration import Calibration
-from ringsim.printing import Quiet, make_print
 from ringsim.ring import Ring
+from ringsim.ring.groups import pair_name
+from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.backend import SimulatedRank
+from ringsim.simulator.clock import Clock
 from ringsim.simulator.cores import SharedCores
 from ringsim.simulator.groups import SimulatedGroup
-from ringsim.simulator.hub import Hub
+from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.network import make_carrier
 from ringsim.simulator.ordered_office import OrderedOffice
 from ringsim.simulator.outputs import Outputs
 from ringsim.simulator.post_office import PostOffice
 from ringsim.simulator.ranks import World
 from ringsim.simulator.semantics import Semantics
-from ringsim.simulator.surroundings import keep_process
 from ringsim.simulator.tape import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
 from ringsim.traces.events import NONE
+from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.parts import name_cells
 from ringsim.traces.value import Trace
 
 __all__ = ["Run", "Settings"]
@@ -94,21 +94,21 @@ class Run:
         self._call = call
         self._settings = settings
         self._size = size = settings.world_size
-        self._hub = hub = Hub()
-        hub.measures = settings.measures
+        self._isolation = Isolation(settings.seed)
+        self._clock = clock = Clock(self._isolation, measures=settings.measures)
         self._tape = tape = Tape()
         everyone = tuple(range(size))
-        carrier = make_carrier(hub, size, link=settings.link, topology=settings.topology, inject=settings.inject)
-        hub.cores = carrier.cores if isinstance(carrier, SharedCores) else None
-        everybody = SimulatedGroup(hub, "world", everyone, tape.number_group("world", everyone), "default_pg")
+        carrier = make_carrier(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject)
+        clock.cores = carrier.cores if isinstance(carrier, SharedCores) else None
+        everybody = SimulatedGroup(clock, "world", everyone, tape.number_group("world", everyone), "default_pg")
         when = settings.semantics
-        office = OrderedOffice(hub, carrier) if when.in_order else PostOffice(hub, carrier, when.limit_bytes)
+        office = OrderedOffice(clock, carrier) if when.in_order else PostOffice(clock, carrier, when.limit_bytes)
         self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
         self._everybody = everybody
-        self._world = world = World(hub, tape, settings.record, carrier, office, everybody, self._calibration, when.in_order)
+        self._world = world = World(clock, tape, settings.record, carrier, office, everybody, self._calibration, when.in_order)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
-        self._outputs = Outputs(hub, size)
+        self._outputs = Outputs(clock, size)
         self._results: list[Any] = [None] * size
         self._returned: set[int] = set()
         self._reports: list[Report] = []
@@ -127,11 +127,11 @@ class Run:
             Interrupted: the user has stopped the run.
         """
         try:
-            with keep_process(), simulated_states(), self._printing():
-                self._hub.run([(rank, self._make_life(rank)) for rank in self._ranks])
+            with self._isolation, simulated_states(), self._printing():
+                self._clock.run([(rank, self._make_life(rank)) for rank in self._ranks])
                 error = self._judge()
         except KeyboardInterrupt:
-            raise self._explained(Interrupted(f"the simulation was interrupted at {self._hub.now:.6g} s of virtual time.")) from None
+            raise self._explained(Interrupted(f"the simulation was interrupted at {self._clock.now:.6g} s of virtual time.")) from None
         if error is not None:
             raise error
         if self._reports:
@@ -140,7 +140,7 @@ class Run:
 
     def _make_pairs(self) -> list[SimulatedGroup]:
         pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)]
-        return [SimulatedGroup(self._hub, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
+        return [SimulatedGroup(self._clock, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
 
     def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
         """Returns what the greenlet of a rank does."""
@@ -149,16 +149,17 @@ class Run:
             enter_rank(self._make_state(rank))
             try:
                 self._results[rank.number] = self._call()
-                if self._hub.measures:
-                    self._hub.pay()
-                self._hub.leave()
+                if self._clock.measures:
+                    self._clock.pay()
+                self._isolation.leave()
                 self._returned.add(rank.number)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 if not isinstance(error, GreenletExit):
                     self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._end_ns))
-                self._hub.leave()
+                with contextlib.suppress(RingError):  # the first error counts
+                    self._isolation.leave()
 
         return live
 
@@ -186,7 +187,7 @@ class Run:
             hidden_output=self._outputs.hide,
             undo_print=Quiet(number),
             backend=rank,
-            clock=self._hub,
+            clock=self._clock,
             slowdown=slowed_by(inject, number),
             jitter=jitter_of(inject, number),
             costs=settings.costs,
@@ -238,7 +239,7 @@ class Run:
             for _ in range(_MOST_REFUSALS):  # whoever catches it and waits again gets it again
                 if rank.greenlet.dead:
                     break
-                self._hub.throw(rank, impose(diagnosis.kind, text))
+                self._clock.throw(rank, impose(diagnosis.kind, text))
         self._end(stuck)
         if any(report.waited for report in self._reports):
             return None
@@ -253,12 +254,12 @@ class Run:
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
         """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
         self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._end_ns
-        self._hub.now += _TICK_S
+        self._clock.now += _TICK_S
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
         """Takes down the stacks of ranks that will never go on."""
         for rank in ranks:
-            self._hub.throw(rank, GreenletExit())
+            self._clock.throw(rank, GreenletExit())
 
     def _write_waiting(self) -> None:
         """Writes down the operations that wait for their other side, where nothing was recorded before."""
@@ -271,9 +272,9 @@ class Run:
             frame = each.rank.greenlet.gr_frame if each.waiting else None
             place = (NONE, NONE) if frame is None else self._tape.find_place(frame)
             numbers = each.group.number, each.peer, each.tag, each.kind.number
-            slot = self._tape.write(self._hub.now, each.rank.number, each.op, *numbers, NONE, place)
+            slot = self._tape.write(self._clock.now, each.rank.number, each.op, *numbers, NONE, place)
             if each.waiting:
-                self._tape.times[slot + 1] = self._hub.now
+                self._tape.times[slot + 1] = self._clock.now
 
     def _explained(self, error: Any) -> Any:
         """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
@@ -285,7 +286,7 @@ class Run:
 
     @property
     def _end_ns(self) -> int:
-        return round(self._hub.now * 1e9)
+        return round(self._clock.now * 1e9)
 
     def _make_trace(self, *, complete: bool) -> Trace:
         events = self._tape.read()
@@ -297,6 +298,9 @@ class Run:
             metadata["notes"].append("operations were not recorded: record=False")
         if self._settings.measures:
             metadata["notes"].append("computing took the time of the thread that simulated it: another run gives other times")
+        if self._isolation.shared_draws:
+            names = " and ".join(self._isolation.shared_draws)
+            metadata["notes"].append(f"ranks drew from the streams of {names} that they share, by functions imported by name")
         metadata["ends"], metadata["end_ns"] = self._ends(), self._end_ns
         if self._given_up_ns is not None:
             metadata["given_up_ns"] = self._given_up_ns

@@ -13,8 +13,7 @@ import re
 import sys
 from typing import Final, NamedTuple
 
-from ringsim.arguments import say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, say
 
 __all__ = ["Semantics", "read_semantics"]
 

@@ -14,11 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ringsim.simulator.memory import Layout
-from ringsim.traces.call_sites import CallSites
-from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, Events, Group, Payload, Tables, make_events
-from ringsim.traces.hot_path import label_in_force, meaning
-from ringsim.traces.tables import readable
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, Events, Group, Payload, Tables, make_events, readable
+from ringsim.traces.recorder import CallSites, label_in_force, meaning
 
 __all__ = ["Kind", "Tape"]
 
@@ -57,16 +54,25 @@ class Kind:
         number: its number among the payloads of the trace.
         size_bytes: of one such tensor.
         payload: what the trace says of it.
-        plain: whether its bytes may be copied as they lie, where the tensor is contiguous.
-        layout: by which one sees at once that a tensor is one of them.
+        dtype: of the tensors, None where there are several.
+        shape: likewise.
     """
 
-    __slots__ = ("layout", "number", "payload", "plain", "size_bytes")
+    __slots__ = ("dtype", "number", "payload", "shape", "size_bytes")
 
-    def __init__(self, number: int, payload: Payload, plain: bool) -> None:
-        self.number, self.payload, self.plain = number, payload, plain
+    def __init__(self, number: int, payload: Payload, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> None:
+        self.number, self.payload, self.dtype, self.shape = number, payload, dtype, shape
         self.size_bytes = payload.size_bytes
-        self.layout = Layout()
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Returns whether this is a plain tensor of this kind on the CPU."""
+        return (
+            type(tensor) is torch.Tensor
+            and tensor.dtype is self.dtype
+            and tensor.shape == self.shape
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+        )
 
 
 class Tape:
@@ -179,12 +185,11 @@ class Tape:
         kind = self._kinds.get((dtype, shape))
         if kind is None:
             kind = self._kinds[dtype, shape] = self._make_kind(dtype, shape)
-        kind.layout.learn(tensor)
         return kind
 
     def _make_kind(self, dtype: torch.dtype, shape: torch.Size) -> Kind:
         payload = Payload(str(dtype).removeprefix("torch."), tuple(shape), shape.numel() * dtype.itemsize)
-        return Kind(self.number_payload(payload), payload, not dtype.is_complex and shape.numel() > 1)
+        return Kind(self.number_payload(payload), payload, dtype, shape)
 
     def number_payload(self, payload: Payload) -> int:
         """Returns the number of what an operation carries."""

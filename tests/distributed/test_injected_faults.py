@@ -9,7 +9,7 @@ import pytest
 
 import ringsim
 from ringsim.errors import ArgumentError, RankFailed
-from ringsim.injections import jitter_of, slowed_by
+from ringsim.faults import jitter_of, slowed_by
 from ringsim.traces.events import COLLECTIVE, SPAN
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]

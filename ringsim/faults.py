@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from ringsim.arguments import is_number, say
-from ringsim.errors import ArgumentError, RankFailed
+from ringsim.errors import ArgumentError, RankFailed, is_number, say
 
 __all__ = [
     "Degrade",

@@ -1,6 +1,6 @@
-"""The one way down: functions of lower rows behind the convenience methods of ``Trace`` and ``Bandwidths``, found on use.
+"""The functions of higher floors behind the methods of ``Trace``, ``Bandwidths`` and ``Diagnosis``, by dotted name, imported on use.
 
-The layer test exempts this table, and nothing else.
+The layer test exempts this table and nothing else.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import importlib
 import sys
 from typing import Any, Final
 
-__all__ = ["REACHED", "bundle", "reach", "shows_images"]
+__all__ = ["NAMES", "bundle", "resolve", "shows_images"]
 
-REACHED: Final = {
+NAMES: Final = {
     "explain": "ringsim.diagnose.explain:explain",
     "save": "ringsim.traces.files:save",
     "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",
@@ -22,8 +22,6 @@ REACHED: Final = {
     "to_otf2": "ringsim.exchange.otf2:to_otf2",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
-    "bubble": "ringsim.traces.bubbles:bubble",
-    "peak_activations": "ringsim.traces.live_activations:peak_activations",
     "plot_bandwidth": "ringsim.plot.charts:plot_bandwidth",
     "png": "ringsim.plot.timeline:trace_png",
     "bandwidth_png": "ringsim.plot.charts:bandwidth_png",
@@ -36,34 +34,34 @@ REACHED: Final = {
 }
 
 
-def reach(name: str) -> Any:
-    """Returns the function that the table has under ``name``.
+def resolve(name: str) -> Any:
+    """Imports and returns the function that the table lists under ``name``.
 
     Example:
-        >>> reach("save").__module__
+        >>> resolve("save").__module__
         'ringsim.traces.files'
     """
-    module, function = REACHED[name].split(":")
+    module, function = NAMES[name].split(":")
     return getattr(importlib.import_module(module), function)
 
 
 def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what Jupyter shows of a value: a picture with a text beside it, or the text alone where there is no matplotlib.
+    """Returns what Jupyter shows of a value: a picture and a text, or the text alone without matplotlib.
 
     Args:
-        value: what is shown.
-        text: the text.
-        png: name of the function that draws the picture, in the table.
+        value: the value to show.
+        text: its text.
+        png: the table's name of the function that draws its picture.
         alt: the picture in words.
 
     Returns:
-        Data and metadata, as ``_repr_mimebundle_`` gives them.
+        Data and metadata, as ``_repr_mimebundle_`` returns them.
     """
     data: dict[str, Any] = {"text/plain": text}
     if not shows_images():
         return data, {}
     try:
-        picture: bytes = reach(png)(value)
+        picture: bytes = resolve(png)(value)
     except ImportError:
         return data, {}
     data["image/png"] = base64.b64encode(picture).decode("ascii")
@@ -71,7 +69,7 @@ def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], d
 
 
 def shows_images() -> bool:
-    """Tells whether the front end shows more than text: IPython in a terminal asks as a notebook does, and would drop the picture."""
+    """Tells whether the front end shows images: IPython in a terminal asks for a bundle like a notebook does, and drops the picture."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]

@@ -23,10 +23,16 @@ import torch.distributed as dist
 
 from ringsim.comm.backend import TORCH, Backend, get_backend_object
 from ringsim.errors import ArgumentError, RingError
-from ringsim.pair_groups import pair_name, pairs_of
-from ringsim.printing import restore_output, suppress_output
-from ringsim.ring_arguments import RingArguments, check_ring_arguments, complete_ring_arguments
-from ringsim.ring_building import build_on_backend, build_on_torch
+from ringsim.ring.groups import (
+    RingArguments,
+    build_on_backend,
+    build_on_torch,
+    check_ring_arguments,
+    complete_ring_arguments,
+    pair_name,
+    pairs_of,
+)
+from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
 __all__ = [

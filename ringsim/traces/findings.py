@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
-from ringsim.traces.reached import reach, shows_images
+from ringsim.traces.lazy import resolve, shows_images
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from ringsim.traces.value import Trace
 
 __all__ = ["KINDS", "Diagnosis", "Edge", "Finding", "Operation", "payload_text"]
 
@@ -186,7 +184,7 @@ class Diagnosis:
     world_size: int
     edges: tuple[Edge, ...] = ()
     states: tuple[str, ...] = ()
-    trace: Trace | None = field(default=None, repr=False, compare=False)
+    trace: Any = field(default=None, repr=False, compare=False)
 
     @property
     def kind(self) -> str:
@@ -201,7 +199,7 @@ class Diagnosis:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws who waits for whom, over the last moments of the timeline; on ``ax``, where given, the graph alone."""
-        axes: Axes = reach("plot_waitfor")(self, ax=ax)
+        axes: Axes = resolve("plot_waitfor")(self, ax=ax)
         return axes
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -211,7 +209,7 @@ class Diagnosis:
             return data
         page = f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
         try:
-            picture: bytes = reach("waitfor_png")(self)
+            picture: bytes = resolve("waitfor_png")(self)
         except ImportError:
             pass
         else:
