@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ringsim.comm.follower import disagreement
-from ringsim.comm.mpi_group import to_index
+from ringsim.comm.mpi_transfers import to_index
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.link import Link
 from ringsim.simulator.clock import Clock

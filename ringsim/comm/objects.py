@@ -1,4 +1,6 @@
-"""Object forms: a pickled object travels as two messages, its size and its bytes.
+"""Python objects as the bytes that travel in their place.
+
+Object forms: a pickled object travels as two messages, its size and its bytes.
 
 Every member calls, in the same order; they block. As with torch's own, unpickling runs what the sender says: use them among ranks that
 trust each other, or with ``weights_only`` (torch 2.15), which carries plain data only. ``device`` is where the bytes lie on their way.
@@ -6,25 +8,50 @@ trust each other, or with ``weights_only`` (torch 2.15), which carries plain dat
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import pickle
+from typing import Any, Final
 
 import torch
 
 from ringsim.comm.backend import FALLBACK_TAG, Backend
-from ringsim.comm.built_messages import wait_for_source
-from ringsim.comm.handle import Handle
-from ringsim.comm.member import Member
-from ringsim.comm.pickled import pack, unpack
+from ringsim.comm.built import Handle, Member, wait_for_source
 from ringsim.errors import ArgumentError
 
 __all__ = [
     "all_gather_object",
     "broadcast_object_list",
     "gather_object",
+    "pack",
     "recv_object_list",
     "scatter_object_list",
     "send_object_list",
+    "unpack",
 ]
+
+
+BUILT: Final = (  # the operations on objects that can be built
+    *("all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list", "scatter_object_list", "send_object_list"),
+)
+
+
+def pack(value: Any, weights_only: bool) -> bytes:
+    """Returns an object as bytes: pickled, or with ``weights_only`` as ``torch.save`` writes it."""
+    if not weights_only:
+        return pickle.dumps(value)
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def unpack(packed: bytes, weights_only: bool) -> Any:
+    """Returns the object that ``pack`` packed.
+
+    Example:
+        >>> unpack(pack({"step": 3}, weights_only=False), weights_only=False)
+        {'step': 3}
+    """
+    return torch.load(io.BytesIO(packed), weights_only=True) if weights_only else pickle.loads(packed)
 
 
 def _copy(value: Any, weights_only: bool) -> Any:

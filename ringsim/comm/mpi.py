@@ -1,4 +1,11 @@
-"""The backend ``mpi``: MPI through mpi4py, for ranks that ``mpirun`` (or ``srun``) has started.
+"""``sys.exit`` in a job of MPI: a rank that ends with a code other than 0 ends all ranks, as one that raises does.
+
+Python calls no hook for SystemExit, and tells no handler of ``atexit`` with which code the process ends. But the interpreter reads the
+attribute ``code`` of the exception that has reached it, and then no frame of Python is below that look. Whoever catches it has one.
+
+A process in a job of MPI: how it finds MPI, and what is different in it until the job ends.
+
+The backend ``mpi``: MPI through mpi4py, for ranks that ``mpirun`` (or ``srun``) has started.
 
 Everything is begun without blocking and awaited with a limit, so that a rank that never answers ends in an error that names the
 operation. An operation moves on while its process is inside some call of this backend: MPI has no thread of its own.
@@ -6,26 +13,160 @@ operation. An operation moves on while its process is inside some call of this b
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
+import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, NoReturn
 
-from torch.distributed import GroupMember
+from torch.distributed import GroupMember, distributed_c10d
 
 from ringsim.comm.backend import Backend
-from ringsim.comm.mpi_group import MpiGroup
-from ringsim.comm.mpi_handle import MpiHandle, to_seconds
-from ringsim.comm.mpi_objects import MpiObjects
-from ringsim.comm.mpi_operations import Job
-from ringsim.comm.mpi_process import enter_job, import_mpi
 from ringsim.comm.mpi_tape import MpiTapes
+from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiObjects, to_seconds
 from ringsim.errors import ArgumentError, RingError, RunTimeout
 
-__all__ = ["MpiBackend"]
+__all__ = ["MpiBackend", "watch_exit"]
+
+_CODE: Final[Any] = vars(SystemExit)["code"]
+
+
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises while the job lasts."""
+
+    on_end: Callable[[Any], None]
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]
+        """The status, for whoever caught this; the interpreter, which ends the process with it, is overheard."""
+        status = _CODE.__get__(self)
+        if sys._getframe().f_back is None:
+            self.on_end(status)
+        return status
+
+
+def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
+    """Calls ``abort(code)`` when ``sys.exit`` ends this process with a code other than 0, its message shown; returns what undoes it.
+
+    Args:
+        abort: ends all ranks.
+
+    Example:
+        >>> undo = watch_exit(print)
+        >>> try:
+        ...     sys.exit(3)
+        ... except SystemExit as error:
+        ...     error.code
+        3
+        >>> undo()
+    """
+    before = sys.exit
+    statuses: list[Any] = []
+
+    def exit_in_job(status: Any = None, /) -> NoReturn:
+        error = _Exit() if status is None else _Exit(status)
+        error.on_end = statuses.append
+        raise error
+
+    def end() -> None:
+        if statuses and statuses[-1] not in (None, 0):
+            abort(statuses[-1] if isinstance(statuses[-1], int) else 1)
+
+    def undo() -> None:
+        if sys.exit is exit_in_job:
+            sys.exit = before
+        atexit.unregister(end)
+
+    sys.exit = exit_in_job
+    atexit.register(end)
+    return undo
+
+
+_LAST_WORDS_S: Final = 0.2  # mpirun drops what is still in the pipes to it when the job is ended: the error would stay unseen
+
+
+def import_mpi() -> Any:
+    """Returns ``mpi4py.MPI``; the first import starts MPI in this process.
+
+    Raises:
+        RingError: it is missing, or finds no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RingError(
+            f"mpi4py and an MPI library must be installed for the mpi backend, got {type(error).__name__}: {error}. "
+            "Install both from PyPI: pip install 'ringsim[mpi]'."
+        ) from error
+    return MPI
+
+
+def enter_job(everybody: Any) -> Callable[[], None]:
+    """Lets a failure end all ranks, and torch's functions say where to go; returns what undoes both.
+
+    Args:
+        everybody: the communicator of all ranks.
+    """
+
+    def end_job(code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS_S)
+        everybody.Abort(code)
+
+    undo_hook = _end_all_ranks_on_failure(end_job)
+    undo_exit = watch_exit(end_job)
+    undo_signpost = _point_torch_to_ringsim()
+
+    def undo() -> None:
+        undo_signpost()
+        undo_exit()
+        undo_hook()
+
+    return undo
+
+
+def _end_all_ranks_on_failure(end_job: Callable[[int], None]) -> Callable[[], None]:
+    """Lets an exception that ends this process end the job: the others would wait for it until their limits, and MPI at its end."""
+    before = sys.excepthook
+
+    def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        end_job(1)
+
+    def undo() -> None:
+        if sys.excepthook is end_all:
+            sys.excepthook = before
+
+    sys.excepthook = end_all
+    return undo
+
+
+def _point_torch_to_ringsim() -> Callable[[], None]:
+    """Lets torch's own functions, which find no default group here, name those to call instead."""
+    before = distributed_c10d._get_default_group
+
+    def get_default_group() -> Any:
+        try:
+            return before()
+        except ValueError as error:
+            raise ArgumentError(
+                "the functions of torch.distributed must have a process group of torch's, got none: MPI joins the ranks of this job. "
+                "Call those of ringsim.comm, from ringsim import comm as dist; DeviceMesh is torch's alone."
+            ) from error
+
+    def undo() -> None:
+        if distributed_c10d._get_default_group is get_default_group:
+            distributed_c10d._get_default_group = before
+
+    distributed_c10d._get_default_group = get_default_group
+    return undo
+
 
 _DEFAULT_TIMEOUT_S: Final = 1800.0  # torch's
 _LEAVE_S: Final = 5.0  # how long destroy_process_group waits for sends that nobody has received
