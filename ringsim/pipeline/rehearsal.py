@@ -17,9 +17,8 @@ from typing import Final
 
 import torch
 
-from ringsim.arguments import check_duration, is_integer, say
-from ringsim.computing import compute
-from ringsim.errors import ArgumentError
+from ringsim.compute_costs import compute
+from ringsim.errors import ArgumentError, check_duration, is_integer, say
 from ringsim.pipeline.headers import Payload
 from ringsim.pipeline.mailbox import about, find_boundary
 from ringsim.pipeline.routes import Posted, find_routes

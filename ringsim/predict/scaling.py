@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.arguments import check_integer, is_integer, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer, is_integer, say
 from ringsim.link import Link
 from ringsim.predict.calibration import calibrate
 from ringsim.schedules.costs import Costs

@@ -26,8 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.arguments import LONGEST_S, is_integer, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import LONGEST_S, ArgumentError, is_integer, is_number, say
 from ringsim.schedules.costs import Time
 from ringsim.schedules.schedule import Action
 from ringsim.simulator.columns import FORWARD, Operations, Prices

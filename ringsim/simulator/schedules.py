@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 
 from ringsim import __version__
-from ringsim.arguments import check_integer, is_list, is_number, is_one_of, say
-from ringsim.errors import ArgumentError, Deadlock, ScheduleError
+from ringsim.errors import ArgumentError, Deadlock, ScheduleError, check_integer, is_list, is_number, is_one_of, say
 from ringsim.link import Link
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time

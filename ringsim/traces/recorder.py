@@ -337,7 +337,7 @@ LIBRARY: Final = -2  # torch, Python's own modules
 SPEAKER: Final = -3  # the library file whose functions name the operations
 
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_DEMONSTRATIONS: Final = (_RINGSIM + "demo.py", _RINGSIM + "generation_demo.py")  # they stand for the program of a user
+_DEMONSTRATIONS: Final = (_RINGSIM + "cli/demo_programs.py",)  # it stands for the program of a user
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
 _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
