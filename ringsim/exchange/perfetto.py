@@ -42,7 +42,7 @@ from ringsim.exchange.slices import (
 )
 from ringsim.exchange.wire import as_int64, bytes_field, fields, fixed_field, number_field, text_field
 from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, Tables
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

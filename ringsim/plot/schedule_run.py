@@ -45,9 +45,9 @@ from ringsim.provenance import footer
 from ringsim.simulator.columns import KIND_LETTERS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
 from ringsim.traces.events import NONE, SPAN, Ints
-from ringsim.traces.stages import KINDS, StageActions, count_steps, find_step
-from ringsim.traces.summary import count
+from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import bytes_text, time_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

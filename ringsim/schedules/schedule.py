@@ -58,8 +58,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ringsim.arguments import check_integer
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ArgumentError, ScheduleError, check_integer
 
 __all__ = [
     "COMPUTE_KINDS",
