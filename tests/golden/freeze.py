@@ -211,7 +211,7 @@ def tell_value(name: str, value: Any) -> Iterator[str]:
     if inspect.ismodule(value):
         yield f"{name}: a module"
     elif inspect.isclass(value) and issubclass(value, BaseException):
-        yield f"{name}: an error, also {', '.join(sorted(base.__name__ for base in value.__mro__[1:] if base is not object))}"
+        yield from (f"{name}: an error, caught as {base.__name__}" for base in value.__mro__ if base is not object)
     elif inspect.isclass(value):
         yield from tell_class(name, value)
     else:
@@ -224,10 +224,6 @@ def public_names(module: Any) -> list[str]:
 
     if module is deepspeed:
         return DEEPSPEED
-    if module is errors:
-        return sorted(
-            name for name in vars(errors) if isinstance(getattr(errors, name), type) and issubclass(getattr(errors, name), BaseException)
-        )
     if module is not comm:
         return sorted(module.__all__)
     own = [name for name in dir(module) if not name.startswith("_") and not hasattr(torch.distributed, name)]
