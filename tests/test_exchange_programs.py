@@ -21,12 +21,11 @@ from trace_mutations import DATA, flip, read_in_full
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.costs import bus_factor
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.exchange import read_chakra, read_goal
 from ringsim.exchange.programs import Step, make_programs, replay
-from ringsim.exchange.rounds import count_rounds, make_rounds
-from ringsim.simulator.schedule_api import simulate_schedule
+from ringsim.simulator.schedules import simulate_schedule
+from ringsim.traces.collectives import bus_factor, count_rounds, make_rounds
 from ringsim.traces.value import Trace
 
 LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)

@@ -14,12 +14,12 @@ from matplotlib.collections import PolyCollection
 from stage_traces import trace_of
 from synthetic import Story
 
-from ringsim.comparison import Comparison, compare
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedules import make_schedule
 from ringsim.plot.schedule_run import BOUNDS, overlay_png, plot_overlay
+from ringsim.predict.comparison import Comparison, compare
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate
 from ringsim.traces.events import SPAN
 from ringsim.traces.value import Trace
 

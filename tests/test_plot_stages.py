@@ -16,14 +16,14 @@ from synthetic import Story, pipeline
 
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import plot_schedule
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedule_text import from_text
-from ringsim.pipeline.schedules import make_schedule
 from ringsim.plot import style
 from ringsim.plot.steps import microbatch_entry, shows_step, step_height
 from ringsim.plot.timeline import plot_timeline, timeline_height, trace_png
-from ringsim.traces.stages import find_step
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate
+from ringsim.schedules.schedule import from_text
+from ringsim.traces.steps import find_step
 from ringsim.traces.value import Trace
 
 

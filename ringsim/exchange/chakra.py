@@ -29,7 +29,7 @@ from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_pro
 from ringsim.exchange.reading import parse_json, read_bytes, reading
 from ringsim.exchange.schemas import chakra_messages, parse_next, plain_text
 from ringsim.traces.events import NONE, Group
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

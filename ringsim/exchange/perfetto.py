@@ -40,7 +40,7 @@ from ringsim.exchange.slices import (
     unpack_run,
 )
 from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

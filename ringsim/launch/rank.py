@@ -37,13 +37,12 @@ import cloudpickle
 import numpy as np
 import torch
 
-from ringsim import rendezvous, ring
-from ringsim.comm import torch_hooks
+from ringsim import ring
+from ringsim.comm import rendezvous, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
-from ringsim.injections import jitter_of, slowed_by
-from ringsim.launch.config import RankConfig
-from ringsim.launch.job import Job
+from ringsim.faults import jitter_of, slowed_by
+from ringsim.launch.job import Job, RankConfig
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder

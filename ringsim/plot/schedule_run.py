@@ -42,19 +42,19 @@ from ringsim.plot.steps import (
 )
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
+from ringsim.simulator.columns import KIND_LETTERS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
-from ringsim.simulator.operations import KIND_LETTERS
 from ringsim.traces.events import NONE, SPAN, Ints
-from ringsim.traces.stages import KINDS, StageActions, count_steps, find_step
-from ringsim.traces.summary import count
+from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import bytes_text, time_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.comparison import Comparison
-    from ringsim.simulator.schedule_run import ScheduleRun
+    from ringsim.predict.comparison import Comparison
+    from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = ["REASON_COLOURS", "draw_path", "overlay_png", "plot_overlay", "plot_schedule_run", "schedule_run_png"]
 
@@ -128,7 +128,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None) -> Axes:
 
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.simulator.schedule_api import simulate_schedule
+        >>> from ringsim.simulator.schedules import simulate_schedule
         >>> plot_schedule_run(simulate_schedule("1f1b", num_ranks=4, num_microbatches=8)).get_title(loc="left")
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """
@@ -316,7 +316,7 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
 
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.comparison import compare
+        >>> from ringsim.predict.comparison import compare
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
         >>> def run(end_ns):

@@ -32,25 +32,22 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator
 
-from ringsim.pipeline.evaluator import Evaluation, evaluate
-from ringsim.pipeline.schedule import Schedule
 from ringsim.plot import style
 from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows, TimeAxis, draw_long, make_bars
 from ringsim.plot.style import Look
-from ringsim.simulator.operations import KIND_LETTERS
-from ringsim.traces.bubbles import Bubble, measure_bubble
+from ringsim.schedules.engine import Evaluation, evaluate
+from ringsim.schedules.schedule import Schedule
+from ringsim.simulator.columns import KIND_LETTERS
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
-from ringsim.traces.live_activations import list_live, measure_peaks
-from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
-from ringsim.traces.summary import count
+from ringsim.traces.steps import Bubble, StageActions, count_steps, find_step, in_step, list_live, measure_bubble, measure_peaks
 from ringsim.traces.units import time_text, time_unit
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.simulator.schedule_run import ScheduleRun
+    from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = [
     "ACTION_LOOKS",
@@ -590,7 +587,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
         Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``KIND_LETTERS``.
 
     Example:
-        >>> from ringsim.simulator.schedule_api import simulate_schedule
+        >>> from ringsim.simulator.schedules import simulate_schedule
         >>> shares = measure_shares(simulate_schedule("1f1b", num_ranks=2, num_microbatches=1), rows=2, columns=6)
         >>> shares[1].argmax(axis=-1).tolist(), shares[1].sum(axis=-1).tolist()  # rank 1 waits, goes forward, back, and is done
         ([0, 0, 1, 1, 0, 0], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0])
