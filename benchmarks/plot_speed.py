@@ -23,10 +23,9 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from synthetic import many_events
 
-from ringsim.plot.display import png
 from ringsim.plot.ring import plot_ring
 from ringsim.plot.style import figure_png
-from ringsim.plot.timeline import plot_timeline
+from ringsim.plot.timeline import plot_timeline, trace_png
 from ringsim.provenance import machine, versions
 from ringsim.traces.value import Trace
 
@@ -49,7 +48,7 @@ def main(events: int) -> None:
     """Times the three pictures."""
     about = machine()
     print(f"{about['cpu']}, {about['cores']} cores, matplotlib {mpl.__version__}, numpy {versions()['numpy']}")
-    for name, draw in (("plot_ring", to_png(plot_ring)), ("plot_timeline", to_png(plot_timeline)), ("png (both)", png)):
+    for name, draw in (("plot_ring", to_png(plot_ring)), ("plot_timeline", to_png(plot_timeline)), ("png (both)", trace_png)):
         times = []
         for _ in range(REPEATS):
             trace = many_events(events)

@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 
 from ringsim import Link, simulate_schedule
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.schedules import make_schedule
 from ringsim.provenance import machine, versions
-from ringsim.simulator.level_order import find_levels
-from ringsim.simulator.linear_operations import Linear
-from ringsim.simulator.prices import make_prices
-from ringsim.simulator.schedule_operations import read_schedule
-from ringsim.simulator.wavefront import sweep
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.simulator.columns import Linear, make_prices, read_schedule
+from ringsim.simulator.levels import find_levels, sweep
 from ringsim.simulator.worklist import work_through
 
 RANKS, MICROBATCHES = 1024, 8192

@@ -10,9 +10,9 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
-from ringsim import __version__
+__all__ = ["__version__", "footer", "machine", "versions"]
 
-__all__ = ["footer", "machine", "versions"]
+__version__ = "0.1.0"  # pyproject.toml reads it from here
 
 
 def machine() -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.dataflow import get_needs, get_recv
-from ringsim.pipeline.programs import Time
-from ringsim.pipeline.schedule import Schedule
+from ringsim.schedules.costs import Time
+from ringsim.schedules.lowering import get_needs, get_recv
+from ringsim.schedules.schedule import Action, Schedule
 
 Price = Callable[[Action], Time]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from synthetic import Story
 
-from ringsim.pipeline.evaluator import Evaluation, evaluate
-from ringsim.pipeline.schedules import make_schedule
-from ringsim.traces.stages import KINDS
+from ringsim.schedules import make_schedule
+from ringsim.schedules.engine import Evaluation, evaluate
+from ringsim.traces.steps import KINDS
 from ringsim.traces.value import Trace
 
 UNIT_MS = 2.0  # of a trace, for one unit of the evaluation

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.backend_choice import BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
 from ringsim.cli import main
+from ringsim.cli.doctor import BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
 from ringsim.errors import ArgumentError
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 
@@ -118,7 +118,7 @@ def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
         "real = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'torch' else real(name, *rest)\n"
         "sys.modules['torch'] = None\n"
-        "from ringsim.backend_choice import *\n"
+        "from ringsim.cli.doctor import *\n"
         "print(choose_backend('cpu', backend_facts()).reason)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}

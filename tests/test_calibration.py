@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Story
 
-from ringsim.calibration import calibrate
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
+from ringsim.predict.calibration import calibrate
 from ringsim.topologies import OneMachine
 from ringsim.traces.value import Trace
 

@@ -7,14 +7,14 @@ import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.calibration import Calibration, calibrate
-from ringsim.charging import charge
+from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.rehearsal import rehearse
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.predict.calibration import Calibration, calibrate
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
 from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 

@@ -7,11 +7,11 @@ import pytest
 from stage_traces import trace_of
 from synthetic import Story
 
-from ringsim.comparison import Errors, compare
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.predict.comparison import Errors, compare
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate
 from ringsim.traces.value import Trace
 
 SCHEDULE = make_schedule("1f1b", 3, 4)

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, json_values, traces
 from synthetic import METADATA, Story
 
-from ringsim.diagnose.finding import KINDS, Diagnosis, Edge, Finding, Operation
-from ringsim.plot.waitfor import MOST_RANKS, png
-from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
+from ringsim.plot.waitfor import MOST_RANKS, waitfor_png
+from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events, word_notice
 from ringsim.traces.files import load, save
-from ringsim.traces.notices import word_notice
+from ringsim.traces.findings import KINDS, Diagnosis, Edge, Finding, Operation
 from ringsim.traces.value import Trace
 
 
@@ -60,7 +59,7 @@ def test_explains_anything(trace: Trace, ends: Any, end_ns: Any, given_up_ns: An
 @given(trace=traces, ends=ends)
 def test_draws_anything(trace: Trace, ends: Any) -> None:
     diagnosis = Trace(trace.events, {**METADATA, "world_size": WORLD_SIZE, "ends": ends}).explain()
-    assert png(replace(diagnosis, trace=None))[1:4] == b"PNG"
+    assert waitfor_png(replace(diagnosis, trace=None))[1:4] == b"PNG"
 
 
 FLOAT8, INT8, FLOAT4, TURNED = (
@@ -295,6 +294,6 @@ def test_same_diagnosis_same_bytes() -> None:
     story.op(0, "recv", (5, 5, -1), peer=1, tag=0, group="world")
     story.op(1, "recv", (6, 6, -1), peer=0, tag=0, group="world")
     trace = story.trace(complete=False)
-    assert png(trace.explain()) == png(trace.explain())
+    assert waitfor_png(trace.explain()) == waitfor_png(trace.explain())
     figure = trace.explain().plot().figure
     assert len(figure.axes) == 2  # the timeline's last moments beside it

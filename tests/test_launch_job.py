@@ -12,8 +12,7 @@ import pytest
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind, trace
-from ringsim.launch.config import START_VALUES, RankConfig
-from ringsim.launch.job import pack_call
+from ringsim.launch.job import START_VALUES, RankConfig, pack_call
 
 
 def test_a_local_function_travels_with_what_it_captures() -> None:

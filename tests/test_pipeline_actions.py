@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, parse_action
+from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, parse_action
 
 COUNTS = st.integers(0, 10**6)
 KINDS = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)

@@ -10,21 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.closed_forms import (
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.closed_forms import (
     Step,
     bubble_of_ideal,
     bubble_of_total,
+    gpipe_makespan,
     idle,
     makespan,
     messages,
+    one_f_one_b_bound,
     peak_live,
     span_idle,
 )
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import Evaluation, evaluate
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import Evaluation, evaluate
+from ringsim.schedules.lowering import lower
 
 TIMES = st.integers(0, 12) | st.fractions(Fraction(1, 9), 9, max_denominator=9)
 ALL = [(name, None) for name in SCHEDULE_NAMES] + [("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]

@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.actions import Action, parse_action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import Evaluation, TimedMessage, evaluate
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.programs import Semantics, Time
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs, Time
+from ringsim.schedules.engine import Evaluation, Semantics, TimedMessage, evaluate
+from ringsim.schedules.lowering import lower
+from ringsim.schedules.schedule import Action, Schedule, parse_action
 
 CASES = [*((name, None) for name in SCHEDULE_NAMES), ("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
 

@@ -10,18 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.generation_clock import time_generation
-from ringsim.pipeline.generation_map import (
+from ringsim.schedules.costs import Time
+from ringsim.schedules.engine import Run
+from ringsim.schedules.generation import (
     can_finish,
     check_can_finish,
     count_messages,
     idle_of_full_ring,
     makespan_of_async_ring,
     makespan_of_full_ring,
+    plan_batches,
+    plan_jobs,
+    plan_steps,
     steady_use,
+    time_generation,
 )
-from ringsim.pipeline.generation_plan import plan_batches, plan_jobs, plan_steps
-from ringsim.pipeline.programs import Run, Time
 
 SETTINGS = [(stages, turns, async_comm) for stages, async_comm in product(range(1, 7), (False, True)) for turns in range(1, 2 * stages + 3)]
 

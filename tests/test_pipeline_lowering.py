@@ -9,14 +9,11 @@ from itertools import pairwise, product
 import pytest
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.actions import RECV_KINDS, SEND_KINDS, Action, parse_action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.dataflow import get_recv, get_send
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.pipeline.validation import validate
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate, validate
+from ringsim.schedules.lowering import get_recv, get_send, lower
+from ringsim.schedules.schedule import RECV_KINDS, SEND_KINDS, Action, Schedule, parse_action
 
 GRID = [(name, p, m) for name in SCHEDULE_NAMES for p, m in product((1, 2, 3, 4, 5, 8), (1, 2, 3, 5, 8, 16))]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ringsim.pipeline.layer_times as layer_times
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import SmallTransformer, build_stages, by_count, by_weight, get_stage_layers, partition_model
-from ringsim.pipeline.partition_plan import by_sizes
+from ringsim.schedules.partition import by_sizes
 
 WEIGHTS = st.lists(st.integers(0, 20), max_size=7)
 

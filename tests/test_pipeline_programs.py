@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.programs import Compute, Message, Operation, Receive, Run, Semantics, Send, Time, Wait, run_programs
+from ringsim.schedules.costs import Time
+from ringsim.schedules.engine import Compute, Message, Operation, Receive, Run, Semantics, Send, Wait, run_programs
 
 Programs = list[list[Operation]]
 

@@ -7,8 +7,8 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
-from ringsim.pipeline.closed_forms import Step, idle, makespan, messages, peak_live, span_idle
-from ringsim.pipeline.schedules import SCHEDULE_NAMES
+from ringsim.schedules import SCHEDULE_NAMES
+from ringsim.schedules.closed_forms import Step, idle, makespan, messages, peak_live, span_idle
 
 SECTION = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text().partition("\n## Schedules\n")[2].partition("\n## ")[0]
 

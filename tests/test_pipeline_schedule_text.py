@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ScheduleError
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedule_text import from_csv, from_text, to_csv, to_text
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.lowering import lower
+from ringsim.schedules.schedule import Action, Schedule, from_csv, from_text, to_csv, to_text
 
 SCHEDULES = st.builds(make_schedule, st.sampled_from(SCHEDULE_NAMES), st.integers(1, 5), st.integers(1, 6))
 

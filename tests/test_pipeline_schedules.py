@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ringsim.errors import ArgumentError, RingError, ScheduleError
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.pipeline.validation import validate
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate, validate
+from ringsim.schedules.schedule import Action, Schedule
 
 ALL = [(name, None) for name in SCHEDULE_NAMES] + [("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
 # What each rank does at each unit of time, where F, I and W take one unit each, and B two; digits are microbatches, -- the rest of a B.

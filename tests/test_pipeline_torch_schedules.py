@@ -10,12 +10,10 @@ import pytest
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv, _simulate_comms_compute, _validate_schedule
 
-from ringsim.pipeline.actions import parse_action
-from ringsim.pipeline.closed_forms import dualpipe_v_overlapped_idle
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedule_text import from_csv, to_csv
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.closed_forms import dualpipe_v_overlapped_idle
+from ringsim.schedules.lowering import lower
+from ringsim.schedules.schedule import Schedule, from_csv, parse_action, to_csv
 
 SAME = [
     ("GPipe", "gpipe", 1),

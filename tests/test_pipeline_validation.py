@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsim.errors import Deadlock, ScheduleError
-from ringsim.pipeline.actions import Action, parse_action
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import make_schedule
-from ringsim.pipeline.validation import validate
+from ringsim.schedules import make_schedule
+from ringsim.schedules.engine import evaluate, validate
+from ringsim.schedules.lowering import lower
+from ringsim.schedules.schedule import Action, Schedule, parse_action
 
 
 def of_rows(stage_ranks: tuple[int, ...], num_microbatches: int, *rows: str) -> Schedule:

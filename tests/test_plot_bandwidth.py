@@ -18,13 +18,8 @@ from synthetic import Story, pipeline
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.plot.achieved import achieved
-from ringsim.plot.bandwidth_chart import plot_bandwidth, png
-from ringsim.plot.curve_lines import link_text
-from ringsim.plot.curves import make_curves, pen
-from ringsim.plot.labels import spread
+from ringsim.plot.charts import FIGURES, achieved, bandwidth_png, link_text, make_curves, pen, plot_bandwidth, spread
 from ringsim.plot.style import save_figure
-from ringsim.published import FIGURES
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
 from ringsim.traces.value import Trace
@@ -226,8 +221,8 @@ def test_on_given_axes_nothing_else_is_made() -> None:
 
 def test_the_notebooks_picture_is_described_and_the_same_each_time(tmp_path: Path) -> None:
     value = table(rows(jump))
-    assert png(value) == png(value)
-    assert value.describe().encode() in png(value)
+    assert bandwidth_png(value) == bandwidth_png(value)
+    assert value.describe().encode() in bandwidth_png(value)
     data, metadata = value._repr_mimebundle_()
     assert set(data) == {"text/plain", "image/png"}
     assert metadata["image/png"]["alt"] == value.describe()

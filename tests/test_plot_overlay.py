@@ -14,12 +14,12 @@ from matplotlib.collections import PolyCollection
 from stage_traces import trace_of
 from synthetic import Story
 
-from ringsim.comparison import Comparison, compare
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedules import make_schedule
-from ringsim.plot.overlay import BOUNDS, plot_overlay, png
+from ringsim.plot.schedule_run import BOUNDS, overlay_png, plot_overlay
+from ringsim.predict.comparison import Comparison, compare
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate
 from ringsim.traces.events import SPAN
 from ringsim.traces.value import Trace
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_drawn(comparison: Comparison) -> None:
 
 
 def test_picture_is_the_same_byte_for_byte(comparison: Comparison) -> None:
-    assert png(comparison) == png(comparison)
+    assert overlay_png(comparison) == overlay_png(comparison)
     data, about = comparison._repr_mimebundle_()
     assert data["text/plain"] == repr(comparison)
     alt = about["image/png"]["alt"]

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from synthetic import Story, pipeline
 
-from ringsim.plot.circle import CLOSING_COLOUR, MOST_CHORD_LABELS, THINNEST
-from ringsim.plot.graph import communication_graph
-from ringsim.plot.matrix import bytes_matrix
-from ringsim.plot.ring import plot_ring
+from ringsim.plot.ring import CLOSING_COLOUR, MOST_CHORD_LABELS, THINNEST, bytes_matrix, communication_graph, plot_ring
 from ringsim.traces.value import Trace
 
 NOW = (0.0, 0.0, 1.0)

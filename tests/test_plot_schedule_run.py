@@ -13,11 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from ringsim import Link, simulate_schedule
-from ringsim.pipeline.costs import Costs
 from ringsim.plot import schedule_run as pictures
-from ringsim.plot.actions import ACTION_LOOKS
-from ringsim.plot.busy_map import measure_shares
-from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.plot.steps import ACTION_LOOKS, measure_shares
+from ringsim.schedules.costs import Costs
+from ringsim.simulator.schedules import ScheduleRun
 
 mpl.use("Agg")
 LINK = Link(alpha_s=1e-3, beta_s_per_byte=1e-6)

@@ -20,11 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Story, pipeline
 
-from ringsim.plot import curves, display, style
-from ringsim.plot.actions import ACTION_LOOKS, BUBBLE_LOOK
-from ringsim.plot.bars import OPERATION_LOOKS, SPAN_LOOKS
-from ringsim.plot.circle import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES
-from ringsim.plot.paths import arc, arrow, beside, place, ribbon
+from ringsim.plot import charts, style, timeline
+from ringsim.plot.layout import OPERATION_LOOKS, SPAN_LOOKS
+from ringsim.plot.ring import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES, arc, arrow, beside, place, ribbon
+from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK
 from ringsim.traces.units import bytes_text, time_text, time_unit
 
 STEP_LOOKS = (*ACTION_LOOKS.values(), BUBBLE_LOOK)
@@ -70,7 +69,7 @@ def test_a_texture_can_be_seen_on_its_colour() -> None:
 
 @pytest.mark.parametrize("vision", VISION)
 def test_backends_differ_for_every_eye(vision: str) -> None:
-    for one, other in combinations([curves.pen(backend).colour for backend in ("gloo", "nccl", "mpi", "tcp", "mine")], 2):
+    for one, other in combinations([charts.pen(backend).colour for backend in ("gloo", "nccl", "mpi", "tcp", "mine")], 2):
         assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 15
 
 
@@ -83,7 +82,7 @@ def test_pair_groups_differ_for_every_eye(vision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "colour", [style.INK, style.MUTED, *(curves.pen(backend).ink for backend in ("gloo", "nccl", "mpi", "tcp", "mine"))]
+    "colour", [style.INK, style.MUTED, *(charts.pen(backend).ink for backend in ("gloo", "nccl", "mpi", "tcp", "mine"))]
 )
 def test_words_can_be_read_on_white(colour: str) -> None:
     srgb = np.array(mpl.colors.to_rgb(colour))
@@ -133,11 +132,11 @@ import matplotlib as mpl
 mpl.use("Agg")
 from pathlib import Path
 from synthetic import pipeline
-from ringsim.plot import curves, display, style
+from ringsim.plot import style
 from ringsim.plot.ring import plot_ring
-from ringsim.plot.timeline import plot_timeline
+from ringsim.plot.timeline import plot_timeline, trace_png
 trace = pipeline(4)
-print(hashlib.sha256(display.png(trace)).hexdigest())
+print(hashlib.sha256(trace_png(trace)).hexdigest())
 for plot in (plot_ring, plot_timeline):
     for ending in (".svg", ".png"):
         path = Path(sys.argv[2], plot.__name__ + ending)
@@ -181,19 +180,19 @@ def test_an_svg_says_what_it_shows_and_carries_no_date(tmp_path: Path) -> None:
 def test_the_notebooks_picture(world_size: int) -> None:
     trace = pipeline(world_size)
     before = plt.get_fignums()
-    data = display.png(trace)
+    data = timeline.trace_png(trace)
     assert plt.get_fignums() == before  # nothing for the notebook to show a second time
     width, height = struct.unpack(">II", data[16:24])
     assert 900 <= width <= 1500
     assert 300 <= height <= 1200
     assert trace.describe().encode() in data
-    assert hashlib.sha256(display.png(trace)).digest() == hashlib.sha256(data).digest()
+    assert hashlib.sha256(timeline.trace_png(trace)).digest() == hashlib.sha256(data).digest()
 
 
 def test_nothing_in_the_notebooks_picture_reaches_its_edge() -> None:
     """A frame of white all around: no word is cut off."""
     for trace in (pipeline(4), pipeline(17), Story(2).trace(), Story(1).trace()):
-        pixels = plt.imread(io.BytesIO(display.png(trace)))[:, :, :3]
+        pixels = plt.imread(io.BytesIO(timeline.trace_png(trace)))[:, :, :3]
         frame = np.concatenate(
             [pixels[:3].reshape(-1, 3), pixels[-3:].reshape(-1, 3), pixels[:, :3].reshape(-1, 3), pixels[:, -3:].reshape(-1, 3)]
         )

@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from synthetic import Story, many_events, pipeline
 
-from ringsim.plot import bars as kinds
-from ringsim.plot.arrows import MOST_ARROWS, choose_messages
-from ringsim.plot.bars import OPERATION_LOOKS, make_bars, time_range
-from ringsim.plot.density import merge_short
-from ringsim.plot.display import png
-from ringsim.plot.timeline import plot_timeline
-from ringsim.traces.events import MARK, OP_CODES, make_events
-from ringsim.traces.notices import word_notice
+from ringsim.plot import layout as kinds
+from ringsim.plot.layout import MOST_ARROWS, OPERATION_LOOKS, choose_messages, make_bars, merge_short, time_range
+from ringsim.plot.timeline import plot_timeline, trace_png
+from ringsim.traces.events import MARK, OP_CODES, make_events, word_notice
 from ringsim.traces.value import Trace
 
 
@@ -348,7 +344,7 @@ def test_the_shares_in_the_words_are_those_of_the_trace() -> None:
 
 def test_a_notebook_shows_no_empty_timeline() -> None:
     def width(trace: Trace) -> int:
-        return int.from_bytes(png(trace)[16:20], "big")  # of the PNG's header
+        return int.from_bytes(trace_png(trace)[16:20], "big")  # of the PNG's header
 
     nothing = Trace(make_events({"rank": [], "op": []}), {"world_size": 3})
     mark = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5], "done_ns": [5]}), {"world_size": 3})

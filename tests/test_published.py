@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from ringsim.published import FIGURES, LINE_RATES
+from ringsim.plot.charts import FIGURES, LINE_RATES
 
 
 def test_every_figure_has_a_source_and_one_number() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.rehearsal import rehearse
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.predict.scaling import scale
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
 from ringsim.simulator.api import simulate
-from ringsim.simulator.scaling import scale
-from ringsim.simulator.schedule_api import simulate_schedule
+from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.value import Trace
 
 LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)  # of a trace with one size, all counts as latency

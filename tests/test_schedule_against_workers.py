@@ -10,12 +10,12 @@ import pytest
 from schedule_reference import draw_schedule
 
 from ringsim import Link, simulate, simulate_schedule
-from ringsim.pipeline.costs import Costs
 from ringsim.pipeline.rehearsal import rehearse
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import Events
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 
 def where(events: Events) -> list[tuple[int, int, int, int, str]]:

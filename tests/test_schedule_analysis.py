@@ -15,14 +15,13 @@ from schedule_reference import draw_schedule, reckon
 
 from ringsim import Link, simulate_schedule
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.actions import Action, parse_action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.programs import SEMANTICS, Semantics
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import SEMANTICS, Semantics
+from ringsim.schedules.lowering import lower
+from ringsim.schedules.schedule import Action, Schedule, parse_action
 from ringsim.simulator.critical_path import REASONS, Hop
-from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.simulator.schedules import ScheduleRun
 
 seeds = st.integers(0, 2**32)
 

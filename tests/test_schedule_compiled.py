@@ -12,10 +12,10 @@ from schedule_reference import draw_schedule, move_posts
 
 from ringsim import Link, simulate_schedule
 from ringsim.errors import ArgumentError, Deadlock
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.programs import SEMANTICS, Semantics
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import SEMANTICS, Semantics
+from ringsim.schedules.lowering import lower
 from ringsim.simulator import compiled
 
 

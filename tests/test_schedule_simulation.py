@@ -18,17 +18,12 @@ from torch.distributed.pipelining.schedules import _add_send_recv
 
 from ringsim import Link, simulate_schedule
 from ringsim.errors import Deadlock
-from ringsim.pipeline import closed_forms
-from ringsim.pipeline.actions import Action, parse_action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.dataflow import get_recv
-from ringsim.pipeline.evaluator import Evaluation, evaluate
-from ringsim.pipeline.lowering import lower
-from ringsim.pipeline.programs import SEMANTICS, Semantics, Time
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedule_text import from_csv
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
+from ringsim.schedules.costs import Costs, Time
+from ringsim.schedules.engine import SEMANTICS, Evaluation, Semantics, evaluate
+from ringsim.schedules.lowering import get_recv, lower
+from ringsim.schedules.schedule import Action, Schedule, from_csv, parse_action
+from ringsim.simulator.schedules import ScheduleRun
 
 CASES = [*((name, None) for name in SCHEDULE_NAMES), ("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
 seeds = st.integers(0, 2**32)

@@ -10,14 +10,12 @@ import pytest
 import ringsim
 from ringsim import Link, simulate_schedule
 from ringsim.errors import ArgumentError
-from ringsim.pipeline import closed_forms
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.simulator import schedule_trace
-from ringsim.simulator.schedule_run import ScheduleRun
-from ringsim.traces.stages import find_step
+from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.schedule import Action, Schedule
+from ringsim.simulator import critical_path
+from ringsim.simulator.schedules import ScheduleRun
+from ringsim.traces.steps import find_step
 
 
 def simulate(name: str = "1f1b", p: int = 3, m: int = 5, **given: object) -> ScheduleRun:
@@ -106,7 +104,7 @@ def test_part_of_a_trace() -> None:
 
 
 def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_trace, "MOST_EVENTS", 100)
+    monkeypatch.setattr(critical_path, "MOST_EVENTS", 100)
     run = simulate("1f1b", p=4, m=20)
     with pytest.raises(ArgumentError, match=r"a trace must have 100 events or fewer, got 400. Ask for a part"):
         run.trace()

@@ -16,9 +16,8 @@ from ringsim.cli import main
 from ringsim.cli.description import read_description
 from ringsim.errors import RingError
 from ringsim.link import Link
-from ringsim.pipeline.costs import Costs
-from ringsim.simulator.schedule_api import simulate_schedule
-from ringsim.simulator.schedule_run import ScheduleRun
+from ringsim.schedules.costs import Costs
+from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 SMALL: dict[str, Any] = {

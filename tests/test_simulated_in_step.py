@@ -11,8 +11,8 @@ import torch
 
 import ringsim
 from ringsim.pipeline import Costs, generate, make_schedule, rehearse
-from ringsim.pipeline.schedules import SCHEDULE_NAMES
 from ringsim.pipeline.training import train_step_pipeline
+from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.simulator.api import simulate
 
 sys.path.append(str(Path(__file__).parent / "distributed"))

@@ -11,7 +11,7 @@ import torch
 
 import ringsim
 from ringsim.pipeline import generate
-from ringsim.pipeline.schedules import SCHEDULE_NAMES
+from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.simulator.api import simulate
 
 sys.path.append(str(Path(__file__).parent / "distributed"))

@@ -11,8 +11,8 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, RankFailed, RunTimeout
 from ringsim.pipeline import Costs, rehearse
-from ringsim.pipeline.closed_forms import Step, makespan
-from ringsim.pipeline.schedules import make_schedule
+from ringsim.schedules import make_schedule
+from ringsim.schedules.closed_forms import Step, makespan
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state
 from ringsim.traces.value import Trace

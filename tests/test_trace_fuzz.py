@@ -31,7 +31,7 @@ from trace_mutations import (
 
 import ringsim
 from ringsim.errors import TraceFileError
-from ringsim.plot.bars import make_bars
+from ringsim.plot.layout import make_bars
 from ringsim.traces import files
 from ringsim.traces.events import COLUMN_DTYPES, OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace

@@ -12,13 +12,11 @@ from stage_traces import UNIT_MS, add_step, known, trace_of
 from synthetic import MS, Story, pipeline
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline import closed_forms
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedule_text import from_text
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
-from ringsim.traces.live_activations import list_live
-from ringsim.traces.stages import count_steps, find_step, in_step
+from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate
+from ringsim.schedules.schedule import from_text
+from ringsim.traces.steps import count_steps, find_step, in_step, list_live
 
 UNIT_NS = UNIT_MS * MS
 GRID = [

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from ringsim.link import Link
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.programs import Semantics
 from ringsim.pipeline.rehearsal import rehearse
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import Semantics
 from ringsim.simulator.api import simulate
-from ringsim.simulator.schedule_api import simulate_schedule
-from ringsim.traces.stages import find_step
+from ringsim.simulator.schedules import simulate_schedule
+from ringsim.traces.steps import find_step
 
 SIZE_BYTES = 1000
 

@@ -9,10 +9,9 @@ from typing import Any, Final, NamedTuple
 from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.result import CheckResult
 from ringsim.check.small_task import count_microbatches
-from ringsim.pipeline.closed_forms import Step, makespan
-from ringsim.pipeline.costs import Costs
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.schedules.closed_forms import Step, makespan
+from ringsim.schedules.costs import Costs
+from ringsim.traces.value import Trace, count
 
 __all__ = ["fewest_microbatches"]
 

@@ -9,14 +9,11 @@ from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.result import CheckResult
 from ringsim.check.small_task import count_microbatches, find_wrong, make_task
 from ringsim.errors import ScheduleError
-from ringsim.pipeline.actions import parse_action
-from ringsim.pipeline.closed_forms import Step, makespan, peak_live
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.validation import validate
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.schedules.closed_forms import Step, makespan, peak_live
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate, validate
+from ringsim.schedules.schedule import Schedule, parse_action
+from ringsim.traces.value import Trace, count
 
 __all__ = ["fast_schedule", "schedule"]
 

@@ -11,10 +11,9 @@ import numpy as np
 from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.neighbours import RAISED_HINT, judge_way
 from ringsim.check.result import CheckResult
-from ringsim.pipeline.generation_plan import plan_jobs, plan_steps
+from ringsim.schedules.generation import plan_jobs, plan_steps
 from ringsim.traces.events import RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["token_ring"]
 

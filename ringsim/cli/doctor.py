@@ -1,23 +1,40 @@
-"""``ringsim doctor``: what works on this machine, and what of ours runs on it."""
+"""``ringsim doctor``: what works on this machine, and what of ours runs on it.
+
+Which backend ``comm_device`` means on this machine, and why: what is known of it, as facts, reasons and a table.
+
+The backend follows from where the tensors are: "cpu" is Gloo and "gpu" is NCCL, always. What differs from machine to machine is whether
+that works here, what it runs over, and what it gives.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
+import itertools
+import math
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from ringsim import provenance
-from ringsim.backend_choice import NO_TORCH, BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.environment import discover
-from ringsim.errors import RingError
+from ringsim.errors import ArgumentError, RingError
+from ringsim.plot.charts import FIGURES
+from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
+
+__all__ = ["BackendChoice", "BackendFacts", "Criterion", "backend_criteria", "backend_facts", "choose_backend", "criteria_text"]
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -86,7 +103,7 @@ def _loopback() -> tuple[bool, str, str]:
 
 
 def _start_method() -> tuple[bool, str, str]:
-    from ringsim.launch.launcher import has_fork_server
+    from ringsim.launch.ranks import has_fork_server
 
     if has_fork_server():
         return True, "start method", "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, however it ends"
@@ -116,3 +133,191 @@ def _processes() -> tuple[bool, str, str]:
     words = {"server": "fork servers", "parked": "parked ranks (they end after a minute)", "rank": "running ranks"}
     text = "; ".join(f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}" for kind, pids in sorted(found.items()))
     return True, "processes", text or "none of ringsim's"
+
+
+NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
+MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not measured: run `ringsim bandwidth --device gpu`"}
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What decides between the backends, as far as torch and the environment tell.
+
+    Args:
+        has_torch: torch is installed.
+        has_gloo: this torch was built with Gloo.
+        has_nccl: this torch was built with NCCL.
+        gpus: names of the GPUs that torch finds.
+        direct_pairs: pairs of GPUs of which each can read the other's memory, over NVLink or PCIe: torch does not say which.
+        interface: the network interface that Gloo would use among ranks of this machine; None where it is left to Gloo.
+
+    Example:
+        >>> BackendFacts(has_torch=True, has_gloo=True, interface="lo").gpus
+        ()
+    """
+
+    has_torch: bool = False
+    has_gloo: bool = False
+    has_nccl: bool = False
+    gpus: tuple[str, ...] = ()
+    direct_pairs: int = 0
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """What ``comm_device`` means here.
+
+    Args:
+        comm_device: "cpu" or "gpu".
+        backend: "gloo" or "nccl"; None where it cannot run here.
+        reason: why, in one sentence.
+    """
+
+    comm_device: str
+    backend: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One row of the table of criteria.
+
+    Args:
+        name: what is compared.
+        nccl: what holds for NCCL here.
+        gloo: what holds for Gloo here.
+    """
+
+    name: str
+    nccl: str
+    gloo: str
+
+
+def backend_facts() -> BackendFacts:
+    """Finds out what decides between the backends on this machine; starts nothing, and initialises no GPU where torch finds none.
+
+    Returns:
+        The facts.
+
+    Example:
+        >>> backend_facts().has_torch
+        True
+    """
+    if importlib.util.find_spec("torch") is None:
+        return BackendFacts()
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return BackendFacts(has_torch=True)
+    from ringsim.comm.bootstrap import loopback_interface  # needs torch.distributed
+
+    gpus = torch.cuda.device_count()
+    reach = torch.cuda.can_device_access_peer
+    return BackendFacts(
+        has_torch=True,
+        has_gloo=dist.is_gloo_available(),
+        has_nccl=dist.is_nccl_available(),
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(gpus)),
+        direct_pairs=sum(reach(one, other) and reach(other, one) for one, other in itertools.combinations(range(gpus), 2)),
+        interface=os.environ.get("GLOO_SOCKET_IFNAME") or loopback_interface(),
+    )
+
+
+def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
+    """Says which backend ``comm_device`` means, whether it can run here, and why.
+
+    Args:
+        comm_device: "cpu" or "gpu".
+        facts: what is known of the machine.
+
+    Returns:
+        The choice; its backend is None where ranks could not start.
+
+    Raises:
+        ArgumentError: ``comm_device`` is neither.
+
+    Example:
+        >>> choose_backend("gpu", BackendFacts(has_torch=True, has_gloo=True, has_nccl=True)).reason
+        'NCCL moves tensors between GPUs, and torch finds no GPU here'
+        >>> choose_backend("gpu", BackendFacts(has_torch=True, has_nccl=True, gpus=("H200",))).backend
+        'nccl'
+    """
+    if comm_device not in ("cpu", "gpu"):
+        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+    if not facts.has_torch:
+        return BackendChoice(comm_device, None, NO_TORCH)
+    if comm_device == "cpu":
+        if not facts.has_gloo:
+            return BackendChoice("cpu", None, "this torch was built without Gloo, which moves tensors between processors")
+        return BackendChoice("cpu", "gloo", "the tensors are in host memory, and Gloo works on every machine")
+    if not facts.gpus:
+        return BackendChoice("gpu", None, "NCCL moves tensors between GPUs, and torch finds no GPU here")
+    if not facts.has_nccl:
+        return BackendChoice("gpu", None, "this torch was built without NCCL: it needs a CUDA build")
+    ranks = count(len(facts.gpus), "rank")
+    return BackendChoice("gpu", "nccl", f"the tensors are in GPU memory; up to {ranks} here, one on each GPU, for NCCL refuses two on one")
+
+
+def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> list[Criterion]:
+    """Compares the backends by what is known of this machine.
+
+    Args:
+        facts: what is known.
+        table: what was measured here, where somebody did.
+
+    Returns:
+        Rows: tensor location, interconnect, bandwidth, and use.
+
+    Example:
+        >>> for row in backend_criteria(BackendFacts(has_torch=True, has_gloo=True, interface="lo")):
+        ...     print(f"{row.name}: {row.gloo}")
+        tensor location: host memory
+        interconnect: TCP sockets over lo, also between ranks of one machine
+        bandwidth: not measured: run `ringsim bandwidth`
+        use: ranks on processors; tensors that were offloaded to host memory; learning, anywhere
+    """
+    over = f"TCP sockets over {facts.interface}" if facts.interface else "TCP sockets"
+    gpus = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
+    no_use = "" if choose_backend("gpu", facts).backend else " (not on this machine)"
+    return [
+        Criterion("tensor location", f"GPU memory: {gpus}" if gpus else "GPU memory; no GPU here", "host memory"),
+        Criterion("interconnect", _between_gpus(facts), f"{over}, also between ranks of one machine"),
+        Criterion("bandwidth", _bandwidth("nccl", facts, table), _bandwidth("gloo", facts, table)),
+        Criterion(
+            "use", f"ranks on GPUs, one each{no_use}", "ranks on processors; tensors that were offloaded to host memory; learning, anywhere"
+        ),
+    ]
+
+
+def criteria_text(criteria: Sequence[Criterion]) -> str:
+    """Writes the table of criteria as lines of text, a line for each backend under each criterion."""
+    return "\n".join(f"{row.name}\n  NCCL (GPU)  {row.nccl}\n  Gloo (CPU)  {row.gloo}" for row in criteria)
+
+
+def _between_gpus(facts: BackendFacts) -> str:
+    number = len(facts.gpus)
+    if not number:
+        return "NVLink, PCIe or a network between GPUs; none here"
+    if number == 1:
+        return "one GPU: nothing to be connected with on this machine"
+    pairs = number * (number - 1) // 2
+    if facts.direct_pairs == pairs:
+        return f"all {number} GPUs read each other's memory, over NVLink or PCIe (torch does not say which)"
+    return f"{facts.direct_pairs} of {count(pairs, 'pair')} of GPUs read each other's memory; the others go through host memory"
+
+
+def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
+    """What was measured, what others published, or how to find out."""
+    found = [] if table is None else [(key, link) for key, link in table.fits.items() if key[1] == backend and key[0] != "all_reduce"]
+    if table is not None and found:
+        (pattern, _, src, dst), link = max(found, key=lambda one: one[1].beta_s_per_byte)
+        best = float(np.nanmax(table.columns["algbw_gb_per_s"][table.where(pattern, backend, src, dst)]))
+        half = f", half of it from {bytes_text(round(link.n_half_bytes))} on" if math.isfinite(link.n_half_bytes) else ""
+        when = f", measured {table.metadata['date']}" if table.metadata.get("date") else ", measured"
+        return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
+    if backend == "nccl" and not facts.gpus:
+        rates = [figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None]
+        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (docs/bandwidth.md)"
+    return MEASURE[backend]

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, cast
 from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import Verbs, add_verb, write_picture
 from ringsim.errors import ScheduleError
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.closed_forms import makespan, peak_live
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.uneven_stages import gpipe_makespan, one_f_one_b_bound
+from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
+from ringsim.schedules.engine import evaluate
+from ringsim.schedules.schedule import Action, Schedule
 from ringsim.topologies import FullBisection, Hosts
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ringsim.simulator.schedule_run import ScheduleRun
+    from ringsim.simulator.schedules import ScheduleRun
     from ringsim.traces.value import Trace
 
 

@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.diagnose.collective_calls import CollectiveCalls
-from ringsim.diagnose.finding import Operation
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
+    DESTROYED,
     ERROR,
     IN_FLIGHT,
+    MADE_ANEW,
     NONE,
     OK,
     OP_CODES,
@@ -44,8 +44,8 @@ from ringsim.traces.events import (
     Tables,
     make_events,
 )
-from ringsim.traces.matching import number_places, number_rows, refused
-from ringsim.traces.notices import DESTROYED, MADE_ANEW
+from ringsim.traces.findings import Operation
+from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
 __all__ = [
     "GONE",

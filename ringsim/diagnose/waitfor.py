@@ -24,9 +24,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
+from ringsim.traces.findings import Operation
 
 __all__ = [
     "Hindrance",

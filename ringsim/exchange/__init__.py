@@ -11,10 +11,9 @@ Written by methods of ``Trace``, read by functions of this package::
 """
 
 from ringsim.exchange.chakra import read_chakra
-from ringsim.exchange.chrome import read_chrome
+from ringsim.exchange.chrome import read_chrome, read_profiler
 from ringsim.exchange.goal import read_goal
-from ringsim.exchange.otf2_reading import read_otf2
-from ringsim.exchange.perfetto_reading import read_perfetto
-from ringsim.exchange.profiler import read_profiler
+from ringsim.exchange.otf2 import read_otf2
+from ringsim.exchange.perfetto import read_perfetto
 
 __all__ = ["read_chakra", "read_chrome", "read_goal", "read_otf2", "read_perfetto", "read_profiler"]

@@ -8,21 +8,35 @@
 
 Source:
     "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+
+Files of ``torch.profiler``, one a rank, as one trace.
+
+The profiler writes Chrome's format. Of an operation on Gloo it holds two slices, the call and the work, which need not be on one thread::
+
+    program's thread     | c10d::send |                        post: the call begins
+    Gloo's, or the same       | gloo:send           |          done: the work ends
+
+Which call goes with which work is found by their order: Gloo does works of one kind in the order of the calls.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ringsim.exchange.boxes import Boxes
-from ringsim.exchange.foreign import parse_json, read_bytes, reading
+from ringsim.errors import TraceFileError
+from ringsim.exchange.reading import Rows, parse_json, read_bytes, reading
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
     RUN,
+    Boxes,
     Lane,
     Row,
     Slice,
@@ -33,15 +47,15 @@ from ringsim.exchange.slices import (
     pack_run,
     unpack_run,
 )
-from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, Tables
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from ringsim.traces.value import Trace
 
-__all__ = ["read_chrome", "to_chrome", "to_ns"]
+__all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
@@ -193,3 +207,192 @@ def to_ns(microseconds: Any) -> int:
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
     raise ValueError(f"a time is {str(microseconds)[:40]!r}, not a number")
+
+
+class _Call(NamedTuple):
+    """How to read one operator of c10d: its name here, the work that it starts, and which of its inputs says what."""
+
+    op: str
+    work: str
+    peer: int = NONE  # the input that holds the peer, or the root
+    tag: int = NONE
+    works: str = "one"  # "all": as many works as the group has ranks
+    shards: bool = False  # the work shows one rank's part of what is counted
+
+
+_CALLS: Final = {
+    "c10d::send": _Call("isend", "send", peer=2, tag=3),
+    "c10d::recv_": _Call("irecv", "recv", peer=2, tag=3),
+    "c10d::recv_any_source_": _Call("irecv", "recvAnySource", tag=2),
+    "c10d::allreduce_": _Call("all_reduce", "all_reduce"),
+    "c10d::broadcast_": _Call("broadcast", "broadcast", peer=2),
+    "c10d::reduce_": _Call("reduce", "reduce", peer=3),
+    "c10d::allgather_": _Call("all_gather", "all_gather", shards=True),
+    "c10d::_allgather_base_": _Call("all_gather_into_tensor", "all_gather", shards=True),
+    "c10d::gather_": _Call("gather", "gather", peer=3, shards=True),
+    "c10d::scatter_": _Call("scatter", "scatter", peer=3, shards=True),
+    "c10d::_reduce_scatter_base_": _Call("reduce_scatter_tensor", "all_reduce"),
+    "c10d::reduce_scatter_": _Call("reduce_scatter", "all_reduce", works="all", shards=True),
+    "c10d::alltoall_": _Call("all_to_all", "all_to_all", shards=True),
+    "c10d::alltoall_base_": _Call("all_to_all_single", "all_to_all"),
+    "c10d::barrier": _Call("barrier", "barrier"),
+    "c10d::monitored_barrier_": _Call("monitored_barrier", ""),  # waits itself; the messages that it is made of show as works
+}
+_WORK: Final = "gloo:"
+# The names that the profiler has for dtypes: torch's, and bytes an element.
+_DTYPES: Final = {
+    "float": ("float32", 4), "double": ("float64", 8), "c10::Half": ("float16", 2), "c10::BFloat16": ("bfloat16", 2),
+    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "short int": ("int16", 2), "int": ("int32", 4), "long int": ("int64", 8),
+    "bool": ("bool", 1), "c10::complex<float>": ("complex64", 8), "c10::complex<double>": ("complex128", 16),
+}  # fmt: skip
+
+
+@dataclass
+class _File:
+    """What one rank's file says: who it is, and its slices in the order of time."""
+
+    rank: int
+    world_size: int
+    groups: list[tuple[int, ...]]
+    calls: list[dict[str, Any]]
+    works: list[dict[str, Any]]
+    spans: list[dict[str, Any]]
+
+
+def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
+    """Reads what ``torch.profiler`` recorded on the ranks of a run on Gloo.
+
+    Operations of ``torch.distributed`` become operations, what stands in ``record_function`` spans; other operators and kernels are left
+    out. Each rank must have profiled with ``record_shapes=True``, for only then the profiler writes down peers and sizes. It says nothing
+    of when a rank began to wait (``wait_ns`` is unknown), nor on which group an operation ran: ranks are read as those of the world, and
+    the trace has a note where the run had other groups. Clocks of several hosts are not brought together.
+
+    Args:
+        paths: the files that ``export_chrome_trace`` wrote, one a rank, packed by gzip or not; or the directory that holds nothing else
+            that ends in ``.json`` or ``.json.gz``.
+
+    Returns:
+        The trace.
+
+    Raises:
+        TraceFileError: a file is missing or something else, two are of the same rank, or the run was not on Gloo.
+
+    Source:
+        torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments), ProcessGroupGloo.cpp (names of works), of torch 2.13.
+    """
+    rows = Rows()
+    files: dict[int, _File] = {}
+    for path in _list(paths):
+        data = read_bytes(path)
+        with reading(path, "a trace that torch.profiler wrote on a rank"):
+            found = _read_file(parse_json(data))
+            if found.rank in files:
+                raise ValueError(f"it is of rank {found.rank}, as another file is")
+            files[found.rank] = found
+            _add_operations(rows, found)
+            _add_spans(rows, found)
+    size = max(found.world_size for found in files.values())
+    with reading(", ".join(map(str, _list(paths)))[:200], "traces that torch.profiler wrote on the ranks of one run"):
+        return rows.trace({"world_size": size, "source": "measured", "backend": "gloo", "notes": _make_notes(files, size)})
+
+
+def _list(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str | PathLike[str]]:
+    if not isinstance(paths, str | os.PathLike):
+        several = list(paths)
+    elif os.path.isdir(paths):
+        several = [path for path in sorted(Path(paths).iterdir()) if path.name.endswith((".json", ".json.gz"))]
+    else:
+        several = [paths]
+    if not several:
+        raise TraceFileError(f"Files of torch.profiler must be one or more, got none ({paths!r}). Name them, or their directory.")
+    return several
+
+
+def _make_notes(files: dict[int, _File], size: int) -> list[str]:
+    notes = ["imported from torch.profiler: it does not say when a rank began to wait"]
+    missing = sorted(set(range(size)) - set(files))
+    if missing:
+        notes.append(f"no file of rank {', '.join(map(str, missing[:8]))}{' and others' if len(missing) > 8 else ''}")
+    if any(len(found.groups) > 1 for found in files.values()):
+        notes.append(
+            "the run had several groups, and the profiler does not say which one an operation ran on: ranks are read as the world's"
+        )
+    return notes
+
+
+def _read_file(document: Any) -> _File:
+    told = document["distributedInfo"] if isinstance(document, dict) else {}
+    rank, size = told.get("rank"), told.get("world_size")
+    if type(rank) is not int or type(size) is not int or not 0 <= rank < size <= 10**6:
+        raise ValueError("it names no rank: profile within a run of torch.distributed")
+    if told.get("backend") != "gloo":
+        raise ValueError(f"it is of a run on {str(told.get('backend'))[:20]!r}, and only those on Gloo can be read")
+    base = document.get("baseTimeNanoseconds", 0)
+    slices = []
+    for event in document["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") in ("cpu_op", "user_annotation") and isinstance(event.get("name"), str):
+            start = base + to_ns(event["ts"])
+            slices.append({**event, "start_ns": start, "end_ns": start + to_ns(event.get("dur", 0)), "args": event.get("args", {})})
+    slices.sort(key=lambda event: event["start_ns"])
+    calls = [event for event in slices if event["name"] in _CALLS]
+    barriers = [event for event in calls if not _CALLS[event["name"]].work]
+    works = [event for event in slices if event["name"].startswith(_WORK) and not _is_within(event, barriers)]
+    spans = [event for event in slices if event["cat"] == "user_annotation" and not event["name"].startswith(_WORK)]
+    groups = [tuple(one["ranks"]) for one in told.get("pg_config", [])]
+    return _File(rank, size, groups, calls, works, spans)
+
+
+def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
+    """Tells whether a slice begins within one of others, which are in the order of time and do not overlap on one thread."""
+    last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
+    return last >= 0 and others[last]["tid"] == event["tid"] and event["start_ns"] <= others[last]["end_ns"]
+
+
+def _add_operations(rows: Rows, found: _File) -> None:
+    world, threads = Group("world", tuple(range(found.world_size))), _threads(found)
+    waiting: dict[str, list[dict[str, Any]]] = {}
+    for work in reversed(found.works):
+        waiting.setdefault(work["name"].removeprefix(_WORK), []).append(work)  # the last is the next
+    for event in found.calls:
+        call = _CALLS[event["name"]]
+        queue = waiting.get(call.work, [])
+        works = [queue.pop() for _ in range(min(len(queue), found.world_size if call.works == "all" else 1))]
+        done = max((work["end_ns"] for work in works), default=event["end_ns"] if not call.work else NONE)
+        columns = {"done_ns": done, "status": OK if done != NONE else IN_FLIGHT, "group": world, "thread": threads[event["tid"]]}
+        if call.op in ("isend", "irecv"):
+            columns["tag"] = int(_input(event, call.tag))
+        peer = ANY_SOURCE if call.work == "recvAnySource" else NONE if call.peer == NONE else int(_input(event, call.peer))
+        if works and (payload := _payload(works[0], found.world_size if call.shards else 1)) is not None:
+            columns["payload"] = payload
+        rows.add(found.rank, call.op, event["start_ns"], peer=peer, **columns)
+
+
+def _threads(found: _File) -> dict[Any, int]:
+    """Numbers the threads of a rank's program in the order of their first event."""
+    events = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
+    return {thread: number for number, thread in enumerate(dict.fromkeys(event["tid"] for event in events))}
+
+
+def _add_spans(rows: Rows, found: _File) -> None:
+    threads = _threads(found)
+    for event in found.spans:
+        rows.add(found.rank, "span", event["start_ns"], label=event["name"], done_ns=event["end_ns"], thread=threads[event["tid"]])
+
+
+def _input(event: dict[str, Any], place: int) -> str:
+    if "Concrete Inputs" not in event["args"]:
+        raise ValueError("it says nothing of peers and sizes: profile with record_shapes=True")
+    value: str = event["args"]["Concrete Inputs"][place]
+    return value
+
+
+def _payload(work: dict[str, Any], times: int) -> Payload | None:
+    """Returns what a work carried; of several tensors the first counts for all."""
+    kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
+    if not kinds or not shapes or kinds[0] not in _DTYPES:
+        return None
+    dtype, element_bytes = _DTYPES[kinds[0]]
+    shape = tuple(int(length) for length in shapes[0])
+    if any(length < 0 for length in shape):
+        raise ValueError(f"a shape is {shape}")
+    return Payload(dtype, (times, *shape) if times > 1 else shape, math.prod(shape) * element_bytes * times)

@@ -1,25 +1,52 @@
-"""A trace as what viewers of timelines draw: slices on lanes, instants, and flows between slices.
+"""Where slices go so that none cuts another: viewers draw a lane as a stack of boxes, each inside the one below or beside it.
+
+::
+
+    spans        | step 0                    |          lane 0: they nest
+                 | forward 0 |  | forward 1  |
+    operations   | irecv from 0        |  | send |      lane 0
+                    | isend to 1   |                    lane 1, for it overlaps
+
+A trace as what viewers of timelines draw: slices on lanes, instants, and flows between slices.
 
 Each rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which overlap, on as many as they need.
 An operation lasts from post to done, and holds a slice "blocked" from wait to done. A flow leads from a send to its recv.
+
+Slices of files that ringsim did not write: each process becomes a rank, each slice a span, each instant a mark.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ringsim.errors import TraceFileError
-from ringsim.exchange.lanes import place_apart, place_nested
-from ringsim.exchange.rows import whole_rows
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, MARK, NONE, OPS, RECV, SEND, SPAN, STATUS_NAMES, Events, Tables
+from ringsim.exchange.reading import Rows, whole_rows
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    IN_FLIGHT,
+    MARK,
+    NONE,
+    OK,
+    OPS,
+    RECV,
+    SEND,
+    SPAN,
+    STATUS_NAMES,
+    Events,
+    Tables,
+    read_tables,
+    readable,
+    write_tables,
+)
 from ringsim.traces.files import check_run
-from ringsim.traces.tables import read_tables, readable, write_tables
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -29,6 +56,7 @@ __all__ = [
     "BLOCKED",
     "COLUMNS",
     "RUN",
+    "Boxes",
     "Lane",
     "Row",
     "Slice",
@@ -37,8 +65,91 @@ __all__ = [
     "make_lanes",
     "make_name",
     "pack_run",
+    "place_apart",
+    "place_nested",
+    "unfold",
     "unpack_run",
 ]
+
+
+def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
+    """Gives each slice a lane on which none overlaps another; the lowest that is free.
+
+    Args:
+        starts: when each begins; shape (n,), ascending.
+        ends: when each ends, not before its start; shape (n,).
+
+    Returns:
+        The lanes, from 0; shape (n,).
+
+    Example:
+        >>> place_apart([0, 1, 3], [3, 5, 4])
+        [0, 1, 0]
+    """
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    lanes = []
+    for start, end in zip(starts, ends, strict=True):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
+        lanes.append(lane)
+    return lanes
+
+
+def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
+    """Gives each slice lane 0 where it nests with those already there, and another where it would cut one.
+
+    Args:
+        starts: when each begins; shape (n,), ascending, and where equal the longest first.
+        ends: when each ends, not before its start; shape (n,).
+
+    Returns:
+        The lanes, from 0; shape (n,).
+
+    Example:
+        >>> place_nested([0, 1, 3], [4, 2, 6])  # the third begins within the first and ends after it
+        [0, 0, 1]
+    """
+    stack: list[float] = []
+    lanes, cutting = [], []
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        while stack and stack[-1] <= start:
+            stack.pop()
+        if not stack or end <= stack[-1]:
+            stack.append(end)
+            lanes.append(0)
+        else:
+            cutting.append(index)
+            lanes.append(1)
+    for index, lane in zip(cutting, place_apart([starts[i] for i in cutting], [ends[i] for i in cutting]), strict=True):
+        lanes[index] += lane
+    return lanes
+
+
+def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
+    """Yields the begins and ends of slices that nest, in the order of time: at one moment an end before the next begin.
+
+    Args:
+        starts: when each begins; shape (n,), ascending, and where equal what lies outside first.
+        ends: when each ends; shape (n,); infinite for one that does not, and is never closed.
+
+    Yields:
+        Which slice, and whether it begins.
+
+    Example:
+        >>> ["[]"[not begins] + str(index) for index, begins in unfold([0, 1, 3], [3, 3, math.inf])]
+        ['[0', '[1', ']1', ']0', '[2']
+    """
+    stack: list[int] = []
+    for index, start in enumerate(starts):
+        while stack and ends[stack[-1]] <= start:
+            yield stack.pop(), False
+        yield index, True
+        stack.append(index)
+    yield from ((index, False) for index in reversed(stack) if ends[index] != math.inf)
+
 
 RUN: Final = "ringsim"  # the name under which a file holds what is known of the run
 COLUMNS: Final = "columns"  # the name under which an event holds all its numbers
@@ -205,3 +316,70 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
     metadata: Any = readable(run.get("metadata"))
     check_run(events, metadata)
     return Trace(events, metadata)
+
+
+class Boxes:
+    """Slices gathered lane by lane; what began last on a lane ends first.
+
+    Args:
+        source: the format that they come from, for the metadata.
+
+    Example:
+        >>> boxes = Boxes("Perfetto")
+        >>> boxes.begin("lane", "outer", 100)
+        >>> boxes.begin("lane", "inner", 200)
+        >>> boxes.end("lane", 300)
+        >>> trace = boxes.trace({"lane": 4711})
+        >>> trace.events.tables.labels, trace.events.done_ns.tolist()
+        (('outer', 'inner'), [-1, 200])
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.lanes: dict[Hashable, list[tuple[str, str, int, int]]] = {}  # (op, name, begin, end or NONE)
+        self._open: dict[Hashable, list[int]] = {}
+
+    def begin(self, lane: Hashable, name: str, start_ns: int) -> None:
+        """Begins a slice."""
+        slices = self.lanes.setdefault(lane, [])
+        self._open.setdefault(lane, []).append(len(slices))
+        slices.append(("span", name, start_ns, NONE))
+
+    def end(self, lane: Hashable, end_ns: int) -> None:
+        """Ends the slice that began last; nothing where none is open, as at the start of a cut file."""
+        if not self._open.get(lane):
+            return
+        slices = self.lanes[lane]
+        index = self._open[lane].pop()
+        slices[index] = (*slices[index][:3], end_ns)
+
+    def whole(self, lane: Hashable, name: str, start_ns: int, end_ns: int) -> None:
+        """Adds a slice whose end is known."""
+        self.lanes.setdefault(lane, []).append(("span", name, start_ns, end_ns))
+
+    def mark(self, lane: Hashable, name: str, time_ns: int) -> None:
+        """Adds an instant."""
+        self.lanes.setdefault(lane, []).append(("mark", name, time_ns, NONE))
+
+    def trace(self, processes: Mapping[Hashable, int]) -> Trace:
+        """Returns the trace.
+
+        Args:
+            processes: the process of each lane; ranks are numbered in their order.
+
+        Raises:
+            ValueError: there is nothing, or nothing that can be events.
+        """
+        if not self.lanes:
+            raise ValueError("it holds no slices")
+        ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}
+        threads: dict[int, int] = {}
+        rows = Rows()
+        for lane, slices in self.lanes.items():
+            rank = ranks[processes[lane]]
+            threads[rank] = thread = threads.get(rank, -1) + 1
+            for op, name, start, end in slices:
+                status = IN_FLIGHT if op == "span" and end == NONE else OK
+                rows.add(rank, op, start, thread=thread, label=name, done_ns=end, status=status)
+        notes = [f"imported from {self._source}: each process is a rank, each slice a span; no messages are known"]
+        return rows.trace({"world_size": len(ranks), "source": "imported", "notes": notes})

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from ringsim.launch.config import RankConfig
+from ringsim.launch.job import RankConfig
 
 FDS_PER_MESSAGE: Final = 200  # the kernel passes at most 253 descriptors with one message
 _MESSAGE_BYTES: Final = 1 << 16

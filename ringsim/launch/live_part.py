@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.launch.notebook import name_cells
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, OP_KINDS, RECORD, Ints
-from ringsim.traces.tables import read_group, read_payload
+from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, OP_KINDS, RECORD, Ints, read_group, read_payload
+from ringsim.traces.parts import name_cells
 
 __all__ = ["Batch", "PartReader"]
 

@@ -37,13 +37,12 @@ import cloudpickle
 import numpy as np
 import torch
 
-from ringsim import rendezvous, ring
-from ringsim.comm import torch_hooks
+from ringsim import ring
+from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
-from ringsim.injections import jitter_of, slowed_by
-from ringsim.launch.config import RankConfig
-from ringsim.launch.job import Job
+from ringsim.faults import jitter_of, slowed_by
+from ringsim.launch.job import Job, RankConfig
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
@@ -183,7 +182,7 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
 def _join(config: RankConfig) -> tuple[int, Any]:
     """Meets the other ranks; returns the port of the rendezvous, and what must stay alive for it."""
     if config.rank == 0:
-        listener = rendezvous.listen(HEAD, 0)
+        listener = bootstrap.listen(HEAD, 0)
         port: int = listener.getsockname()[1]
         partial = config.port_file.with_suffix(".new")
         partial.write_text(str(port))
@@ -204,9 +203,9 @@ def _join(config: RankConfig) -> tuple[int, Any]:
         )
         return port, None
     # The script or worker makes its groups by itself: on loopback, and over this store, which it finds as it would find torchrun's.
-    if (interface := rendezvous.loopback_interface()) is not None:
+    if (interface := bootstrap.loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return port, rendezvous.host(listener, config.timeout_s) if listener is not None else None
+    return port, bootstrap.host(listener, config.timeout_s) if listener is not None else None
 
 
 def _read_port(config: RankConfig) -> int:

@@ -1,4 +1,9 @@
-"""One run: from ranks and a job to a trace, or to one error that carries what was recorded until then."""
+"""One run: from ranks and a job to a trace, or to one error that carries what was recorded until then.
+
+What the ranks print: all of it kept by rank, the part meant for eyes shown as it comes, each line tagged with its rank.
+
+One line that says how a long run is doing: rewritten in place, gone when the run ends.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ import datetime as dt
 import json
 import os
 import pickle
+import re
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -30,17 +37,12 @@ from ringsim.diagnose.failure import (
     report_death,
     write_verdict,
 )
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import Interrupted, RingError, RunTimeout
-from ringsim.launch.config import Kind
-from ringsim.launch.job import Job
-from ringsim.launch.launcher import get_launcher
-from ringsim.launch.notebook import name_cells, rename_places
-from ringsim.launch.output import Outputs
-from ringsim.launch.progress import Progress
-from ringsim.launch.rank_set import RankSet
+from ringsim.launch.job import Job, Kind, RankConfig
+from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
-from ringsim.traces.parts import read_parts
+from ringsim.traces.findings import Diagnosis
+from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
@@ -369,3 +371,146 @@ class _Run:
         if threads == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
             return ["one torch thread per rank, for there are at least as many ranks as processors"]
         return []
+
+
+_HIDE, _SHOW = "\x0e", "\x0f"  # as in rank.py
+_MARKS: Final = re.compile(f"[{_HIDE}{_SHOW}]")
+
+
+class RankOutput:
+    """Follows the file into which one rank prints.
+
+    Args:
+        rank: whose output it is.
+        file: where it goes.
+        show: whether lines are printed here, tagged, as they come.
+        show_hidden: whether that goes for hidden ones, too.
+    """
+
+    def __init__(self, rank: int, file: Path, *, show: bool, show_hidden: bool) -> None:
+        self._rank = rank
+        self._file = file
+        self._show = show
+        self._show_hidden = show_hidden
+        self._offset = 0
+        self._hidden = False
+        self._kept: list[str] = []
+        self._line = ""  # shown text that no line end has followed yet
+
+    @property
+    def text(self) -> str:
+        """All that the rank has printed, also what was hidden."""
+        return "".join(self._kept)
+
+    def follow(self, *, last: bool = False) -> None:
+        """Reads what is new and shows the complete lines of it; with ``last`` the incomplete one too."""
+        try:
+            if self._file.stat().st_size > self._offset:
+                with self._file.open("rb") as file:
+                    file.seek(self._offset)
+                    fresh = file.read()
+                cut = len(fresh) if last else fresh.rfind(b"\n") + 1  # a line may still be on its way
+                self._offset += cut
+                self._take(fresh[:cut].decode("utf-8", errors="replace"))
+        except FileNotFoundError:
+            pass  # the rank has not started yet
+        if last and self._line:
+            self._print("\n")
+
+    def _take(self, text: str) -> None:
+        position = 0
+        for mark in _MARKS.finditer(text):
+            self._keep(text[position : mark.start()])
+            self._hidden = mark.group() == _HIDE
+            position = mark.end()
+        self._keep(text[position:])
+
+    def _keep(self, text: str) -> None:
+        self._kept.append(text)
+        if self._show and (self._show_hidden or not self._hidden):
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            sys.stdout.write(f"[rank {self._rank}] {line}\n")
+        sys.stdout.flush()  # a pipe, too, gets it as it comes
+
+
+class Outputs:
+    """Follows the output of all ranks of a run.
+
+    Args:
+        config: of rank 0.
+        show, show_hidden: see ``RankOutput``.
+    """
+
+    def __init__(self, config: RankConfig, *, show: bool, show_hidden: bool) -> None:
+        self._ranks = [
+            RankOutput(rank, config.for_rank(rank).output_file, show=show, show_hidden=show_hidden) for rank in range(config.world_size)
+        ]
+
+    def follow(self, *, last: bool = False) -> None:
+        """See ``RankOutput.follow``."""
+        for rank in self._ranks:
+            rank.follow(last=last)
+
+    @property
+    def texts(self) -> list[str]:
+        """Everything that was printed, by rank."""
+        return [rank.text for rank in self._ranks]
+
+
+QUIET_S: Final = 2.0  # shorter runs need no progress line
+_EVERY_S: Final = 0.5
+
+
+class Progress:
+    """A progress line: in a notebook below the cell, in a terminal on its last line, elsewhere nowhere.
+
+    Args:
+        world_size: number of ranks of the run.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._start_s = time.monotonic()
+        self._next_s = self._start_s + QUIET_S
+        self._shown: Any = None  # a notebook's display handle, or True for the terminal
+
+    def update(self, done: int, doing: Callable[[], str]) -> None:
+        """Shows how many ranks are done, if it is time to.
+
+        Args:
+            done: ranks whose worker has returned.
+            doing: says what they are at, in a few words or none; asked only when it is time.
+        """
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        self._next_s = now + _EVERY_S
+        words = doing()
+        self._show(f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done" + (f", {words}" if words else ""))
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._shown is True:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        elif self._shown is not None:
+            self._shown.update({"text/plain": ""}, raw=True)
+        self._shown = None
+
+    def _show(self, text: str) -> None:
+        if in_notebook():
+            bundle = {"text/plain": text}
+            if self._shown is None:
+                from IPython.display import display
+
+                self._shown = display(bundle, raw=True, display_id=True)
+            else:
+                self._shown.update(bundle, raw=True)
+        elif sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+            self._shown = True

@@ -38,14 +38,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.diagnose.finding import Diagnosis, Finding
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Stuck, analyse
 from ringsim.launch.live_part import PartReader
-from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.findings import Diagnosis, Finding
+from ringsim.traces.recorder import CallSites
 
 __all__ = [
     "ANSWER_S",

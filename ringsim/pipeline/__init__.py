@@ -49,7 +49,7 @@ Schedules::
     rehearse                  runs a schedule on ranks that sleep instead of computing
     plot_schedule             a picture of a schedule, or of an evaluation
 
-What a known schedule costs, by formula, is in ``ringsim.pipeline.closed_forms``.
+What a known schedule costs, by formula, is in ``ringsim.schedules.closed_forms``.
 
 Training::
 
@@ -99,13 +99,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 # The table of contents: public name -> the module that defines it.
 _CONTENTS: Final = {
-    "Action": "ringsim.pipeline.actions",
+    "Action": "ringsim.schedules.schedule",
     "Adapter": "ringsim.pipeline.adapters.protocol",
     "Announced": "ringsim.pipeline.adapters.protocol",
-    "Costs": "ringsim.pipeline.costs",
-    "Evaluation": "ringsim.pipeline.evaluator",
+    "Costs": "ringsim.schedules.costs",
+    "Evaluation": "ringsim.schedules.engine",
     "GradientReport": "ringsim.pipeline.gradients",
-    "Schedule": "ringsim.pipeline.schedule",
+    "Schedule": "ringsim.schedules.schedule",
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
     "adapter_of": "ringsim.pipeline.adapters.lookup",
@@ -115,71 +115,63 @@ _CONTENTS: Final = {
     "backward_weight": "ringsim.pipeline.steps",
     "boundary_shapes": "ringsim.pipeline.model_checks",
     "build_stages": "ringsim.pipeline.stage",
-    "by_count": "ringsim.pipeline.partition_plan",
-    "by_weight": "ringsim.pipeline.partition_plan",
-    "can_finish": "ringsim.pipeline.generation_map",
+    "by_count": "ringsim.schedules.partition",
+    "by_weight": "ringsim.schedules.partition",
+    "can_finish": "ringsim.schedules.generation",
     "check_gradient_flow": "ringsim.pipeline.model_checks",
     "check_single_rank": "ringsim.pipeline.model_checks",
     "clip_grad_norm_pipeline": "ringsim.pipeline.clipping",
     "compare_gradients": "ringsim.pipeline.gradients",
     "compare_losses": "ringsim.pipeline.model_checks",
     "cross_entropy": "ringsim.pipeline.training",
-    "dualpipe_v": "ringsim.pipeline.schedules.vee",
+    "dualpipe_v": "ringsim.schedules.vee",
     "eval_step_pipeline": "ringsim.pipeline.training",
-    "evaluate": "ringsim.pipeline.evaluator",
+    "evaluate": "ringsim.schedules.engine",
     "flop_costs": "ringsim.pipeline.stage_flops",
     "forward_stage": "ringsim.pipeline.steps",
-    "from_csv": "ringsim.pipeline.schedule_text",
-    "from_text": "ringsim.pipeline.schedule_text",
+    "from_csv": "ringsim.schedules.schedule",
+    "from_text": "ringsim.schedules.schedule",
     "generate": "ringsim.pipeline.generation",
     "get_stage_layers": "ringsim.pipeline.partition",
-    "gpipe": "ringsim.pipeline.schedules.linear",
+    "gpipe": "ringsim.schedules.linear",
     "gradient_report": "ringsim.pipeline.gradients",
-    "interleaved_1f1b": "ringsim.pipeline.schedules.looped",
-    "looped_bfs": "ringsim.pipeline.schedules.looped",
-    "lower": "ringsim.pipeline.lowering",
-    "make_schedule": "ringsim.pipeline.schedules",
+    "interleaved_1f1b": "ringsim.schedules.looped",
+    "looped_bfs": "ringsim.schedules.looped",
+    "lower": "ringsim.schedules.lowering",
+    "make_schedule": "ringsim.schedules",
     "new_replica_group": "ringsim.pipeline.replicas",
-    "one_f_one_b": "ringsim.pipeline.schedules.linear",
-    "parse_action": "ringsim.pipeline.actions",
+    "one_f_one_b": "ringsim.schedules.linear",
+    "parse_action": "ringsim.schedules.schedule",
     "partition_model": "ringsim.pipeline.partition",
-    "plot_schedule": "ringsim.plot.schedule",
+    "plot_schedule": "ringsim.plot.steps",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
     "rehearse": "ringsim.pipeline.rehearsal",
     "send_activation": "ringsim.pipeline.messages",
     "send_gradient": "ringsim.pipeline.messages",
     "single_process_step": "ringsim.pipeline.single_process",
-    "steady_use": "ringsim.pipeline.generation_map",
+    "steady_use": "ringsim.schedules.generation",
     "tied_parameters": "ringsim.pipeline.stage",
-    "to_csv": "ringsim.pipeline.schedule_text",
-    "to_text": "ringsim.pipeline.schedule_text",
+    "to_csv": "ringsim.schedules.schedule",
+    "to_text": "ringsim.schedules.schedule",
     "train_step_pipeline": "ringsim.pipeline.training",
     "train_step_pipeline_afab": "ringsim.pipeline.training",
-    "validate": "ringsim.pipeline.validation",
-    "zb_h1": "ringsim.pipeline.schedules.zero_bubble",
-    "zb_h2": "ringsim.pipeline.schedules.zero_bubble",
-    "zb_v": "ringsim.pipeline.schedules.vee",
+    "validate": "ringsim.schedules.engine",
+    "zb_h1": "ringsim.schedules.linear",
+    "zb_h2": "ringsim.schedules.linear",
+    "zb_v": "ringsim.schedules.vee",
 }
 __all__ = list(_CONTENTS)
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
-    from ringsim.pipeline.actions import Action as Action
-    from ringsim.pipeline.actions import parse_action as parse_action
     from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
     from ringsim.pipeline.adapters.protocol import Adapter as Adapter
     from ringsim.pipeline.adapters.protocol import Announced as Announced
     from ringsim.pipeline.clipping import clip_grad_norm_pipeline as clip_grad_norm_pipeline
-    from ringsim.pipeline.costs import Costs as Costs
-    from ringsim.pipeline.evaluator import Evaluation as Evaluation
-    from ringsim.pipeline.evaluator import evaluate as evaluate
     from ringsim.pipeline.generation import generate as generate
-    from ringsim.pipeline.generation_map import can_finish as can_finish
-    from ringsim.pipeline.generation_map import steady_use as steady_use
     from ringsim.pipeline.gradients import GradientReport as GradientReport
     from ringsim.pipeline.gradients import compare_gradients as compare_gradients
     from ringsim.pipeline.gradients import gradient_report as gradient_report
-    from ringsim.pipeline.lowering import lower as lower
     from ringsim.pipeline.messages import recv_activation as recv_activation
     from ringsim.pipeline.messages import recv_gradient as recv_gradient
     from ringsim.pipeline.messages import send_activation as send_activation
@@ -190,25 +182,9 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.model_checks import compare_losses as compare_losses
     from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
     from ringsim.pipeline.partition import partition_model as partition_model
-    from ringsim.pipeline.partition_plan import by_count as by_count
-    from ringsim.pipeline.partition_plan import by_weight as by_weight
     from ringsim.pipeline.rehearsal import rehearse as rehearse
     from ringsim.pipeline.replicas import average_gradients as average_gradients
     from ringsim.pipeline.replicas import new_replica_group as new_replica_group
-    from ringsim.pipeline.schedule import Schedule as Schedule
-    from ringsim.pipeline.schedule_text import from_csv as from_csv
-    from ringsim.pipeline.schedule_text import from_text as from_text
-    from ringsim.pipeline.schedule_text import to_csv as to_csv
-    from ringsim.pipeline.schedule_text import to_text as to_text
-    from ringsim.pipeline.schedules import make_schedule as make_schedule
-    from ringsim.pipeline.schedules.linear import gpipe as gpipe
-    from ringsim.pipeline.schedules.linear import one_f_one_b as one_f_one_b
-    from ringsim.pipeline.schedules.looped import interleaved_1f1b as interleaved_1f1b
-    from ringsim.pipeline.schedules.looped import looped_bfs as looped_bfs
-    from ringsim.pipeline.schedules.vee import dualpipe_v as dualpipe_v
-    from ringsim.pipeline.schedules.vee import zb_v as zb_v
-    from ringsim.pipeline.schedules.zero_bubble import zb_h1 as zb_h1
-    from ringsim.pipeline.schedules.zero_bubble import zb_h2 as zb_h2
     from ringsim.pipeline.single_process import single_process_step as single_process_step
     from ringsim.pipeline.stage import Stage as Stage
     from ringsim.pipeline.stage import build_stages as build_stages
@@ -223,8 +199,32 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
-    from ringsim.pipeline.validation import validate as validate
-    from ringsim.plot.schedule import plot_schedule as plot_schedule
+    from ringsim.plot.steps import plot_schedule as plot_schedule
+    from ringsim.schedules import make_schedule as make_schedule
+    from ringsim.schedules.costs import Costs as Costs
+    from ringsim.schedules.engine import Evaluation as Evaluation
+    from ringsim.schedules.engine import evaluate as evaluate
+    from ringsim.schedules.engine import validate as validate
+    from ringsim.schedules.generation import can_finish as can_finish
+    from ringsim.schedules.generation import steady_use as steady_use
+    from ringsim.schedules.linear import gpipe as gpipe
+    from ringsim.schedules.linear import one_f_one_b as one_f_one_b
+    from ringsim.schedules.linear import zb_h1 as zb_h1
+    from ringsim.schedules.linear import zb_h2 as zb_h2
+    from ringsim.schedules.looped import interleaved_1f1b as interleaved_1f1b
+    from ringsim.schedules.looped import looped_bfs as looped_bfs
+    from ringsim.schedules.lowering import lower as lower
+    from ringsim.schedules.partition import by_count as by_count
+    from ringsim.schedules.partition import by_weight as by_weight
+    from ringsim.schedules.schedule import Action as Action
+    from ringsim.schedules.schedule import Schedule as Schedule
+    from ringsim.schedules.schedule import from_csv as from_csv
+    from ringsim.schedules.schedule import from_text as from_text
+    from ringsim.schedules.schedule import parse_action as parse_action
+    from ringsim.schedules.schedule import to_csv as to_csv
+    from ringsim.schedules.schedule import to_text as to_text
+    from ringsim.schedules.vee import dualpipe_v as dualpipe_v
+    from ringsim.schedules.vee import zb_v as zb_v
 else:  # hidden from them, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ What an action does with the tensors of stage s and microbatch i, on one rank::
 Neither sends nor receives block: a computation waits for its receive, and the end of the step for the sends. So a message travels while the
 ranks compute. Two stages on one rank hand tensors over directly.
 
-In a trace the step and each computation are spans, from which ``ringsim.traces.stages`` reads them again: "step 1f1b" around "forward",
+In a trace the step and each computation are spans, from which ``ringsim.traces.steps`` reads them again: "step 1f1b" around "forward",
 "backward", "input_grad" and "weight_grad", each with its stage and microbatch.
 """
 
@@ -21,13 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ringsim.charging import charge
-from ringsim.computing import stretched
-from ringsim.pipeline.actions import Action
+from ringsim.compute_costs import charge, stretched
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox
-from ringsim.pipeline.schedule import Schedule
 from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage
+from ringsim.schedules.schedule import Action, Schedule
 from ringsim.traces.recorder import span
 
 __all__ = ["Executor", "StageRun"]
@@ -61,7 +59,7 @@ class Executor:
     Example:
         Two stages on one rank:
 
-        >>> from ringsim.pipeline.lowering import lower
+        >>> from ringsim.schedules.lowering import lower
         >>> schedule = Schedule("two on one", 1, (0, 0), (tuple(map(Action._make, [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)])),))
         >>> weight = torch.tensor(2.0, requires_grad=True)
         >>> stage = StageRun(lambda x, microbatch: weight * x, [weight], flops=lambda x: Flops(1, 1, 1))

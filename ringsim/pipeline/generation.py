@@ -26,18 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringsim.charging import charge
+from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.generation_link import GenerationLink
-from ringsim.pipeline.generation_map import check_can_finish
-from ringsim.pipeline.generation_plan import Job, plan_batches, plan_jobs, plan_steps
 from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.prompts import PromptBatch
 from ringsim.pipeline.ring_at_hand import find_ring
 from ringsim.pipeline.stage import Stage
 from ringsim.pipeline.stage_flops import count_stage_flops
 from ringsim.pipeline.token_choice import TokenChoice
+from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
 from ringsim.traces.recorder import span
 
 __all__ = ["generate"]

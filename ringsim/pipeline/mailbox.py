@@ -23,12 +23,11 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from ringsim.errors import MessageMismatch
-from ringsim.pipeline.actions import Action
 from ringsim.pipeline.headers import Header, Payload
 from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route, find_routes
-from ringsim.pipeline.schedule import Schedule
 from ringsim.ring import Ring
-from ringsim.traces.hot_path import meaning
+from ringsim.schedules.schedule import Action, Schedule
+from ringsim.traces.recorder import meaning
 
 __all__ = ["Mailbox", "about", "find_boundary"]
 

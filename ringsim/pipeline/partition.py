@@ -20,8 +20,8 @@ from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters.lookup import adapter_of
 from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.layer_times import measure_times
-from ringsim.pipeline.partition_plan import by_count, by_sizes, by_weight
 from ringsim.pipeline.stage import Stage, build_stages
+from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
 __all__ = ["get_stage_layers", "partition_model"]
 

@@ -17,22 +17,18 @@ from typing import Final
 
 import torch
 
-from ringsim.arguments import check_duration, is_integer, say
-from ringsim.computing import compute
-from ringsim.errors import ArgumentError
-from ringsim.pipeline.actions import Action
-from ringsim.pipeline.costs import Costs
-from ringsim.pipeline.dataflow import get_recv
+from ringsim.compute_costs import compute
+from ringsim.errors import ArgumentError, check_duration, is_integer, say
 from ringsim.pipeline.headers import Payload
-from ringsim.pipeline.lockstep import lower_in_step
-from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.mailbox import about, find_boundary
 from ringsim.pipeline.routes import Posted, find_routes
-from ringsim.pipeline.schedule import Schedule
 from ringsim.ring import current_ring
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.lowering import get_recv, lower, lower_in_step
+from ringsim.schedules.schedule import Action, Schedule
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 
 __all__ = ["rehearse"]
 

@@ -30,18 +30,17 @@ from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.dropout import SeededAdapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.headers import Header, Payload
-from ringsim.pipeline.lockstep import lower_in_step
-from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.ring_at_hand import find_ring
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import make_schedule
 from ringsim.pipeline.sharing import pass_back
 from ringsim.pipeline.stage import Stage, build_stages
 from ringsim.pipeline.stage_flops import count_stage_flops
 from ringsim.pipeline.tied import TiedGradients
-from ringsim.pipeline.validation import validate
+from ringsim.schedules import make_schedule
+from ringsim.schedules.engine import validate
+from ringsim.schedules.lowering import lower, lower_in_step
+from ringsim.schedules.schedule import Schedule
 
 __all__ = ["cross_entropy", "eval_step_pipeline", "train_step_pipeline", "train_step_pipeline_afab"]
 

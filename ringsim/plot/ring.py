@@ -1,25 +1,602 @@
-"""The ring: which process groups were built, and what was really sent on them."""
+r"""Who could talk to whom, and who did: a trace as a networkx graph.
+
+A group that was built is an edge, whether or not anything was sent on it; so are the messages that went elsewhere::
+
+    rank 0 --ring:0>1--> rank 1        lane "forward": along the group, activations
+    rank 0 <--ring:0>1-- rank 1        lane "backward": against it, gradients
+    rank 0 ---world----> rank 2        lane "outside": on none of the ring's groups
+
+Paths between the nodes of a ring: points along an arc or a chord, and the ribbons and arrows that follow them.
+
+A path is an array of points, shape (points, 2), in the axes' coordinates; the first rank is at the top and the ranks go clockwise.
+
+Labels beside the arrows between nodes, each where it covers neither a node, nor another label, nor, if it can be, an arrow.
+
+The circle of ranks.
+
+A process group is a tube between two ranks, and its messages are the arrows inside it::
+
+    (0)                  tube, solid outline: a group with messages
+  //   \\                tube, dashed outline: built, nothing sent
+(3)     (1)              arrow: messages, as wide as their bytes
+  \\   //
+    (2)                  arrow across: messages outside the ring's groups
+
+The communication matrix: the ring's picture where there are too many ranks for nodes.
+
+The ring: which process groups were built, and what was really sent on them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import networkx as nx
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import LogNorm
+from matplotlib.patches import Circle, Patch, Polygon
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from ringsim.plot import style
-from ringsim.plot.circle import circle_legend, draw_circle
-from ringsim.plot.graph import communication_graph
-from ringsim.plot.matrix import draw_matrix
-from ringsim.traces.summary import count
+from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND, Ints
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_ring"]
+__all__ = [
+    "Box",
+    "Points",
+    "arc",
+    "arrow",
+    "beside",
+    "bowed",
+    "bytes_matrix",
+    "chord",
+    "circle_legend",
+    "communication_graph",
+    "draw_circle",
+    "draw_matrix",
+    "label_edges",
+    "node_angle",
+    "place",
+    "plot_ring",
+    "ribbon",
+    "words_box",
+]
+
+RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")  # a name is anybody's: int() refuses thousands of digits
+
+
+def communication_graph(trace: Trace) -> nx.MultiDiGraph:
+    """Counts the messages between each pair of ranks, apart for each process group.
+
+    A message counts where it was sent, once the send or its recv is done: a sender that never waits does not hear that it arrived. What
+    the collectives carried is not in here.
+
+    Args:
+        trace: any trace.
+
+    Returns:
+        A graph with a node for each rank (``pid`` where known). The key of an edge is the name of its group; an edge has ``lane``
+        ("forward", "backward" or "outside"), ``messages`` and ``size_bytes``. The graph itself has ``ring`` (name of a built ring group to
+        its pred and succ), ``unfinished`` (sends of which neither side got done) and ``collectives`` (collective operations posted).
+
+    Example:
+        >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> tables = Tables(groups=(Group("ring:0>1", (0, 1)),), payloads=(Payload("float32", (2,), 8),))
+        >>> send = {"rank": [0, 0], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "group": [0, 0], "payload": [0, 0]}
+        >>> graph = communication_graph(Trace(make_events(send, tables), {"world_size": 2}))
+        >>> graph.edges[0, 1, "ring:0>1"]
+        {'lane': 'forward', 'messages': 2, 'size_bytes': 16}
+    """
+    events = trace.events
+    ring = _ring_groups(trace)
+    sends = events.kind == SEND
+    sent = sends & (events.status == OK)
+    messages = trace.messages
+    sent[messages.send[events.status[messages.recv] == OK]] = True
+    graph = nx.MultiDiGraph(
+        ring=ring,
+        unfinished=int((sends & ~sent).sum()),
+        collectives=int((events.kind == COLLECTIVE).sum()),
+    )
+    known = {piece.get("rank"): piece for piece in trace.metadata.get("ranks", [])}
+    for rank in range(trace.world_size):
+        graph.add_node(rank, pid=known.get(rank, {}).get("pid"))
+    for name, (pred, succ) in ring.items():
+        graph.add_edge(pred, succ, key=name, lane="forward", messages=0, size_bytes=0)
+
+    done = np.flatnonzero(sent & (events.peer >= 0))
+    for group, src, dst, number, size_bytes in _totals(events.group[done], events.rank[done], events.peer[done], events.size_bytes[done]):
+        name = events.tables.groups[group].name if group != NONE else "no group"
+        lane = "forward" if ring.get(name) == (src, dst) else "backward" if ring.get(name) == (dst, src) else "outside"
+        graph.add_edge(src, dst, key=name, lane=lane, messages=number, size_bytes=size_bytes)
+    return graph
+
+
+def _ring_groups(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Groups of the ring that were built, by name: (pred, succ). Torch sorts a group's ranks, so the direction is in the name alone."""
+    listed: list[Any] = trace.metadata.get("ring_groups", [])
+    names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]
+    found = {name: RING_NAME.fullmatch(name) for name in names}
+    ring = {name: (int(match[1]), int(match[2])) for name, match in found.items() if match}
+    return {name: ends for name, ends in ring.items() if max(ends) < trace.world_size and ends[0] != ends[1]}
+
+
+def _totals(group: Ints, src: Ints, dst: Ints, size_bytes: Ints) -> list[tuple[int, int, int, int, int]]:
+    """Number of messages and of bytes for each (group, src, dst), in ascending order."""
+    keys, which = np.unique(np.stack([group, src, dst]), axis=1, return_inverse=True)
+    messages = np.bincount(which, minlength=keys.shape[1])
+    total = np.zeros(keys.shape[1], dtype=np.int64)
+    np.add.at(total, which, np.maximum(size_bytes, 0))
+    return list(zip(*keys.tolist(), messages.tolist(), total.tolist(), strict=True)) if len(group) else []
+
+
+Points = npt.NDArray[Any]
+STEPS: Final = 48
+
+
+def node_angle(rank: int, world_size: int) -> float:
+    """Angle of a rank in radians, counted clockwise from the top.
+
+    Example:
+        >>> node_angle(0, 4), round(node_angle(1, 4), 3)  # the top; the right
+        (0.0, 1.571)
+    """
+    return 2 * float(np.pi) * rank / world_size
+
+
+def place(angle: Any, radius: float = 1.0) -> Points:
+    """Point, or points, at an angle clockwise from the top; shape (2,) or (points, 2).
+
+    Example:
+        >>> place(0.0).tolist()
+        [0.0, 1.0]
+    """
+    return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+
+
+def arc(start: float, end: float, radius: float = 1.0) -> Points:
+    """Path along the circle from one angle to another, either way round."""
+    return place(np.linspace(start, end, STEPS), radius)
+
+
+def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
+    """Path between two nodes that bows towards the centre, and a little to the left of its way, so that the way back lies apart.
+
+    Args:
+        start: first node.
+        end: last node.
+        pull: how far it bows to the centre: 0 not at all, 1 all the way.
+        gap: how far from both nodes it stays.
+
+    Returns:
+        A path.
+    """
+    way = end - start
+    control = (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]])
+    t = np.linspace(0, 1, 4 * STEPS)[:, None]
+    path = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    clear = (np.hypot(*(path - start).T) >= gap) & (np.hypot(*(path - end).T) >= gap)
+    return path[clear] if clear.sum() >= 2 else path
+
+
+def ribbon(path: Points, width: float) -> Points:
+    """Outline of a band of a width along a path, a closed polygon."""
+    return np.concatenate([beside(path, width / 2), beside(path, -width / 2)[::-1]])
+
+
+def arrow(path: Points, width: float, *, head: float) -> Points:
+    """Outline of an arrow along a path, a closed polygon whose tip is the path's last point.
+
+    Args:
+        path: the path.
+        width: of the shaft.
+        head: length of the head, and about its width; at most half the path is head.
+
+    Returns:
+        A polygon; point ``len // 2`` is the tip.
+    """
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
+    neck = along[-1] - min(head, along[-1] / 2)
+    neck_point = np.array([np.interp(neck, along, path[:, 0]), np.interp(neck, along, path[:, 1])])
+    shaft = np.concatenate([path[along < neck], neck_point[None]])
+    normals = _normals(np.concatenate([shaft, path[-1:]]))[:-1]
+    side = normals * width / 2
+    wing = normals[-1] * max(head * 0.45, width * 0.75)
+    return np.concatenate([shaft + side, [neck_point + wing, path[-1], neck_point - wing], (shaft - side)[::-1]])
+
+
+def beside(path: Points, distance: float) -> Points:
+    """Path at a distance to the left of another; a negative one lies to the right."""
+    moved: Points = path + distance * _normals(path)
+    return moved
+
+
+def _normals(path: Points) -> Points:
+    """Unit vectors to the left of the way at each point."""
+    way = np.gradient(path, axis=0)
+    normal = np.stack([-way[:, 1], way[:, 0]], axis=1)
+    length = np.hypot(*normal.T)[:, None]
+    unit: Points = np.divide(normal, length, out=np.zeros_like(normal), where=length > 0)
+    return unit
+
+
+Box = tuple[float, float, float, float]  # left, bottom, right, top, in the axes' data
+
+LABEL_SIZE: Final = 8.5
+BOW: Final = 0.18  # how far an arrow bows to the right of its way, as a share of its length
+BOW_STEPS: Final = 49
+ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
+AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
+RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # and then how far up or down, as shares of its height
+CLEAR: Final = 0.03  # between two boxes, at least
+# What speaks against a place, by how far it is from the arrow's middle: away from it, up or down, towards the centre, each point covered.
+FAR_AWAY: Final = 3.0
+OFF: Final = 0.3
+INSIDE: Final = 0.2
+ON_ITS_ARROW: Final = 0.05
+ON_ANOTHER: Final = 0.15
+
+
+def bowed(start: Points, end: Points) -> Points:
+    """Path of an arrow that bows to the right of its way, so that the way back lies apart; shape (points, 2).
+
+    It is the one that matplotlib draws with ``connectionstyle="arc3,rad=0.18"``.
+
+    Example:
+        >>> bowed(np.array([0.0, 0.0]), np.array([0.0, 1.0]))[24].round(3).tolist()  # its middle
+        [0.09, 0.5]
+    """
+    way = end - start
+    control = (start + end) / 2 + BOW * np.array([way[1], -way[0]])
+    t = np.linspace(0, 1, BOW_STEPS)[:, None]
+    path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    return path
+
+
+def words_box(ax: Axes, x: float, y: float, text: str) -> Box:
+    """Writes words at a place, centred; returns the room that they take."""
+    written = ax.text(x, y, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=7)
+    box = written.get_window_extent().transformed(ax.transData.inverted())
+    return float(box.x0), float(box.y0), float(box.x1), float(box.y1)
+
+
+def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: Sequence[Box]) -> int:
+    """Writes a label beside each of some arrows, the most important first.
+
+    Args:
+        ax: the axes, which have their size and range already.
+        labels: words of each, and the path of its arrow.
+        paths: of all arrows: a label covers one only where there is no other room.
+        taken: what no label may cover: nodes, and words that are there already.
+
+    Returns:
+        How many found no room, and are not written.
+    """
+    left, right = sorted(ax.get_xlim())
+    bottom, top = sorted(ax.get_ylim())
+    boxes = list(taken)
+    missing = 0
+    points = np.concatenate([np.empty((0, 2)), *paths])
+    owner = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+    for text, path in labels:
+        against = np.where(owner == next(index for index, other in enumerate(paths) if other is path), ON_ITS_ARROW, ON_ANOTHER)
+        written = ax.text(0, 0, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=5, linespacing=0.95)
+        extent = written.get_window_extent().transformed(ax.transData.inverted())
+        best = None
+        for cost, (x, y) in _places(path, extent.width, extent.height):
+            box = (x - extent.width / 2, y - extent.height / 2, x + extent.width / 2, y + extent.height / 2)
+            inside = left <= box[0] and box[2] <= right and bottom <= box[1] and box[3] <= top
+            if not inside or (best is not None and cost >= best[0]) or any(_meet(box, other) for other in boxes):
+                continue
+            cost += float(against[_covered(box, points)].sum())
+            if best is None or cost < best[0]:
+                best = cost, box, (x, y)
+        if best is None:
+            written.remove()
+            missing += 1
+        else:
+            written.set_position(best[2])
+            boxes.append(best[1])
+    return missing
+
+
+def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, tuple[float, float]]]:
+    """Yields middles of a box beside a path, or on it, each with what speaks against it."""
+    for share in ALONG:
+        index = round(share * (len(path) - 1))
+        point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
+        normal = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
+        reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2  # from the middle of the box to its side, along the normal
+        off_middle = abs(share - 0.5)
+        yield off_middle + FAR_AWAY * AWAY[0], (float(point[0]), float(point[1]))
+        for side in (normal, -normal):
+            towards_centre = INSIDE if float(side @ point) < 0 else 0.0
+            for away in AWAY:
+                x, y = point + side * (away + reach)
+                for raised in RAISED:
+                    yield off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised), (float(x), float(y + raised * height))
+
+
+def _meet(one: Box, other: Box) -> bool:
+    wide, high = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
+    return min(wide, high) > -CLEAR
+
+
+def _covered(box: Box, points: Points) -> Points:
+    """Marks the points that a box covers."""
+    x, y = points[:, 0], points[:, 1]
+    inside: Points = (x >= box[0]) & (x <= box[2]) & (y >= box[1]) & (y <= box[3])
+    return inside
+
+
+MOST_DETAILED: Final = 8  # nodes up to which the label of a group has room for its name and for each way
+MOST_CHORD_LABELS: Final = 12
+LIMITS: Final = (1.8, 1.55)  # of the axes, to each side
+LETTER: Final = 0.58  # width of a letter, as a share of the font's size
+PID_SIZE: Final = 8.0  # points
+TUBE: Final = 0.17  # thickness of a group's tube, where the circle has radius 1
+TUBE_COLOUR: Final = "#F6F6F6"
+UNUSED: Final = (0, (4, 3))  # outline of a tube on which nothing was sent
+WIDEST: Final = 0.054  # the arrow of the edge with most bytes
+THINNEST: Final = 0.008  # an arrow that is narrower to scale is drawn so, to be seen at all
+
+# One look for each pair group, repeated: neighbours always differ. The texture is a line along the arrow's middle.
+PAIR_COLOURS: Final = (style.BLUE, style.VERMILLION, style.GREEN)
+PAIR_TEXTURES: Final[tuple[Any, ...]] = (None, "solid", (0, (3, 2)))
+CLOSING_COLOUR: Final = style.PURPLE  # the edge from the last rank back to the first
+CLOSING_TEXTURE: Final = (0, (0.5, 1.8))
+
+
+def draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
+    """Draws ranks, groups and messages on axes that have their size already.
+
+    Args:
+        graph: as ``communication_graph`` returns it, with few enough ranks for nodes.
+        ax: where to draw.
+
+    Returns:
+        Notes on what is not drawn, or not labelled.
+    """
+    world_size = len(graph)
+    radius = min(0.24, 0.22 * 2 * np.pi / max(world_size, 4))
+    ax.set(xlim=(-LIMITS[0], LIMITS[0]), ylim=(-LIMITS[1], LIMITS[1]), aspect="equal")
+    ax.set_axis_off()
+    ax.apply_aspect()
+    _draw_groups(graph, ax, radius)
+    notes = _draw_messages(graph, ax, radius)
+    for rank, data in graph.nodes(data=True):
+        x, y = place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0).tolist()
+        ax.add_patch(Circle((x, y), radius, facecolor="white", edgecolor=style.INK, linewidth=1.6, zorder=6, gid=f"rank-{rank}"))
+        pid = f"pid {data['pid']}"
+        small = data["pid"] is not None and len(pid) * LETTER * PID_SIZE * _per_point(ax) < 1.5 * radius
+        ax.text(
+            x, y + (0.05 if small else 0), str(rank), ha="center", va="center", zorder=7, weight="bold",
+            fontsize=18 if world_size <= 6 else 15 if world_size <= 10 else 11,
+        )  # fmt: skip
+        if small:
+            ax.text(x, y - 0.1, pid, ha="center", va="center", zorder=7, fontsize=PID_SIZE, color=style.MUTED)
+    return notes
+
+
+def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
+    """Draws the tubes, and beside each what was sent on it."""
+    detailed = len(graph) <= MOST_DETAILED
+    both_ways = _goes_backward(graph)
+    for name, (pred, succ) in graph.graph["ring"].items():
+        lanes = [(src, dst, graph.edges[src, dst, name]) for src, dst in ((pred, succ), (succ, pred)) if graph.has_edge(src, dst, name)]
+        lanes = [lane for lane in lanes if lane[2]["messages"]]
+        words = [f"{src}>{dst}: {_amount(data)}" if both_ways else _amount(data) for src, dst, data in lanes]
+        if len(lanes) == 2 and not detailed:
+            words = [_amount({what: sum(data[what] for *_, data in lanes) for what in ("messages", "size_bytes")})]
+        outline = CLOSING_COLOUR if _closes(pred, succ) else style.MUTED
+        tube = ribbon(_centre_line(graph, pred, succ, radius * 0.7), TUBE)
+        ax.add_patch(
+            Polygon(
+                tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=1.0, linestyle="solid" if lanes else UNUSED, zorder=1,
+                gid=f"group-{name}",
+            )
+        )  # fmt: skip
+        middle = _middle(_centre_line(graph, pred, succ, 0))
+        heading = [name] if detailed or not words else []
+        _write(
+            ax, middle, middle, TUBE / 2, "\n".join(heading + (words or ["nothing sent"])), style.INK if words else style.MUTED, len(graph)
+        )
+
+
+def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]:
+    """Draws the arrows; returns notes for below."""
+    edges = [(src, dst, key, data) for src, dst, key, data in graph.edges(keys=True, data=True) if data["messages"]]
+    most = max((data["size_bytes"] for *_, data in edges), default=0)
+    lane_width = TUBE / 4 if _goes_backward(graph) else 0.0
+    chords = sorted((data["size_bytes"] for *_, data in edges if data["lane"] == "outside"), reverse=True)
+    least_named = chords[min(len(chords), MOST_CHORD_LABELS) - 1] if chords else 0
+    gap = radius + 0.025
+    to_itself = 0
+    for src, dst, key, data in edges:
+        width = max(WIDEST * data["size_bytes"] / most if most else 0, THINNEST)
+        if src == dst:
+            to_itself += data["messages"]
+        elif data["lane"] == "outside":
+            path = _chord(graph, src, dst, gap)
+            _draw_arrow(ax, path, width, style.MUTED, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
+            if data["size_bytes"] >= least_named:
+                text = f"{key}\n{_amount(data).replace('message', 'msg')}"  # the middle of a small ring has little room
+                at = _middle(path)
+                # Beside the arrow: towards the centre, or, near it, on the side to which the arrow bows.
+                away = -at if np.hypot(*at) > 0.3 else np.array([path[0][1] - path[-1][1], path[-1][0] - path[0][0]])
+                _write(ax, at, away, width / 2, text, style.INK, MOST_DETAILED + 1)
+        else:
+            pred, succ = graph.graph["ring"][key]
+            forward = data["lane"] == "forward"
+            path = _centre_line(graph, pred, succ, gap, lane_width if forward else -lane_width)
+            colour, texture = _look(pred, succ)
+            _draw_arrow(ax, path if forward else path[::-1], width, colour, texture, 4, f"{data['lane']}-{key}")
+    notes = ["The label of a pair group adds up both ways."] if lane_width and len(graph) > MOST_DETAILED else []
+    if len(chords) > MOST_CHORD_LABELS:
+        notes.append(f"Arrows across: all {len(chords)} are drawn, the {MOST_CHORD_LABELS} widest are labelled.")
+    if to_itself:
+        notes.append(f"Not drawn: {count(to_itself, 'message')} of a rank to itself.")
+    return notes
+
+
+def _draw_arrow(ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str) -> None:
+    """Draws one arrow, with its texture along the middle where there is room."""
+    ax.add_patch(Polygon(arrow(path, width, head=0.085), facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
+    if texture is not None and width > 2.5 * THINNEST:
+        inner = path[np.hypot(*(path - path[-1]).T) > 0.12]
+        ax.plot(*inner.T, color="white", linewidth=1.2, linestyle=texture, zorder=zorder + 0.5)
+
+
+def _write(ax: Axes, at: Points, away: Points, distance: float, text: str, colour: str, world_size: int) -> None:
+    """Writes beside a path: ``distance`` and the text's own extent away from the point ``at``."""
+    fontsize = 9 if world_size <= MOST_DETAILED else 8
+    lines = text.split("\n")
+    extent = np.array([max(map(len, lines)) * LETTER, len(lines) * 1.25]) * fontsize / 2 * _per_point(ax)
+    away = away / np.hypot(*away)
+    x, y = at + away * (distance + 0.03 + float(extent @ np.abs(away)))
+    side = "left" if away[0] > 0.3 else "right" if away[0] < -0.3 else "center"
+    x += {"left": -1, "right": 1, "center": 0}[side] * extent[0]
+    ax.text(x, y, text, ha=side, va="center", fontsize=fontsize, color=colour, linespacing=1.2, zorder=8)
+
+
+def _per_point(ax: Axes) -> float:
+    """How much of the axes' own unit a point of a font is."""
+    return 2 * LIMITS[0] / (ax.get_window_extent().width * 72 / ax.figure.dpi)
+
+
+def _middle(path: Points) -> Points:
+    """Returns the middle point of a path."""
+    point: Points = path[len(path) // 2]
+    return point
+
+
+def circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
+    """Entries of the legend for what occurs in the circle."""
+    edges = [data for _, _, data in graph.edges(data=True)]
+    busy = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]}
+    handles: list[Artist] = []
+    if any(name in busy for name in graph.graph["ring"]):
+        handles.append(Patch(facecolor=TUBE_COLOUR, edgecolor=style.MUTED, label="pair group with messages"))
+    if any(name not in busy for name in graph.graph["ring"]):
+        handles.append(Patch(facecolor=TUBE_COLOUR, edgecolor=style.MUTED, linestyle=UNUSED, label="pair group, nothing sent"))
+    if any(data["messages"] and data["lane"] != "outside" for data in edges):
+        handles.append(Patch(facecolor=PAIR_COLOURS[0], label="messages on it, width = bytes"))
+    if any(data["lane"] == "outside" for data in edges):
+        handles.append(Patch(facecolor=style.MUTED, label="messages on other groups"))
+    if any(_closes(*ends) for ends in graph.graph["ring"].values()):
+        handles.append(Patch(facecolor=CLOSING_COLOUR, label="the edge that closes the ring"))
+    return handles
+
+
+def _goes_backward(graph: nx.MultiDiGraph) -> bool:
+    """Tells whether anything was sent against the ring's direction, as gradients are."""
+    return any(data["lane"] == "backward" for _, _, data in graph.edges(data=True))
+
+
+def _amount(data: dict[str, Any]) -> str:
+    return f"{bytes_text(data['size_bytes'])}\n{count(data['messages'], 'message')}"
+
+
+def _closes(pred: int, succ: int) -> bool:
+    """Tells whether an edge leads from the end of a ring back to its beginning."""
+    return succ < pred
+
+
+def _look(pred: int, succ: int) -> tuple[str, Any]:
+    """Colour and texture of a pair group."""
+    if _closes(pred, succ):
+        return CLOSING_COLOUR, CLOSING_TEXTURE
+    return PAIR_COLOURS[pred % 3], PAIR_TEXTURES[pred % 3]
+
+
+def _centre_line(graph: nx.MultiDiGraph, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
+    """Path of a ring edge from pred to succ, ``lane`` outside its middle: along the circle to the next node, else across."""
+    world_size = len(graph)
+    if (pred + 1) % world_size == succ:
+        start = node_angle(pred, world_size)
+        return arc(start + gap, start + 2 * np.pi / world_size - gap, 1 + lane)
+    path = chord(place(node_angle(pred, world_size)), place(node_angle(succ, world_size)), pull=0.3, gap=gap)
+    return beside(path, lane)
+
+
+def _chord(graph: nx.MultiDiGraph, src: int, dst: int, gap: float) -> Points:
+    """Path of messages outside the ring's groups; the way back bows further in."""
+    world_size = len(graph)
+    clockwise = (dst - src) % world_size <= world_size // 2
+    return chord(place(node_angle(src, world_size)), place(node_angle(dst, world_size)), pull=0.4 if clockwise else 1.0, gap=gap)
+
+
+MOST_CELLS: Final = 256  # a side; more would be less than a pixel each
+MOST_OUTLINES: Final = 64  # ranks up to which an unused group's cell can be seen
+
+
+def bytes_matrix(graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS) -> tuple[npt.NDArray[np.int64], int]:
+    """Sums the bytes from each rank to each rank.
+
+    Args:
+        graph: as ``communication_graph`` returns it.
+        most_cells: cells a side; where there are more ranks, several share a cell, and their bytes are added.
+
+    Returns:
+        The matrix, shape (sender, receiver), and how many ranks a cell's side stands for. A cell without messages is -1.
+    """
+    shared = -(-len(graph) // most_cells)
+    side = -(-len(graph) // shared)
+    cells = np.full((side, side), -1, dtype=np.int64)
+    for src, dst, data in graph.edges(data=True):
+        if data["messages"]:
+            cell = (src // shared, dst // shared)
+            cells[cell] = max(cells[cell], 0) + data["size_bytes"]
+    return cells, shared
+
+
+def draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
+    """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale; returns notes for below."""
+    cells, shared = bytes_matrix(graph)
+    ax.set(xlabel="receiving rank", ylabel="sending rank")
+    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
+    ax.yaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
+    ax.spines[["top", "right"]].set_visible(True)
+    edge = len(cells) * shared - 0.5
+    sent = np.ma.masked_less(np.maximum(cells, np.where(cells == 0, 1, cells)), 0)  # messages of 0 bytes: the scale's low end
+    low, high = (float(sent.min()), float(sent.max())) if sent.count() else (1.0, 2.0)
+    colours = mpl.colormaps["cividis_r"].with_extremes(bad="white")
+    picture = ax.imshow(
+        sent, cmap=colours, norm=LogNorm(low if low < high else low / 2, high if low < high else high * 2),
+        extent=(-0.5, edge, edge, -0.5), interpolation="nearest",
+    )  # fmt: skip
+    notes = [f"One cell stands for {shared} x {shared} ranks; their bytes are added."] if shared > 1 else []
+    if sent.count():
+        beside = ax.inset_axes((1.04, 0.1, 0.04, 0.8))
+        bar = ax.figure.colorbar(picture, cax=beside, label="bytes sent", format=FuncFormatter(lambda value, _: bytes_text(value)))
+        bar.locator = LogLocator(base=2, numticks=8) if low < high else FixedLocator([low])
+        bar.minorticks_off()
+    unused = [ends for name, ends in graph.graph["ring"].items() if graph.edges[(*ends, name)]["messages"] == 0]
+    if unused and len(graph) <= MOST_OUTLINES:
+        for pred, succ in unused:
+            ax.add_patch(
+                mpl.patches.Rectangle(
+                    (succ - 0.5, pred - 0.5), 1, 1, fill=False, edgecolor=style.MUTED, linestyle=(0, (2, 2)), linewidth=0.8
+                )
+            )
+        notes.append("Dashed cells: pair groups that were built; nothing was sent along them.")
+    elif unused:
+        notes.append(f"{len(unused):,} of {len(graph.graph['ring']):,} pair groups were built and not used.")
+    return notes
+
 
 MOST_NODES: Final = 16
 SIZE_INCHES: Final = (7.2, 6.2)

@@ -1,4 +1,7 @@
-"""The timeline: what each rank did when, and who waited for whom."""
+"""The timeline: what each rank did when, and who waited for whom.
+
+The picture of a trace in a notebook: ring and timeline in one.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from ringsim.plot import style
-from ringsim.plot.actions import microbatch_entry
-from ringsim.plot.arrows import draw_arrows
-from ringsim.plot.bars import OPERATION_LOOKS, UNFINISHED, Bars, make_bars
-from ringsim.plot.boxes import draw_density, draw_long, draw_open_ends, draw_span_names, look_of
-from ringsim.plot.density import merge_short
-from ringsim.plot.rows import Rows
-from ringsim.plot.stages import picture_step, shows_step
-from ringsim.plot.step_picture import draw_step, plot_step, step_height
-from ringsim.plot.time_axis import TimeAxis
-from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
-from ringsim.traces.notices import read_notice
-from ringsim.traces.stages import find_step
-from ringsim.traces.summary import count
+from ringsim.plot.layout import (
+    OPERATION_LOOKS,
+    UNFINISHED,
+    Bars,
+    Rows,
+    TimeAxis,
+    draw_arrows,
+    draw_density,
+    draw_long,
+    draw_open_ends,
+    draw_span_names,
+    look_of,
+    make_bars,
+    merge_short,
+)
+from ringsim.plot.ring import SIZE_INCHES, draw_ring
+from ringsim.plot.steps import draw_step, microbatch_entry, picture_step, plot_step, shows_step, step_height
+from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.steps import find_step
 from ringsim.traces.units import time_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -32,7 +43,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_timeline"]
+__all__ = ["plot_timeline", "trace_png"]
 
 WIDTH_INCHES: Final = 9.6
 MOST_SPAN_NAMES: Final = 8  # in the legend: as many as have a look of their own
@@ -240,3 +251,41 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
 
 def _patch(look: style.Look, label: str) -> Any:
     return Patch(facecolor=look.colour, edgecolor=look.ink, hatch=look.hatch or None, linewidth=0.5, label=label)
+
+
+GAP_POINTS: Final = 16.0
+SHARE: Final = 0.68  # of the pictures' own sizes: the words stay as large, and can be read when a notebook shrinks the picture
+
+
+def trace_png(trace: Trace) -> bytes:
+    """Draws both pictures side by side, for a notebook; the ring alone where nothing happened.
+
+    Args:
+        trace: any trace.
+
+    Returns:
+        A PNG, 100 pixels an inch; the same bytes for the same trace. The trace's description is in the file.
+
+    Example:
+        >>> from ringsim.traces.events import make_events
+        >>> from ringsim.traces.value import Trace
+        >>> trace_png(Trace(make_events({"rank": [], "op": []}), {"world_size": 2}))[1:4]
+        b'PNG'
+    """
+    ring_inches = (SIZE_INCHES[0] * SHARE, SIZE_INCHES[1] * SHARE)
+    timeline_inches = (WIDTH_INCHES * SHARE, max(timeline_height(trace), 2.6))
+    with style.drawing():
+        figure = Figure()
+        if not len(trace.events):
+            ring = figure.add_axes((0, 0, 1, 1))
+            style.fit(figure, [(ring, *ring_inches, style.Margins(0, 0, 0, 0))])
+            style.fit(figure, [(ring, *ring_inches, draw_ring(trace, ring))])
+            return style.figure_png(figure, description=trace.describe())
+        ring, timeline = figure.add_axes((0, 0, 1, 1)), figure.add_axes((0, 0, 1, 1), label="timeline")
+        # Sizes first: what is written into a picture depends on the room there is.
+        nothing = style.Margins(0, 0, 0, 0)
+        style.fit(figure, [(ring, *ring_inches, nothing), (timeline, *timeline_inches, nothing)])
+        ring_margins, timeline_margins = draw_ring(trace, ring), draw_timeline(trace, timeline)
+        spaced = ring_margins._replace(right=ring_margins.right + GAP_POINTS)
+        style.fit(figure, [(ring, *ring_inches, spaced), (timeline, *timeline_inches, timeline_margins)])
+    return style.figure_png(figure, description=trace.describe())

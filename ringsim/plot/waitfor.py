@@ -12,14 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.plot import style
-from ringsim.plot.edge_labels import BOW, Box, bowed, label_edges, words_box
-from ringsim.plot.paths import node_angle, place
+from ringsim.plot.ring import BOW, Box, bowed, label_edges, node_angle, place, words_box
 from ringsim.plot.timeline import WIDTH_INCHES, draw_timeline, timeline_height
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
-from ringsim.traces.joining import join_events
-from ringsim.traces.summary import count
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.parts import join_events
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_waitfor", "png"]
+__all__ = ["plot_waitfor", "waitfor_png"]
 
 MOST_RANKS: Final = 12  # nodes; of more, those of the root causes are drawn
 MOST_LABELS: Final = 8
@@ -82,11 +81,11 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
         return _draw_both(plt.figure(), diagnosis)
 
 
-def png(diagnosis: Diagnosis) -> bytes:
+def waitfor_png(diagnosis: Diagnosis) -> bytes:
     """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis.
 
     Example:
-        >>> png(Diagnosis((), 2))[1:4]
+        >>> waitfor_png(Diagnosis((), 2))[1:4]
         b'PNG'
     """
     figure = Figure()

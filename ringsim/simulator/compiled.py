@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringsim.errors import ArgumentError
-from ringsim.simulator.linear_operations import Linear
-from ringsim.simulator.operations import Operations
-from ringsim.simulator.prices import Prices
+from ringsim.simulator.columns import Linear, Operations, Prices
 from ringsim.traces.events import Ints
 
 __all__ = ["sweep_compiled", "work_through_compiled"]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.simulator.operations import Operations
-from ringsim.simulator.prices import Prices
+from ringsim.simulator.columns import Operations, Prices
 from ringsim.traces.events import Ints
 
 __all__ = ["work_through"]
@@ -29,10 +28,10 @@ def work_through(operations: Operations, prices: Prices, *, rendezvous: bool) ->
         for each other in a circle.
 
     Example:
-        >>> from ringsim.pipeline.costs import Costs
-        >>> from ringsim.pipeline.schedules import one_f_one_b
-        >>> from ringsim.simulator.prices import make_prices
-        >>> from ringsim.simulator.schedule_operations import read_schedule
+        >>> from ringsim.schedules.costs import Costs
+        >>> from ringsim.schedules import one_f_one_b
+        >>> from ringsim.simulator.columns import make_prices
+        >>> from ringsim.simulator.columns import read_schedule
         >>> ends, starts = work_through(read_schedule(one_f_one_b(2, 2)), make_prices((0, 1), Costs(), None, 0), rendezvous=True)
         >>> ends.tolist()
         [1.0, 2.0, 6.0, 9.0, 2.0, 4.0, 5.0, 7.0]

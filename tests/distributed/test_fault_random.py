@@ -15,7 +15,7 @@ from message_programs import Groups, Programs, awaited, circles, joined, named, 
 import ringsim
 from ringsim.diagnose.failure import error_of_kind
 from ringsim.errors import RingError
-from ringsim.pipeline.programs import Operation, Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.engine import Operation, Receive, Run, Send, Wait, run_programs
 from ringsim.traces.value import Trace
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left_behind")]

@@ -22,9 +22,9 @@ from ringsim.pipeline import (
     train_step_pipeline,
     train_step_pipeline_afab,
 )
-from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.routes import HEADER_TAG, PAYLOAD_TAG
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.lowering import lower
 
 Model = torch.nn.Module
 

@@ -16,9 +16,8 @@ from torch import nn
 import ringsim
 from ringsim.errors import Deadlock, ScheduleError
 from ringsim.pipeline import SmallTransformer, generate
-from ringsim.pipeline.generation_clock import time_generation
-from ringsim.pipeline.generation_map import can_finish, count_messages, makespan_of_async_ring, makespan_of_full_ring
-from ringsim.pipeline.programs import Compute, Operation, Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.engine import Compute, Operation, Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.generation import can_finish, count_messages, makespan_of_async_ring, makespan_of_full_ring, time_generation
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN
 from ringsim.traces.value import Trace
 

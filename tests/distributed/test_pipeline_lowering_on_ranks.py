@@ -6,12 +6,11 @@ import pytest
 from pipeline_cases import Case, compare_all, complaints
 
 import ringsim
-from ringsim.pipeline.actions import SEND_KINDS, Action
-from ringsim.pipeline.evaluator import evaluate
-from ringsim.pipeline.lockstep import lower_in_step
-from ringsim.pipeline.lowering import lower
 from ringsim.pipeline.routes import PAYLOAD_TAG
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.engine import evaluate
+from ringsim.schedules.lowering import lower, lower_in_step
+from ringsim.schedules.schedule import SEND_KINDS, Action
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import ringsim
-from ringsim.pipeline.closed_forms import Step, peak_live
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.pipeline.training import train_step_pipeline
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.closed_forms import Step, peak_live
 
 
 class Ledger:

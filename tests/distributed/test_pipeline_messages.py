@@ -12,8 +12,8 @@ import torch
 import ringsim
 from ringsim.errors import MessageMismatch, RingError
 from ringsim.pipeline import Schedule, backward_stage, build_stages, forward_stage, partition_model, train_step_pipeline
-from ringsim.pipeline.actions import parse_action
 from ringsim.pipeline.messages import recv_activation, recv_gradient, send_activation, send_gradient
+from ringsim.schedules.schedule import parse_action
 
 PAYLOADS = [
     torch.arange(6.0).reshape(2, 3),

@@ -9,9 +9,8 @@ import torch
 from pipeline_cases import Case, compare_all, complaints
 
 import ringsim
-from ringsim.pipeline.actions import parse_action
-from ringsim.pipeline.schedule import Schedule
-from ringsim.pipeline.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs
+from ringsim.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs
+from ringsim.schedules.schedule import Schedule, parse_action
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 

@@ -16,9 +16,9 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import RingError
 from ringsim.pipeline import generate
-from ringsim.pipeline.schedules import SCHEDULE_NAMES
 from ringsim.pipeline.training import train_step_pipeline
 from ringsim.pipeline.transformer import SmallTransformer
+from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ringsim.cli.description import read_description
-from ringsim.cli.toml_table import TomlTable
-from ringsim.pipeline.closed_forms import Step
+from ringsim.cli.description import TomlTable, read_description
+from ringsim.schedules.closed_forms import Step
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
 UNIT = re.compile(r"_(s|ms|us|ns|bytes|kib|mib|gib|gb_per_s|mb_per_s)$")

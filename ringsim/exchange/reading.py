@@ -1,0 +1,213 @@
+"""Files that others may have written: read within limits, and refused with one error.
+
+Events gathered one by one from somebody else's file, until they are a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ringsim.errors import RingError, TraceFileError
+from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Payload, Tables, make_events, readable
+from ringsim.traces.files import check_run
+from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["Rows", "columns_of", "parse_json", "read_bytes", "reading", "whole_rows"]
+
+MAX_BYTES: Final = 2**30  # of one file, unpacked
+_DAMAGE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError, zlib.error)
+
+
+@contextmanager
+def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
+    """Turns whatever damage raises within the block into one error.
+
+    Args:
+        path: what is read.
+        what: what it should be, such as "a Perfetto trace".
+
+    Raises:
+        TraceFileError: the block raised what damaged data raises.
+
+    Example:
+        >>> try:
+        ...     with reading("run.json", "a Chrome trace"):
+        ...         int("x")
+        ... except TraceFileError as error:
+        ...     print(error)
+        A file to import must be a Chrome trace, got run.json: invalid literal for int() with base 10: 'x'. Export it again.
+    """
+    try:
+        yield
+    except RingError:
+        raise  # says it better, or speaks of an argument
+    except _DAMAGE as error:
+        reason = repr((str(error).splitlines() or [""])[0][:200])[1:-1] if not str(error).isprintable() else str(error)[:200]
+        raise TraceFileError(
+            f"A file to import must be {what}, got {os.fsdecode(path)}: {reason or type(error).__name__}. Export it again."
+        ) from error
+
+
+def read_bytes(path: str | PathLike[str]) -> bytes:
+    """Returns what a file holds, unpacked if it is packed by gzip.
+
+    Raises:
+        TraceFileError: it cannot be read, or is larger than 1 GiB.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
+        reason = getattr(error, "strerror", None) or error
+        raise TraceFileError(f"A file to import must {rule}, got {os.fsdecode(path)}: {reason}. Check the path.") from error
+    if data[:2] == b"\x1f\x8b":
+        with reading(path, "packed by gzip"):
+            unpacking = zlib.decompressobj(wbits=31)
+            data = unpacking.decompress(data, MAX_BYTES + 1)
+            if not unpacking.eof and len(data) <= MAX_BYTES:
+                raise ValueError("its end is missing")
+    if len(data) > MAX_BYTES:
+        raise TraceFileError(
+            f"A file to import must be at most {MAX_BYTES} bytes, got more ({os.fsdecode(path)}). Export a part of the run."
+        )
+    return data
+
+
+def parse_json(data: bytes) -> Any:
+    """Returns the value of a JSON document.
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> parse_json(b'{"one": 1}')
+        {'one': 1}
+    """
+    return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_NAMED: Final = ("group", "payload", "label", "file")
+
+
+class Rows:
+    """The events of a trace that is being put together, in any order.
+
+    Example:
+        >>> rows = Rows()
+        >>> rows.add(1, "recv", 500, peer=0, payload=Payload("float32", (2,), 8), done_ns=900)
+        >>> rows.add(0, "send", 400, peer=1, payload=Payload("float32", (2,), 8), done_ns=700)
+        >>> trace = rows.trace({"world_size": 2})
+        >>> trace.events.rank.tolist(), trace.events.post_ns.tolist(), len(trace.messages)
+        ([0, 1], [0, 100], 1)
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, int]] = []
+        self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
+
+    def __len__(self) -> int:
+        """Returns the number of events so far."""
+        return len(self._rows)
+
+    def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
+        """Adds one event.
+
+        Args:
+            rank: whose it is.
+            op: as torch spells it.
+            post_ns: when it was posted, or began; the clock may start anywhere.
+            columns: the other columns by name; ``group`` is a Group, ``payload`` a Payload, ``label`` and ``file`` are words.
+        """
+        row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
+        for name, value in columns.items():
+            if name in _NAMED:
+                numbers = self._numbers[name]
+                row[name] = numbers.setdefault(value, len(numbers))
+            else:
+                row[name] = value
+        self._rows.append(row)
+
+    def trace(self, metadata: dict[str, Any]) -> Trace:
+        """Returns the trace: each rank's events in the order of posting, the earliest at 0.
+
+        Raises:
+            ValueError: the events cannot be those of a run.
+        """
+        rows = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
+        first = min((row["post_ns"] for row in rows), default=0)
+        columns: dict[str, list[int]] = {
+            name: [row.get(name, 0 if name == "thread" else 2 if name == "status" else NONE) for row in rows]
+            for name in COLUMN_DTYPES
+            if name != "seq"
+        }
+        for name in ("post_ns", "wait_ns", "done_ns"):
+            columns[name] = [value if value == NONE and name != "post_ns" else value - first for value in columns[name]]
+        groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
+        tables = Tables(
+            groups=tuple(Group(readable(name), ranks) for name, ranks in groups),
+            payloads=tuple(Payload(readable(dtype), shape, size, readable(reduction)) for dtype, shape, size, reduction in payloads),
+            labels=tuple(map(readable, labels)),
+            files=tuple(map(readable, files)),
+        )
+        events = make_events(columns_of(columns), tables)
+        check_run(events, metadata)
+        return Trace(events, metadata)
+
+
+def columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
+    """Returns columns as numpy arrays of the dtypes that ``Events`` has.
+
+    Raises:
+        ValueError: a number does not fit.
+
+    Example:
+        >>> columns_of({"rank": [0, 1]})["rank"].dtype
+        dtype('int32')
+    """
+    arrays = {}
+    for name, values in columns.items():
+        limits = np.iinfo(COLUMN_DTYPES[name])
+        if any(type(value) is not int for value in values):
+            raise ValueError(f"the column {name} holds something else than whole numbers")
+        if values and not (limits.min <= min(values) and max(values) <= limits.max):
+            raise ValueError(f"the column {name} holds a number outside {limits.min} to {limits.max}")
+        arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
+    return arrays
+
+
+def whole_rows(rows: list[Any], tables: Tables) -> Events:
+    """Returns events from rows of all columns, in any order.
+
+    Args:
+        rows: each in the order of the columns.
+        tables: what their numbers mean.
+
+    Raises:
+        ValueError: a row is none, or a number does not fit.
+
+    Example:
+        >>> mark = [1, -1, -1, -1, -1, -1, -1, -1, -1, -1]
+        >>> rows = [[rank, 0, 0, *mark, post_ns, -1, -1, 2] for rank, post_ns in ((1, 70), (0, 60))]
+        >>> whole_rows(rows, Tables()).post_ns.tolist()
+        [60, 70]
+    """
+    if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
+        raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")
+    ordered = sorted(rows, key=lambda row: (row[0], row[2]))  # by rank, then by the order of posting
+    columns = {name: [row[place] for row in ordered] for place, name in enumerate(COLUMN_DTYPES)}
+    return make_events(columns_of(columns), tables)

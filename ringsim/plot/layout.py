@@ -1,0 +1,588 @@
+"""What a timeline shows, as numbers: one bar for each stretch of time that an event spent in one way.
+
+A bar lies in a lane of its rank's row. Spans have a lane for each depth of nesting, sends and recvs one each under them::
+
+    rank 0   | forward                |        span, depth 0
+             | attention | | mlp |             span, depth 1
+                              ..======         send: posted, then blocked
+                 ............//////===         recv: posted, late sender, transfer
+
+A collective takes both of the lower lanes: while it lasts, its rank does neither.
+
+Where things lie within a rank's row: marks at the top, spans below them, then sends, then recvs.
+
+Level of detail: bars too short for a pixel are added up, never left out.
+
+Time is cut into slots one pixel wide. What is shorter than a slot gives each slot that it touches its share of the slot's time; slots are
+drawn as little stacked bars, whose height is that share::
+
+    100 % |                        lane
+          |     _                  in slot 2, transfers take 60 % of the time and late senders 30 %
+          |  _ |/|  _
+          |_|=||=|_|=|___
+           0 1  2 3 4  5           slots
+
+The time axis of a timeline: where it begins, in which unit it counts, and how long a pixel of it is.
+
+The boxes of a timeline: bars to scale, merged bars, ends that never came, and the words inside.
+
+The arrows of a timeline: from where a message's send was posted to where its recv was done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from matplotlib.collections import PolyCollection
+
+from ringsim.plot import style
+from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
+from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.units import time_text, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ringsim.traces.value import Trace
+
+__all__ = [
+    "OPERATION_LOOKS",
+    "SPAN_LOOKS",
+    "Bars",
+    "Density",
+    "Rows",
+    "TimeAxis",
+    "choose_messages",
+    "draw_arrows",
+    "draw_density",
+    "draw_long",
+    "draw_open_ends",
+    "draw_span_names",
+    "look_of",
+    "make_bars",
+    "merge_short",
+    "span_texts",
+    "time_range",
+]
+
+POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED, UNWAITED, UNFINISHED, FAILED = range(9)
+OPERATION_LOOKS: Final = (
+    Look("posted, not waited for yet", "#E4E4E4", "", MUTED),
+    Look("transfer", BLUE, "", "white"),
+    Look("blocked: late sender", VERMILLION, "////", "white"),
+    Look("blocked: late receiver", ORANGE, "\\\\\\\\", INK),
+    Look("blocked, other side unknown", "#9A9A9A", "||", "white"),
+    Look("collective", PURPLE, "++", "white"),
+    Look("never waited for", "#FFFFFF", "----", MUTED),
+    Look("never finished", "#FFFFFF", "xxxx", VERMILLION),
+    Look("failed", INK, "xxxx", "white"),
+)
+# Paler than what tells of waiting and sending, so that names can be read inside.
+SPAN_LOOKS: Final = (
+    Look("span", "#9AD2F4", "", "white"),
+    Look("span", "#F6EE96", "////", "#DDCF3A"),
+    Look("span", "#8AD0BB", "||", "white"),
+    Look("span", "#CFCFCF", "\\\\\\\\", "white"),
+    Look("span", "#9AD2F4", "--", "white"),
+    Look("span", "#F6EE96", "xx", "#DDCF3A"),
+    Look("span", "#8AD0BB", "++", "white"),
+    Look("span", "#CFCFCF", "/|", "white"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """Bars as columns: numpy arrays of one length.
+
+    Attributes:
+        rank: the row (int32).
+        lane: 0 and up for the depths of spans, then ``depths`` for sends, ``depths + 1`` for recvs, ``depths + 2`` for collectives (int64).
+        start_ns: from the start of the run (int64).
+        end_ns: likewise; of a bar that never ended, the end of the trace (int64).
+        look: number in ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels`` (int64).
+        event: index of its event (int64).
+        is_open: it never ended (bool).
+        depths: lanes that spans need.
+        labels: numbers of the labels that spans have, ascending; -1 for spans without one.
+    """
+
+    rank: Ints
+    lane: Ints
+    start_ns: Ints
+    end_ns: Ints
+    look: Ints
+    event: Ints
+    is_open: Ints
+    depths: int
+    labels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Returns the number of bars."""
+        return len(self.rank)
+
+
+def time_range(events: Events) -> tuple[int, int]:
+    """First and last moment of a trace in ns; (0, 0) where there is nothing."""
+    if len(events) == 0:
+        return 0, 0
+    return int(events.post_ns.min()), int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
+
+
+def make_bars(trace: Trace) -> Bars:
+    """Cuts the events of a trace into bars.
+
+    Args:
+        trace: any trace.
+
+    Returns:
+        The bars. Every event but a mark has at least one, if of no length.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> events = make_events({"rank": [0], "op": [OP_CODES["send"]], "post_ns": [0], "wait_ns": [10], "done_ns": [50]})
+        >>> bars = make_bars(Trace(events, {"world_size": 2}))
+        >>> [OPERATION_LOOKS[look].name for look in bars.look], bars.end_ns.tolist()
+        (['posted, not waited for yet', 'blocked, other side unknown'], [10, 50])
+    """
+    events = trace.events
+    first, last = time_range(events)
+    depth, depths = _depths(events, last)
+    pieces = _operation_pieces(trace, last)
+    spans = np.flatnonzero(events.kind == SPAN)
+    done = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
+    labels, label = np.unique(events.label[spans], return_inverse=True)
+    pieces.append((spans, events.post_ns[spans], done, len(OPERATION_LOOKS) + label))
+
+    event = np.concatenate([piece[0] for piece in pieces])
+    kind = events.kind[event]
+    look = np.concatenate([np.broadcast_to(piece[3], piece[0].shape) for piece in pieces]).astype(np.int64)
+    lane = np.select([kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2)
+    # In a file that no run has left, something may end before it began: it takes no time, and nothing lies before the first moment.
+    start = np.maximum(np.concatenate([piece[1] for piece in pieces]), first)
+    end = np.maximum(np.concatenate([piece[2] for piece in pieces]), start)
+    return Bars(
+        rank=events.rank[event],
+        lane=lane,
+        start_ns=start,
+        end_ns=end,
+        look=look,
+        event=event,
+        is_open=(look == UNFINISHED) | (look == UNWAITED) | ((kind == SPAN) & (events.done_ns[event] == NONE)),
+        depths=depths,
+        labels=tuple(labels.tolist()),
+    )
+
+
+def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
+    """Stretches of the sends, recvs and collectives: (events, starts, ends, look)."""
+    events, waits = trace.events, trace.waits
+    pieces: list[tuple[Ints, Ints, Ints, int | Ints]] = []
+
+    def add(which: Ints, start: Ints, end: Ints, look: int) -> None:
+        index = np.flatnonzero(which)
+        pieces.append((index, start[index], end[index], look))
+
+    communicates = (events.kind != SPAN) & (events.kind != MARK)
+    post, wait, done = events.post_ns, events.wait_ns, events.done_ns
+    waited, finished = communicates & (wait != NONE), communicates & (done != NONE)
+    failed = communicates & (events.status == ERROR)
+    begin = np.where(wait != NONE, wait, post)
+    end = np.where(done != NONE, done, last)
+    # An operation that is finished and was not waited for (a collective seen to be done) is posted all along.
+    posted_until = np.where(waited, wait, end)
+    add(communicates & ~failed & (waited | finished) & (posted_until > post), post, posted_until, POSTED)
+    add(failed & (begin > post), post, begin, POSTED)
+    add(failed, begin, end, FAILED)
+    add(communicates & ~failed & ~finished & waited, begin, end, UNFINISHED)
+    add(communicates & ~failed & ~finished & ~waited, post, end, UNWAITED)
+
+    blocked = waited & finished & ~failed
+    matched = np.zeros(len(events), dtype=bool)
+    matched[trace.messages.send] = matched[trace.messages.recv] = True
+    late = wait + waits.late_sender_ns + waits.late_receiver_ns
+    add(blocked & (waits.late_sender_ns > 0), wait, late, LATE_SENDER)
+    add(blocked & (waits.late_receiver_ns > 0), wait, late, LATE_RECEIVER)
+    add(blocked & matched & (events.kind != COLLECTIVE), late, done, TRANSFER)
+    add(blocked & ~matched & (events.kind != COLLECTIVE), wait, done, BLOCKED)
+    add(blocked & (events.kind == COLLECTIVE), wait, done, COLLECTIVE_BLOCKED)
+    # Done at the very moment of its posting, never waited for: a bar of no length, so that it is counted.
+    add(finished & ~waited & ~failed & (posted_until <= post), post, done, POSTED)
+    return pieces
+
+
+def _depths(events: Events, last: int) -> tuple[Ints, int]:
+    """Lane of each span: how many others of its thread are open when it starts, threads below each other; and lanes in all."""
+    depth = np.zeros(len(events), dtype=np.int64)
+    deepest = 0
+    spans = np.flatnonzero(events.kind == SPAN)
+    end = np.where(events.done_ns == NONE, last, events.done_ns)
+    order = spans[np.lexsort((-end[spans], events.post_ns[spans], events.thread[spans], events.rank[spans]))]
+    where = np.stack([events.rank[order], events.thread[order]])
+    cuts = np.flatnonzero(np.any(where[:, 1:] != where[:, :-1], axis=0)) + 1
+    rank_before, lanes_before = -1, 0
+    for thread in np.split(order, cuts):
+        if len(thread) == 0:
+            continue
+        rank = int(events.rank[thread[0]])
+        lanes_before = lanes_before if rank == rank_before else 0
+        # Spans of no length open nothing: on a virtual clock many may share a moment.
+        lasting = end[thread] > events.post_ns[thread]
+        starts, ends = events.post_ns[thread][lasting], np.sort(end[thread][lasting])
+        opened = np.searchsorted(starts, events.post_ns[thread], side="right")
+        opened[lasting] = np.arange(lasting.sum())
+        depth[thread] = lanes_before + np.maximum(opened - np.searchsorted(ends, events.post_ns[thread], side="right"), 0)
+        lanes_before = int(depth[thread].max()) + 1
+        deepest, rank_before = max(deepest, lanes_before), rank
+    return depth, deepest
+
+
+EDGE: Final = 0.42  # from the middle of a row, which is 1 high, to the first and the last thing in it
+MARKS: Final = 0.17  # height of the strip for marks
+OPERATIONS: Final = 0.32  # height of the two lanes for sends and recvs, where there are spans above them
+GAP: Final = 0.03
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The lanes of a row, as distances from its middle; y grows downwards, rank 0 has its middle at 0.
+
+    Attributes:
+        top: upper edge of each lane, shape (lanes,).
+        bottom: lower edge likewise.
+        marks: upper and lower edge of the strip for marks.
+    """
+
+    top: Ints
+    bottom: Ints
+    marks: tuple[float, float]
+
+    @classmethod
+    def of(cls, trace: Trace, bars: Bars) -> Rows:
+        """Shares a row out among what occurs in the trace."""
+        has_marks = bool((trace.events.kind == MARK).any())
+        has_operations = bool((bars.lane >= bars.depths).any())
+        top = -EDGE + (MARKS + GAP if has_marks else 0)
+        split = EDGE - OPERATIONS if has_operations and bars.depths else top if has_operations else EDGE
+        span_edges = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
+        middle = (split + EDGE) / 2
+        return cls(
+            top=np.concatenate([span_edges[:-1], [split, middle + GAP / 2, split]]),
+            bottom=np.concatenate([span_edges[1:], [middle - GAP / 2, EDGE, EDGE]]),
+            marks=(-EDGE, -EDGE + MARKS),
+        )
+
+    def boxes(self, rank: Ints, lane: Ints, start: Ints, end: Ints, low: Ints | float = 0.0, high: Ints | float = 1.0) -> Ints:
+        """Corners of boxes, shape (boxes, 4, 2); ``low`` and ``high`` are shares of the lane's height, counted from its lower edge."""
+        height = self.bottom[lane] - self.top[lane]
+        lower, upper = rank + self.bottom[lane] - low * height, rank + self.bottom[lane] - high * height
+        return np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1).reshape(-1, 4, 2)
+
+    def middle(self, rank: Ints, lane: Ints | int) -> Ints:
+        """Heights of the middle of a lane, in the rows of the ranks."""
+        height: Ints = rank + (self.top[lane] + self.bottom[lane]) / 2
+        return height
+
+
+LEAST_HEIGHT: Final = 0.2  # share of a lane that a slot with anything in it takes, so that it can be seen
+
+
+@dataclass(frozen=True, eq=False)
+class Density:
+    """What short bars add up to: columns, one row for each (rank, lane, slot, look) that occurs.
+
+    Attributes:
+        rank: the row (int64).
+        lane: the lane (int64).
+        slot: which slot of time (int64).
+        look: the look (int64).
+        count: bars that begin in the slot (int64).
+        share: share of the slot that they take, before anything is fitted to the lane (float64).
+        bottom: where the stacked bar begins, as a share of the lane's height (float64).
+        top: where it ends (float64).
+    """
+
+    rank: Ints
+    lane: Ints
+    slot: Ints
+    look: Ints
+    count: Ints
+    share: Ints
+    bottom: Ints
+    top: Ints
+
+    def __len__(self) -> int:
+        """Returns the number of little bars."""
+        return len(self.rank)
+
+
+def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Density]:
+    """Tells long bars from short ones, and adds up the short ones.
+
+    Args:
+        bars: all bars.
+        first_ns: where slot 0 begins.
+        slot_ns: how long a slot is, in ns.
+
+    Returns:
+        A mask of the bars at least a slot long, and what the others add up to: their number is the sum of ``count``, their time that of
+        ``share`` times ``slot_ns``.
+    """
+    long = bars.end_ns - bars.start_ns >= slot_ns
+    short = ~long
+    start = (bars.start_ns[short] - first_ns) / slot_ns
+    end = (bars.end_ns[short] - first_ns) / slot_ns
+    slot = np.floor(start).astype(np.int64)
+    first_part = np.minimum(end, slot + 1) - start
+    rest = end - start - first_part  # reaches into the next slot, never further
+    spills = rest > 0
+    columns = np.stack([bars.rank[short], bars.lane[short], slot, bars.look[short]]).astype(np.int64)
+    spilled = columns[:, spills].copy()
+    spilled[2] += 1
+    keys, which = _unique_columns(np.concatenate([columns, spilled], axis=1))
+    share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]), minlength=keys.shape[1])
+    count = np.bincount(which[: short.sum()], minlength=keys.shape[1])
+    rank, lane, slot, look = keys
+    bottom, top = _stack(np.stack([rank, lane, slot]), np.maximum(share, LEAST_HEIGHT))
+    return long, Density(rank, lane, slot, look, count, share, bottom, top)
+
+
+def _unique_columns(columns: Ints) -> tuple[Ints, Ints]:
+    """The distinct columns in ascending order, and which of them each column is; by sorting one number for each."""
+    if columns.shape[1] == 0:
+        return columns, np.zeros(0, dtype=np.int64)
+    sizes = columns.max(axis=1) + 1
+    code = np.ravel_multi_index(tuple(columns), tuple(sizes))
+    codes, which = np.unique(code, return_inverse=True)
+    return np.stack(np.unravel_index(codes, tuple(sizes))), which
+
+
+def _stack(place: Ints, height: Ints) -> tuple[Ints, Ints]:
+    """Stacks the heights that share a place, and shrinks a stack higher than 1; columns of a place lie side by side."""
+    if place.shape[1] == 0:
+        return height, height
+    begins = np.concatenate([[True], np.any(place[:, 1:] != place[:, :-1], axis=0)])
+    stack = np.cumsum(begins) - 1
+    total = np.bincount(stack, weights=height)
+    height = height / np.maximum(total, 1.0)[stack]
+    running = np.cumsum(height)
+    before = (running - height)[begins]  # what all earlier stacks add up to
+    top = np.clip(running - before[stack], 0, 1)
+    return np.clip(top - height, 0, 1), top
+
+
+SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours
+LATE_START: Final = 0.15  # share of the time before the first event from which on the axis begins there
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """Turns times of a trace into places on the axis.
+
+    Attributes:
+        first_ns: where the picture begins; the axis calls it 0.
+        last_ns: where it ends.
+        unit_ns: ns in the axis' unit.
+        unit: its name.
+    """
+
+    first_ns: int
+    last_ns: int
+    unit_ns: float
+    unit: str
+
+    @classmethod
+    def of(cls, events: Events) -> TimeAxis:
+        """Counts from the start of the run, or, where ranks took long to get going, from the first event.
+
+        Example:
+            >>> from ringsim.traces.events import make_events
+            >>> axis = TimeAxis.of(make_events({"rank": [0], "op": [0], "post_ns": [900_000], "done_ns": [960_000]}))
+            >>> axis.label, float(axis.at(910_000))
+            ('time since the first event (µs), which came 900 µs after the start of the run', 10.0)
+        """
+        first, last = time_range(events)
+        first = 0 if first < LATE_START * last else first
+        unit_ns, unit = time_unit(max(last - first, 1))
+        return cls(first, last, unit_ns, unit)
+
+    @property
+    def slot_ns(self) -> float:
+        """Length of a pixel."""
+        return max(self.last_ns - self.first_ns, 1) / SLOTS
+
+    @property
+    def label(self) -> str:
+        """What stands under the axis."""
+        if self.first_ns == 0:
+            return f"time since the start of the run ({self.unit})"
+        return f"time since the first event ({self.unit}), which came {time_text(self.first_ns)} after the start of the run"
+
+    def at(self, time_ns: Ints | float) -> Ints:
+        """Place of a time, or of many, on the axis."""
+        place: Ints = (time_ns - self.first_ns) / self.unit_ns  # type: ignore[assignment]
+        return place
+
+    def limit(self, ax: Axes) -> None:
+        """Sets the axes' limits and label."""
+        length = max(self.last_ns - self.first_ns, 1) / self.unit_ns
+        ax.set_xlim(-0.004 * length, 1.012 * length)
+        ax.set_xlabel(self.label, loc="left")
+
+
+HATCHED_FROM: Final = 8  # slots: in a narrower bar no texture can be seen
+MOST_NAMES: Final = 500  # words in boxes
+LETTER: Final = 0.62  # width of a letter, as a share of the font's size
+NAME_SIZE: Final = 8.0  # points
+
+
+def look_of(number: int) -> Look:
+    """Returns the look with a number as in ``Bars.look``; spans repeat theirs."""
+    if number < len(OPERATION_LOOKS):
+        return OPERATION_LOOKS[number]
+    return SPAN_LOOKS[(number - len(OPERATION_LOOKS)) % len(SPAN_LOOKS)]
+
+
+def draw_long(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> None:
+    """Draws the bars numbered ``which``, to scale, those of one look together."""
+    hatched = bars.end_ns - bars.start_ns >= HATCHED_FROM * axis.slot_ns
+    for number in np.unique(bars.look[which]).tolist():
+        look = look_of(number)
+        for textured in (True, False):
+            some = which[(bars.look[which] == number) & (hatched[which] == textured)]
+            if len(some) == 0:
+                continue
+            boxes: Any = rows.boxes(bars.rank[some], bars.lane[some], axis.at(bars.start_ns[some]), axis.at(bars.end_ns[some]))
+            hatch = look.hatch if textured and look.hatch else None
+            linewidth = 0.8 if look.colour == "#FFFFFF" else 0.5 if textured and not hatch else 0.0
+            collection = PolyCollection(
+                boxes, facecolors=look.colour, hatch=hatch, edgecolors=look.ink, linewidths=linewidth,
+                zorder=2 if number in (POSTED, UNWAITED) else 3, gid=f"boxes-{number}",
+            )  # fmt: skip
+            ax.add_collection(collection, autolim=False)
+
+
+def draw_density(ax: Axes, density: Density, rows: Rows, axis: TimeAxis) -> None:
+    """Draws what the short bars add up to."""
+    slot = axis.slot_ns / axis.unit_ns
+    for number in np.unique(density.look).tolist():
+        some = density.look == number
+        start = density.slot[some] * slot
+        boxes: Any = rows.boxes(density.rank[some], density.lane[some], start, start + slot, density.bottom[some], density.top[some])
+        look = look_of(number)
+        colour = look.ink if look.colour == "#FFFFFF" else look.colour
+        ax.add_collection(PolyCollection(boxes, facecolors=colour, linewidths=0.0, zorder=2.5, gid=f"density-{number}"), autolim=False)
+
+
+def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
+    """Puts an arrowhead at the end of each bar that never ended: there the trace ends, not the operation."""
+    some = np.flatnonzero(bars.is_open)
+    if len(some):
+        height = rows.middle(bars.rank[some], bars.lane[some])
+        stuck = bars.look[some] == UNFINISHED
+        colours = np.where(stuck, style.VERMILLION, style.MUTED)
+        ax.scatter(axis.at(bars.end_ns[some]), height, s=26, marker=">", c=colours, linewidths=0, zorder=6, clip_on=False, gid="open-ends")
+
+
+def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
+    """Writes name, stage and microbatch into the spans where there is room, widest first."""
+    spans = np.flatnonzero(bars.look >= len(OPERATION_LOOKS))
+    if len(spans) == 0:
+        return
+    left, right = ax.get_xlim()
+    points = ax.get_window_extent().width * 72 / ax.figure.dpi
+    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / (right - left) * points - 4
+    lane_points = (
+        ax.get_window_extent().height
+        * 72
+        / ax.figure.dpi
+        / max(trace.world_size, 1)
+        * float(np.min((rows.bottom - rows.top)[: bars.depths]))
+    )
+    size = min(NAME_SIZE, lane_points * 0.85)
+    if size < 5:
+        return
+    widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
+    for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
+        fitting = [text for text in span_texts(trace, int(bars.event[bar])) if len(text) * LETTER * size <= space]
+        if not fitting:
+            continue
+        lane = int(bars.lane[bar])
+        # A patch of the plain colour, so that neither texture nor arrows cross the letters.
+        plain = {"boxstyle": "square,pad=0.12", "facecolor": look_of(int(bars.look[bar])).colour, "edgecolor": "none"}
+        ax.text(
+            float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2)), float(rows.middle(bars.rank[bar], lane)), fitting[0],
+            ha="center", va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=plain,
+        )  # fmt: skip
+
+
+def span_texts(trace: Trace, event: int) -> list[str]:
+    """What may be written into a span, from the longest text to the shortest."""
+    events = trace.events
+    label = int(events.label[event])
+    name = events.tables.labels[label] if label != NONE else ""
+    stage, microbatch = int(events.stage[event]), int(events.microbatch[event])
+    number = str(microbatch) if microbatch != NONE else ""
+    full = [name, f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if number else ""]
+    short = [name, number]
+    return [text for text in (", ".join(filter(None, full)), " ".join(filter(None, short)), number) if text]
+
+
+MOST_ARROWS: Final = 160
+HEAD_POINTS: Final = 1.0  # width of the shaft, by which matplotlib measures the head
+
+
+def choose_messages(trace: Trace, first_ns: int, last_ns: int, most: int = MOST_ARROWS) -> Ints:
+    """Picks the messages that get an arrow: all of them, or as many as keep the picture readable.
+
+    Of those that go the same way at about the same time the first is taken; how long "about" is grows until few enough are left.
+
+    Args:
+        trace: any trace.
+        first_ns: beginning of the picture.
+        last_ns: its end.
+        most: arrows, at most.
+
+    Returns:
+        Indices of messages, ascending. Messages whose recv is not done have no arrow, for it would have no end.
+    """
+    messages, events = trace.messages, trace.events
+    done = np.flatnonzero(events.done_ns[messages.recv] != NONE)
+    if len(done) <= most:
+        return done
+    pair = messages.src[done].astype(np.int64) * trace.world_size + messages.dst[done]
+    post = (events.post_ns[messages.send[done]] - first_ns) / max(last_ns - first_ns, 1)
+    phase = pair * 0.618 % 1  # pairs take turns: arrows at one moment would stand in a line
+    slots = most
+    while True:
+        slot = np.floor(post * slots + phase).astype(np.int64)
+        whole = (
+            np.flatnonzero(slot > 0) if (slot > 0).any() else np.arange(len(done))
+        )  # the first slot of a pair is cut short: none from it
+        chosen = whole[np.unique((pair * (slots + 2) + slot)[whole], return_index=True)[1]]
+        if len(chosen) <= most or slots == 1:
+            # More pairs than arrows: every n-th pair, then.
+            return done[np.sort(chosen)[:: -(-len(chosen) // most)]]
+        slots = max(slots * 3 // 4, 1)
+
+
+def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:
+    """Draws the arrows, from the lane of sends to that of recvs; returns how many."""
+    messages, events = trace.messages, trace.events
+    chosen = choose_messages(trace, axis.first_ns, axis.last_ns)
+    if len(chosen) == 0:
+        return 0
+    src, dst = messages.src[chosen], messages.dst[chosen]
+    x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
+    to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
+    far = abs(dst - src) > 1  # an arrow across many rows steps back
+    for some, colour, zorder in ((far, "#8C8C8C", 4.0), (~far, style.INK, 4.5)):
+        if some.any():
+            ax.quiver(
+                x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy", scale=1, units="inches",
+                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0, color=colour, zorder=zorder,
+                gid="arrows-far" if zorder == 4 else "arrows",
+            )  # fmt: skip
+    return len(chosen)

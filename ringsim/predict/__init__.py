@@ -1,0 +1,1 @@
+"""Predicting runs: constants from a trace, a prediction beside its run, and from few ranks to many."""

@@ -1,0 +1,306 @@
+"""What computing and talking cost on a machine, found from traces of real ranks, for the virtual clock.
+
+One rank's time, from its trace, splits without rest::
+
+    | posting |  around  | compute ......... overshoot |  around  | posting | blocked ...... |
+    ^ isend                ^ compute(0.005) begins      ^ ends               ^ wait          ^ done
+
+Posting and blocking belong to messages, the overshoot is what a sleep lasts beyond what was asked, and "around" is the program itself
+between what the trace shows. Each is a mean of all but the extremes: the steps of a chain add up, and so do their means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ringsim.compute_costs import read_label
+from ringsim.errors import ArgumentError
+from ringsim.link import Link, fit_link
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.schedule import Action
+from ringsim.topologies import OneMachine
+from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
+from ringsim.traces.steps import STEP, count_steps, find_step
+from ringsim.traces.value import Trace, check_trace
+
+if TYPE_CHECKING:
+    from ringsim.compute_costs import Work
+
+__all__ = ["Calibration", "calibrate", "median_costs"]
+
+LEAST_MESSAGES: Final = 3  # of a size, that were seen from their beginning to their end
+WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
+SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, where the rank has a core
+# What happens at a moment of a rank; of those at one time, which only a virtual clock has, what ends comes first.
+_DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
+_AROUND: Final = (_DONE, _BEGIN, _END)
+TAIL: Final = 0.02  # of the times, at both ends: what happens once in a while is not what a machine is like
+FEW: Final = 5  # from so many times on, at least one at both ends
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants of a machine: give it to ``ringsim.simulate`` as ``compute``, and its ``topology`` as ``topology`` (or its ``link``).
+
+    Attributes:
+        link: what a message takes, from when both sides are posted until the receiver goes on.
+        sending: what posting a send takes of its rank's time where its receive is posted: Gloo copies at once, as much as the connection
+            takes. It is part of what ``link`` says, not more.
+        sending_early_s: the same where it is not: the bytes go later, without the rank.
+        receiving_s: what posting a receive takes.
+        sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 where no trace has any.
+        around_s: what the program takes around each computation, seconds.
+        cores: how many the machine has; 0 where a trace does not say.
+        costs: the times of the stages by kind, as they were measured, in seconds; None where no trace has a step of a pipeline.
+        num_messages: how many messages ``link`` is from.
+        sizes_bytes: their sizes.
+        notes: what makes the constants doubtful, a sentence each; empty where nothing does.
+    """
+
+    link: Link
+    sending: Link
+    sending_early_s: float
+    receiving_s: float
+    sleep_s: float
+    around_s: float
+    cores: int
+    costs: Costs | None
+    num_messages: int
+    sizes_bytes: tuple[int, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def topology(self) -> OneMachine:
+        """The links of this machine, whose ranks share its cores: give it to ``simulate`` instead of ``link``.
+
+        Raises:
+            ArgumentError: a trace does not say how many cores there are.
+        """
+        if not self.cores:
+            raise ArgumentError("a calibration must know how many cores there are, got a trace that does not say. Use its link instead.")
+        return OneMachine(self.link, self.cores)
+
+    def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
+        """Returns what posting a message takes of its rank's time, in seconds.
+
+        Args:
+            sends: whether it is a send.
+            size_bytes: its size.
+            met: of a send, whether its receive is posted already.
+        """
+        if not sends:
+            return self.receiving_s
+        return self.sending.time_s(size_bytes) if met else self.sending_early_s
+
+    def time_s(self, work: Work) -> float:
+        """Returns the seconds that a computation of a pipeline's stage took where it was measured, for ``compute`` of ``simulate``.
+
+        Args:
+            work: what is computed, and on which stage.
+
+        Raises:
+            ArgumentError: no trace had a step, or not with such a stage.
+        """
+        if self.costs is None:
+            raise ArgumentError(
+                "a calibration must be from a step of a pipeline to charge for stages, got one without. Record such a step."
+            )
+        return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
+
+    def __str__(self) -> str:
+        """Returns the constants in a few lines."""
+        lines = [
+            f"link      {_say(self.link)}, from {self.num_messages} messages",
+            f"posting   a send {_say(self.sending)}, before its receive {self.sending_early_s * 1e6:.1f} us, "
+            f"a receive {self.receiving_s * 1e6:.1f} us",
+            f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and {self.around_s * 1e6:.1f} us around it",
+        ]
+        return "\n".join([*lines, *(f"doubtful: {note}" for note in self.notes)])
+
+
+def calibrate(*traces: Trace) -> Calibration:
+    """Finds the constants of a machine in traces of real ranks on it.
+
+    Two ranks are enough, and better than many: more ranks than cores wait for cores. Let messages have two sizes or more, for one alone
+    does not tell latency from bandwidth. What counts is what was seen from its beginning to its end: messages whose receiver had begun to
+    wait when both sides were posted, or did nothing between its post and its wait.
+
+    Args:
+        traces: one or more, measured on one machine.
+
+    Returns:
+        The constants. ``notes`` says what makes them doubtful: a machine that was busy with other things, messages of one size.
+
+    Raises:
+        ArgumentError: there is no trace, one is simulated, or none has enough messages.
+
+    Example:
+        >>> import ringsim
+        >>> from ringsim.pipeline import Costs, gpipe, rehearse
+        >>> def worker():
+        ...     for size_bytes in (1024, 262144):
+        ...         rehearse(gpipe(2, 8), Costs(forward=0.002, backward=0.004), size_bytes=size_bytes, ahead=0)
+        >>> calibration = calibrate(ringsim.trace(worker, world_size=2))
+        >>> calibration.sizes_bytes, calibration.link.alpha_s > 0, calibration.sleep_s > 0
+        ((1024, 262144), True, True)
+    """
+    if not traces:
+        raise ArgumentError("calibrate must be given a trace, got none. Record one: ringsim.trace(worker, world_size=2).")
+    for trace in traces:
+        check_trace("a trace to calibrate from", trace)
+        if trace.metadata.get("source") == "simulated":
+            raise ArgumentError("a trace to calibrate from must be measured, got a simulated one. Record real ranks: ringsim.trace.")
+    link, counts = _fit_messages([_sample_messages(trace) for trace in traces])
+    kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*map(_list_moments, traces), strict=True))
+    overshoots = np.concatenate([_sample_overshoots(trace) for trace in traces])
+    around = sum(_typical(gaps[kinds == kind]) * int((kinds == kind).sum()) for kind in _AROUND)
+    met = kinds == _POST_SEND
+    if not met.any():
+        met = kinds == _POST_EARLY
+    sending = _fit_sizes(sizes[met], gaps[met])
+    cores = min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces)
+    notes = (
+        [] if len(counts) > 1 else ["messages had one size only: all of their time counts as latency, and other sizes are not predicted"]
+    )
+    if len(overshoots) and (spread := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S:
+        notes.append(f"the machine was busy with other things: sleeps ended up to {spread * 1e3:.1f} ms apart, less than 1 ms is usual")
+    posts = gaps[kinds == _POST_RECV]
+    if len(posts) and (slow := float(np.quantile(posts, 0.9))) > SLOWEST_POST_S:
+        notes.append(f"the machine was busy with other things: posting a receive took up to {slow * 1e3:.1f} ms, less than 0.5 ms is usual")
+    return Calibration(
+        link=link,
+        sending=sending,
+        sending_early_s=_typical(gaps[kinds == _POST_EARLY]),
+        receiving_s=_typical(gaps[kinds == _POST_RECV]),
+        sleep_s=max(_typical(overshoots), 0.0),
+        around_s=around / len(overshoots) if len(overshoots) else 0.0,
+        cores=cores,
+        costs=_find_costs(traces),
+        num_messages=sum(counts.values()),
+        sizes_bytes=tuple(counts),
+        notes=tuple(notes),
+    )
+
+
+def _say(link: Link) -> str:
+    return f"{link.alpha_s * 1e6:.1f} us + {link.beta_s_per_byte * 1e9:.3f} ns a byte"
+
+
+def _sample_messages(trace: Trace) -> tuple[Ints, Ints]:
+    """Sizes in bytes and times in seconds of the messages that were seen from beginning to end."""
+    events, messages = trace.events, trace.messages
+    ready = np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
+    wait, done = events.wait_ns[messages.recv], events.done_ns[messages.recv]
+    at_once = np.zeros(len(events), dtype=bool)  # nothing happened on the rank between post and wait
+    for rank in np.unique(events.rank).tolist():
+        own = np.flatnonzero(events.rank == rank)
+        moments = np.sort(np.concatenate([events.post_ns[own], events.wait_ns[own], events.done_ns[own]]))
+        following = np.searchsorted(moments, events.post_ns[own], "right")
+        at_once[own] = moments[np.minimum(following, len(moments) - 1)] == events.wait_ns[own]
+        at_once[own[:-1]] &= events.post_ns[own[1:]] >= events.wait_ns[own[:-1]]
+    seen = (wait != NONE) & ((wait <= ready) | at_once[messages.recv]) & (events.status[messages.recv] == OK)
+    return events.size_bytes[messages.recv][seen], (done - ready)[seen] * 1e-9
+
+
+def _fit_messages(samples: Sequence[tuple[Ints, Ints]]) -> tuple[Link, dict[int, int]]:
+    """The link, and how many messages of each size it is from."""
+    sizes, times = (np.concatenate(columns) for columns in zip(*samples, strict=True))
+    found, counts = np.unique(sizes, return_counts=True)
+    enough = {int(size): int(count) for size, count in zip(found, counts, strict=True) if count >= LEAST_MESSAGES}
+    if not enough:
+        raise ArgumentError(
+            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of a size whose receiver waited for them, got {len(sizes)} of "
+            "any size. Let the receiver wait: a receive that blocks, and a sender that computes before it sends."
+        )
+    chosen = np.isin(sizes, list(enough))
+    return _fit_sizes(sizes[chosen], times[chosen]), enough
+
+
+def _fit_sizes(sizes: Ints, times: Ints) -> Link:
+    """Fits a line through the typical times by size; level where there is one size."""
+    found = np.unique(sizes)
+    typical = [_typical(times[sizes == size]) for size in found]
+    return Link(typical[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(typical, 1e-9))
+
+
+def _typical(times: Ints) -> float:
+    """The mean of all but the longest and the shortest fiftieth, at least one of each where there are five; 0 for none."""
+    ordered = np.sort(times)
+    cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
+    return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0
+
+
+def _list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """What happens at each moment of a rank, how long until the next one of its thread in seconds, and of how many bytes."""
+    events = trace.events
+    computes = np.array([read_label(label) is not None for label in events.tables.labels] or [False])
+    spans, sends, recvs = (events.kind == kind for kind in (SPAN, SEND, RECV))
+    asleep = spans & (events.label != NONE) & computes[events.label]
+    named = np.array([label.startswith(STEP) for label in events.tables.labels] or [False])
+    steps = spans & (events.label != NONE) & named[events.label]  # what comes after one is not part of it
+    both = sends | recvs
+    messages = trace.messages
+    early = np.zeros(len(events), dtype=bool)
+    early[messages.send] = events.post_ns[messages.recv] > events.post_ns[messages.send]
+    known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE))
+    parts = [  # (which events, when, what happens)
+        (sends & known & ~early, events.post_ns, _POST_SEND),
+        (sends & known & early, events.post_ns, _POST_EARLY),
+        (recvs & known, events.post_ns, _POST_RECV),
+        (both & known, events.wait_ns, _WAIT),
+        (both & known, events.done_ns, _DONE),
+        (spans & ~asleep & known, events.post_ns, _BEGIN),
+        (asleep & known, events.post_ns, _COMPUTE),
+        (spans & known & ~steps, events.done_ns, _END),
+        (steps & known, events.done_ns, _OTHER),
+    ]
+    index = np.concatenate([np.flatnonzero(which) for which, _, _ in parts])
+    time = np.concatenate([when[which] for which, when, _ in parts])
+    kind = np.concatenate([np.full(int(which.sum()), what) for which, _, what in parts])
+    order = np.lexsort((kind, time, events.thread[index], events.rank[index]))
+    index, time, kind = index[order], time[order], kind[order]
+    same = (np.diff(events.rank[index]) == 0) & (np.diff(events.thread[index]) == 0)
+    return kind[:-1][same], np.diff(time)[same] * 1e-9, events.size_bytes[index[:-1]][same]
+
+
+def _sample_overshoots(trace: Trace) -> Ints:
+    """How much longer each ``ringsim.compute`` lasted than it was asked to, in seconds."""
+    events = trace.events
+    asked = np.array([read_label(label) if read_label(label) is not None else np.nan for label in events.tables.labels] or [np.nan], float)
+    seconds = np.where((events.kind == SPAN) & (events.label != NONE) & (events.status == OK), asked[events.label], np.nan)
+    found: Ints = ((events.done_ns - events.post_ns) * 1e-9 - seconds)[np.isfinite(seconds)]
+    return found
+
+
+def _find_costs(traces: Sequence[Trace]) -> Costs | None:
+    """The times of the stages of the first trace that has steps."""
+    for trace in traces:
+        steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
+        if steps:
+            columns = zip(*((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps), strict=True)
+            return median_costs(*(np.concatenate(column) for column in columns))
+    return None
+
+
+def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
+    """Returns the median time of each kind of computation on each stage, 0 where there is none.
+
+    Args:
+        stage: of each computation.
+        kind: likewise, "F", "B", "I" or "W".
+        took: how long it took, in any unit.
+
+    Example:
+        >>> median_costs(np.array([0, 0, 0, 1]), np.array(["F", "F", "F", "F"]), np.array([1.0, 2.0, 9.0, 4.0])).forward
+        (2.0, 4.0)
+    """
+
+    def times(letter: str) -> tuple[float, ...]:
+        chosen = [took[(stage == number) & (kind == letter)] for number in range(int(stage.max()) + 1)]
+        return tuple(float(np.median(some)) if len(some) else 0.0 for some in chosen)
+
+    return Costs(forward=times("F"), input=times("I"), weight=times("W"), backward=times("B") if (kind == "B").any() else None)

@@ -1,0 +1,108 @@
+"""The schedules of the papers, each made by one function; ``make_schedule`` finds them by name.
+
+::
+
+    name              function          stages a rank     what it is for
+    gpipe, afab       gpipe             1                 the simplest; memory grows with the microbatches
+    1f1b              one_f_one_b       1                 the same time, with memory that does not grow
+    interleaved_1f1b  interleaved_1f1b  num_chunks        a smaller bubble for more messages
+    looped_bfs        looped_bfs        num_chunks        the same, breadth first
+    zb_h1             zb_h1             1                 a smaller bubble by splitting the backward
+    zb_h2             zb_h2             1                 no gap on any rank, for twice the memory
+    zb_v              zb_v              2, like a V       no gap on any rank, for the memory of 1F1B
+    dualpipe_v        dualpipe_v        2, like a V       forwards beside backwards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ringsim.errors import ScheduleError, is_integer, is_one_of, say
+from ringsim.schedules.linear import gpipe, one_f_one_b, zb_h1, zb_h2
+from ringsim.schedules.looped import interleaved_1f1b, looped_bfs
+from ringsim.schedules.schedule import Schedule, check_size
+from ringsim.schedules.vee import dualpipe_v, zb_v
+
+__all__ = [
+    "SCHEDULE_NAMES",
+    "dualpipe_v",
+    "find_num_chunks",
+    "gpipe",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "make_schedule",
+    "one_f_one_b",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+]
+
+_OF_RANKS: Final[dict[str, tuple[Callable[[int, int], Schedule], int]]] = {  # and how many stages each rank has
+    "gpipe": (gpipe, 1),
+    "afab": (gpipe, 1),
+    "1f1b": (one_f_one_b, 1),
+    "zb_h1": (zb_h1, 1),
+    "zb_h2": (zb_h2, 1),
+    "zb_v": (zb_v, 2),
+    "dualpipe_v": (dualpipe_v, 2),
+}
+_OF_CHUNKS: Final[dict[str, Callable[[int, int, int], Schedule]]] = {"interleaved_1f1b": interleaved_1f1b, "looped_bfs": looped_bfs}
+SCHEDULE_NAMES: Final = (*_OF_RANKS, *_OF_CHUNKS)
+
+
+def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None) -> Schedule:
+    """Makes a schedule by its name.
+
+    Args:
+        name: one of ``SCHEDULE_NAMES``: ``gpipe`` (or ``afab``), ``1f1b``, ``interleaved_1f1b``, ``looped_bfs``, ``zb_h1``, ``zb_h2``,
+            ``zb_v``, ``dualpipe_v``.
+        num_ranks: how many ranks.
+        num_microbatches: how many microbatches.
+        num_chunks: how many stages each rank has, for the two schedules that leave the choice; 2 when not said.
+
+    Returns:
+        The schedule, without sends and recvs: ``lower`` puts them in.
+
+    Raises:
+        ArgumentError: a count is less than 1, or the step would have more than 100 million forward passes.
+        ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
+
+    Example:
+        >>> make_schedule("1f1b", num_ranks=2, num_microbatches=4).stage_ranks
+        (0, 1)
+        >>> make_schedule("interleaved_1f1b", num_ranks=2, num_microbatches=4, num_chunks=3).stage_ranks
+        (0, 1, 0, 1, 0, 1)
+    """
+    chunks = find_num_chunks(name, num_chunks)
+    check_size(num_ranks, num_microbatches, chunks)
+    if name in _OF_CHUNKS:
+        return _OF_CHUNKS[name](num_ranks, num_microbatches, chunks)
+    return _OF_RANKS[name][0](num_ranks, num_microbatches)
+
+
+def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
+    """Returns how many stages each rank has in a schedule.
+
+    Args:
+        name: one of ``SCHEDULE_NAMES``.
+        num_chunks: what the user said, None for nothing.
+
+    Returns:
+        The number; what the user said where the schedule leaves the choice.
+
+    Raises:
+        ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
+
+    Example:
+        >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)
+        (1, 2, 3)
+    """
+    if not is_one_of(name, SCHEDULE_NAMES):
+        raise ScheduleError(f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}. Take one of these names.")
+    if name in _OF_CHUNKS:
+        return 2 if num_chunks is None else num_chunks
+    chunks, others = _OF_RANKS[name][1], " or ".join(_OF_CHUNKS)
+    if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
+        raise ScheduleError(f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Leave it out, or take {others}.")
+    return chunks

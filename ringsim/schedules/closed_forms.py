@@ -1,0 +1,437 @@
+"""What a step of a known schedule costs, as formulas: no list is made, so a thousand ranks are as quick as two.
+
+p ranks, m microbatches, v stages a rank; f, b = i + w: the times of one stage's forward, backward, and of the backward's two halves. Every
+rank computes for m v (f + b). What it is idle besides, the bubble, is counted in two ways::
+
+                       by makespan: while the step lasts   by span: between a rank's first and last action
+    gpipe, 1f1b        (p-1) (f+b)                         the same
+    interleaved_1f1b   (p-1) (f+b), and                    the same
+    looped_bfs         (v-1) (p-m) (f+b) more if m < p     the same
+    zb_h1   m >= p     (p-1) max(f, i, f+i-w)              (p-1) max(i, f+i-w)
+    zb_h2   m >= 2p-1  (p-1) max(f, i-f, f+i-2w)           (p-1) max(0, i-f, f+i-2w)
+    zb_v    m >= 2p-1  (p-1) f             if f = i = w    0
+    dualpipe_v m >= 2p (p-1) f             if f = i = w    the same
+
+Chunks look as if they gained nothing, but with v stages a rank each stage is v times shorter: the bubble is too.
+
+"Zero bubble" is meant by span. By makespan no schedule is without one: the last rank has nothing to do until the first microbatch has
+passed p - 1 forwards. And the bubble is compared either with the work, ``bubble_of_ideal``, or with the whole step, ``bubble_of_total``.
+
+The evaluator finds the same by doing the lists, and more where no formula is known. Stages that differ are in ``uneven_stages``.
+
+What stages that differ cost, as formulas: with one stage a rank, and times given by stage.
+
+The slowest stage sets the pace, and all microbatches queue before it; the others are passed once each way. GPipe, with a second stage that
+takes twice as long::
+
+    rank 0   F0 F1 F2                   B0    B1    B2
+    rank 1      F0--- F1--- F2--- B0--- B1--- B2---
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.schedules import find_num_chunks
+from ringsim.schedules.costs import Costs, Time
+from ringsim.schedules.engine import SEMANTICS, Semantics
+from ringsim.schedules.schedule import check_counts
+
+__all__ = [
+    "Step",
+    "bubble_of_ideal",
+    "bubble_of_total",
+    "dualpipe_v_overlapped_idle",
+    "gpipe_makespan",
+    "idle",
+    "makespan",
+    "messages",
+    "one_f_one_b_bound",
+    "peak_live",
+    "span_idle",
+]
+
+_UNIT: Final = Costs()  # forward, input and weight 1 each, backward 2, messages nothing
+_VEE: Final = ("zb_v", "dualpipe_v")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a pipeline: which schedule, for how many.
+
+    Attributes:
+        name: the schedule, as for ``make_schedule``.
+        num_ranks: how many ranks.
+        num_microbatches: how many microbatches.
+        num_chunks: how many stages each rank has; None: as ``make_schedule`` takes it.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+        ScheduleError: no schedule has that name, or it is for another number of chunks.
+
+    Example:
+        >>> Step("zb_v", 4, 8).num_stages
+        8
+    """
+
+    name: str
+    num_ranks: int
+    num_microbatches: int
+    num_chunks: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.num_ranks, self.num_microbatches, self.stages_a_rank)
+
+    @property
+    def stages_a_rank(self) -> int:
+        """How many stages each rank has."""
+        return find_num_chunks(self.name, self.num_chunks)
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are, over all ranks."""
+        return self.num_ranks * self.stages_a_rank
+
+
+def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered") -> Time:
+    """Returns how long a step takes.
+
+    Args:
+        step: which schedule, for how many.
+        costs: what the actions cost, the same for all stages. ``latency`` may be more than 0 for ``gpipe`` and ``1f1b``.
+        semantics: when a message travels, where that takes time. ``buffered``: as soon as it is sent. ``rendezvous``: when the receiver,
+            too, has nothing to do but receive it, as in ``lower(schedule, ahead=0)``.
+
+    Returns:
+        The time from the start of the first action to the end of the last; exact where the costs are ints or Fractions.
+
+    Raises:
+        ScheduleError: no formula is known for this step with these costs.
+        ArgumentError: there is no such semantics.
+
+    Example:
+        >>> [makespan(Step(name, 4, 8)) for name in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")]
+        [33, 33, 57, 27, 27, 51]
+        >>> [makespan(Step(name, 4, 8), Costs(latency=1)) for name in ("gpipe", "1f1b")]
+        [39, 49]
+
+    Source:
+        See ``idle``. The terms with latency were found by fitting, and are checked against the evaluator.
+    """
+    if semantics not in SEMANTICS:
+        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of these.")
+    return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
+
+
+def idle(step: Step, costs: Costs = _UNIT) -> Time:
+    """Returns the bubble by makespan: how long a rank does not compute while the step lasts, with messages that take no time.
+
+    Args:
+        step: which schedule, for how many.
+        costs: what the actions cost, the same for all stages.
+
+    Returns:
+        The time; the same for all ranks, which all compute equally long.
+
+    Raises:
+        ScheduleError: no formula is known for this step with these costs.
+
+    Example:
+        >>> [idle(Step(name, 4, 8)) for name in ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")]
+        [9, 9, 3, 3]
+
+    Source:
+        GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv 2211.05953. Zero bubble: arXiv 2401.10241, with
+        (p-1) (f+i-w) and (p-1) (f+i-2w); the further terms of the maxima are for costs where the first gradient comes back later than a
+        rank can fill the time (w > f in ZB-H1, i > f in ZB-H2).
+    """
+    f, i, w = _check_formula(step, costs)
+    p, m = step.num_ranks, step.num_microbatches
+    if step.name == "zb_h1":
+        return (p - 1) * max(f, i, f + i - w)
+    if step.name == "zb_h2":
+        return (p - 1) * max(f, i - f, f + i - 2 * w)
+    if step.name in _VEE:
+        return (p - 1) * f
+    gaps = (step.stages_a_rank - 1) * max(0, p - m)  # the first microbatch comes round the ring after the last one has left
+    return (p - 1 + gaps) * _forward_and_backward(step, costs)
+
+
+def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
+    """Returns the bubble by span: how long a rank does not compute between its first and last action, on the rank where that is longest.
+
+    Args:
+        step: which schedule, for how many.
+        costs: what the actions cost, the same for all stages.
+
+    Returns:
+        The time, with messages that take none.
+
+    Raises:
+        ScheduleError: no formula is known for this step with these costs.
+
+    Example:
+        >>> [span_idle(Step(name, 4, 8)) for name in ("1f1b", "zb_h1", "zb_h2", "zb_v")]
+        [9, 3, 0, 0]
+
+    Source:
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: this way of counting; see ``idle``.
+    """
+    f, i, w = _check_formula(step, costs)
+    if step.name == "zb_h1":
+        return (step.num_ranks - 1) * max(i, f + i - w)
+    if step.name == "zb_h2":
+        return (step.num_ranks - 1) * max(0, i - f, f + i - 2 * w)
+    return 0 if step.name == "zb_v" else idle(step, costs)
+
+
+def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
+    """Returns the bubble by makespan as a part of the whole step, as the papers on GPipe and zero bubbles say it.
+
+    Args:
+        step: which schedule, for how many.
+        costs: what the actions cost, the same for all stages.
+
+    Returns:
+        idle / (work + idle); a Fraction where the costs are exact.
+
+    Raises:
+        ScheduleError: no formula is known for this step with these costs.
+
+    Example:
+        >>> bubble_of_total(Step("1f1b", 4, 8))  # (p-1) / (m+p-1)
+        Fraction(3, 11)
+
+    Source:
+        Huang et al., GPipe, 2018, arXiv 1811.06965, section 2.3.
+    """
+    waiting = idle(step, costs)
+    return _divide(waiting, _work(step, costs) + waiting)
+
+
+def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
+    """Returns the bubble by makespan in proportion to the work, as the papers on Megatron say it.
+
+    Args:
+        step: which schedule, for how many.
+        costs: what the actions cost, the same for all stages.
+
+    Returns:
+        idle / work; a Fraction where the costs are exact. It can be more than 1.
+
+    Raises:
+        ScheduleError: no formula is known for this step with these costs.
+
+    Example:
+        >>> bubble_of_ideal(Step("1f1b", 4, 8)), bubble_of_ideal(Step("interleaved_1f1b", 4, 8, num_chunks=2))  # (p-1) / (m v)
+        (Fraction(3, 8), Fraction(3, 16))
+
+    Source:
+        Narayanan et al., 2021, arXiv 2104.04473, section 2.2.
+    """
+    return _divide(idle(step, costs), _work(step, costs))
+
+
+def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
+    """Returns the bubble by makespan of DualPipeV where a forward and a backward run at once, as one block, on hardware that can.
+
+    Args:
+        num_ranks: how many ranks.
+        pair: the time of a forward and a backward together; their messages leave when both are done.
+        backward: the time of a whole backward of one stage.
+        weight: the time of its second half; forward and first half must take as long.
+
+    Returns:
+        The time that the worst rank is idle.
+
+    Example:
+        >>> dualpipe_v_overlapped_idle(4, pair=3, backward=2, weight=1)
+        6
+
+    Source:
+        The README of DualPipe: (p-1) (F&B + B - 3 W), with p ranks and two stages on each.
+    """
+    return (num_ranks - 1) * (pair + backward - 3 * weight)
+
+
+def peak_live(step: Step) -> tuple[int, ...]:
+    """Returns the most live activations at a time: forwards of a stage that have begun, and whose backward is not done.
+
+    Args:
+        step: which schedule, for how many.
+
+    Returns:
+        For each rank, a number of stages' activations. Where a rank has v stages, each is v times smaller.
+
+    Raises:
+        ScheduleError: no formula is known for this step.
+
+    Example:
+        >>> peak_live(Step("gpipe", 4, 8)), peak_live(Step("1f1b", 4, 8))
+        ((8, 8, 8, 8), (4, 3, 2, 1))
+        >>> peak_live(Step("interleaved_1f1b", 4, 8)), peak_live(Step("zb_v", 4, 8))
+        ((11, 9, 7, 5), (8, 8, 8, 8))
+
+    Source:
+        1F1B, interleaved: arXiv 2104.04473, section 2.2. Zero bubble: arXiv 2401.10241. DualPipeV: the README of DualPipe.
+    """
+    p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
+    if step.name == "1f1b":
+        return tuple(min(p - rank, m) for rank in range(p))
+    if step.name == "interleaved_1f1b":
+        first_round = -(-m // max(1, m // p))
+        return tuple(min(2 * (p - 1 - rank) + (v - 1) * first_round + 1, m * v) for rank in range(p))
+    if step.name in _VEE:
+        _check_enough(step)
+    peaks = {"zb_h1": min(p, m), "zb_h2": min(2 * p - 1, m), "zb_v": 2 * p, "dualpipe_v": 2 * p + 1}
+    return (peaks.get(step.name, m * v),) * p
+
+
+def messages(step: Step) -> tuple[int, ...]:
+    """Returns how many messages each rank sends, of one stage's activation or gradient each.
+
+    Args:
+        step: which schedule, for how many.
+
+    Returns:
+        For each rank, its sends; stages on the same rank send each other nothing.
+
+    Example:
+        >>> messages(Step("1f1b", 4, 8)), messages(Step("interleaved_1f1b", 4, 8)), messages(Step("zb_v", 4, 8))
+        ((8, 16, 16, 8), (24, 32, 32, 24), (16, 32, 32, 16))
+
+    Source:
+        Counted: one activation up and one gradient down each boundary between stages of different ranks.
+    """
+    p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
+    if p == 1:
+        return (0,)
+    saved = v if step.name in _VEE else 1  # the ends of the model send one way only, and the turn of a V not at all
+    return tuple(m * (2 * v - (saved if rank in (0, p - 1) else 0)) for rank in range(p))
+
+
+def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
+    """What messages that take time add to the step."""
+    p, m = step.num_ranks, step.num_microbatches
+    if latency == 0 or p == 1:
+        return 0
+    if step.name in ("gpipe", "afab"):
+        return 2 * (p - 1 if semantics == "buffered" else m + p - 2) * latency
+    if step.name != "1f1b":
+        raise ScheduleError(f"latency of {step.name} must be 0 for its closed form, got {latency}. Ask evaluate.")
+    if semantics == "buffered":
+        return 2 * (m + p - 3 - (m - 2) // p) * latency
+    if p == 2:
+        return (m + 1) * latency
+    return (2 * (p - 1) if m == 1 else 2 * m + 2 * p - 5) * latency
+
+
+def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
+    """Returns f, i and w, where the bubble of the step has a formula."""
+    _check_enough(step)
+    f, i, w, b = _times(costs)
+    if step.name in _VEE and not (f == i == w and b == i + w):
+        raise ScheduleError(f"f, i, w of {step.name} must be equal for its closed form, got {f}, {i}, {w} (and b = {b}). Ask evaluate.")
+    return f, i, w
+
+
+def _check_enough(step: Step) -> None:
+    """Raises where there are too few microbatches to fill the pipeline in the way that the formula counts on."""
+    p = step.num_ranks
+    least = {"zb_h1": p, "zb_h2": 2 * p - 1, "zb_v": 2 * p - 1, "dualpipe_v": 2 * p}.get(step.name, 1)
+    if step.num_microbatches < least:
+        raise ScheduleError(
+            f"num_microbatches of {step.name} on {p} ranks must be {least} or more for its closed form, got {step.num_microbatches}. "
+            "Ask evaluate, or take more."
+        )
+
+
+def _times(costs: Costs) -> tuple[Time, Time, Time, Time]:
+    """Returns f, i, w and b, where they are the same for all stages."""
+    f, i, w, b = costs.forward, costs.input, costs.weight, costs.backward
+    if isinstance(f, Sequence) or isinstance(i, Sequence) or isinstance(w, Sequence) or isinstance(b, Sequence):
+        raise ScheduleError(f"costs must be the same for all stages, got {costs}. Ask evaluate, gpipe_makespan or one_f_one_b_bound.")
+    return f, i, w, i + w if b is None else b
+
+
+def _forward_and_backward(step: Step, costs: Costs) -> Time:
+    """Returns what one microbatch costs on one stage."""
+    f, i, w, b = _times(costs)
+    return f + (i + w if step.name in ("zb_h1", "zb_h2") else b)
+
+
+def _work(step: Step, costs: Costs) -> Time:
+    """Returns how long each rank computes."""
+    return step.num_microbatches * step.stages_a_rank * _forward_and_backward(step, costs)
+
+
+def _divide(part: Time, whole: Time) -> Time:
+    """Returns the ratio, exact where both are; nothing of nothing is 0."""
+    if part == 0:
+        return 0
+    return part / whole if isinstance(part, float) or isinstance(whole, float) else Fraction(part, whole)
+
+
+def gpipe_makespan(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time], latency: Time = 0) -> Time:
+    """Returns how long GPipe takes with stages that differ: the slowest stage sets the pace, the others are passed once.
+
+    Args:
+        num_microbatches: how many microbatches.
+        forward: the time of each stage's forward.
+        backward: the time of each stage's backward.
+        latency: how long a message takes; it travels as soon as it is sent.
+
+    Returns:
+        The time from the start of the first action to the end of the last.
+
+    Raises:
+        ArgumentError: there is no stage, or a stage has one time only, or there is no microbatch.
+
+    Example:
+        >>> gpipe_makespan(3, forward=[1, 2, 1], backward=[2, 4, 2])
+        24
+
+    Source:
+        GPipe is a row of machines that each microbatch passes in the same order; checked against the evaluator.
+    """
+    _check(num_microbatches, forward, backward)
+    pace = max(forward) + max(backward)
+    return sum(forward) + sum(backward) + (num_microbatches - 1) * pace + 2 * (len(forward) - 1) * latency
+
+
+def one_f_one_b_bound(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]) -> Time:
+    """Returns what 1F1B takes at least with stages that differ; there is no simple formula for what it takes.
+
+    Args:
+        num_microbatches: how many microbatches.
+        forward: the time of each stage's forward.
+        backward: the time of each stage's backward.
+
+    Returns:
+        For the worst stage: its whole work, and one microbatch's way from the start to it and back.
+
+    Raises:
+        ArgumentError: there is no stage, or a stage has one time only, or there is no microbatch.
+
+    Example:
+        >>> one_f_one_b_bound(3, forward=[1, 2, 1], backward=[2, 4, 2])
+        21
+
+    Source:
+        No stage can begin before the first microbatch reaches it, nor end later than the last one's gradient leaves it.
+    """
+    _check(num_microbatches, forward, backward)
+    both = [f + b for f, b in zip(forward, backward, strict=True)]
+    return max(sum(both[:stage]) + num_microbatches * time for stage, time in enumerate(both))
+
+
+def _check(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]) -> None:
+    check_counts(len(forward), num_microbatches)
+    if len(forward) != len(backward):
+        raise ArgumentError(
+            f"forward and backward must have one time a stage each, got {len(forward)} and {len(backward)}. Add the missing."
+        )

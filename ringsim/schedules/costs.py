@@ -1,0 +1,105 @@
+"""What the actions of a schedule cost, in any unit: ints and Fractions stay exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Final
+
+from ringsim.errors import ArgumentError, is_list, is_number, say
+from ringsim.schedules.schedule import Action
+
+__all__ = ["Costs", "Time"]
+
+Time = int | float | Fraction
+_KINDS: Final = {"forward": "F", "input": "I", "weight": "W", "backward": "B"}
+_LONGEST: Final = 1e100  # in any unit: a hundred million of them added up are still a number
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The time of one action of each kind; one number for all stages, or a sequence with one number a stage.
+
+    A rank with two stages does an action twice, once for each: the times are those of a stage, not of a rank's whole share.
+
+    Attributes:
+        forward: of ``F``.
+        input: of ``I``.
+        weight: of ``W``.
+        backward: of ``B``; None: ``input`` and ``weight`` together.
+        latency: how long a message takes from one rank to another.
+
+    Example:
+        >>> costs = Costs(forward=(1, 1, 4), latency=3)
+        >>> costs.get_duration(Action(2, "F", 0)), costs.get_duration(Action(2, "B", 0))
+        (4, 2)
+    """
+
+    forward: Time | Sequence[Time] = 1
+    input: Time | Sequence[Time] = 1
+    weight: Time | Sequence[Time] = 1
+    backward: Time | Sequence[Time] | None = None
+    latency: Time = 0
+
+    def check(self, num_stages: int) -> None:
+        """Checks that each stage has one time of each kind.
+
+        Args:
+            num_stages: how many stages there are, over all ranks.
+
+        Raises:
+            ArgumentError: something is no time, or a list has too many or too few.
+
+        Example:
+            >>> Costs(forward=(1, 2), latency=3).check(num_stages=2)
+        """
+        for name in (field.name for field in fields(self)):
+            given = getattr(self, name)
+            if given is None and name == "backward":
+                continue
+            by_stage = is_list(given) and name != "latency"
+            if by_stage and len(given) != num_stages:
+                raise ArgumentError(
+                    f"{name} must have one time for each stage, got {len(given)} for {num_stages}. Pass one number, or one a stage."
+                )
+            for stage, time in enumerate(given if by_stage else [given]):
+                which = f"stage {stage}" if by_stage else "every stage"
+                where = name if name == "latency" else f"{_KINDS[name]} of {which}"
+                if not is_number(time) or time < 0:
+                    raise ArgumentError(f"a time must be a number from 0, got {say(time)} ({where}). Say how long it takes.")
+                if time > _LONGEST:
+                    raise ArgumentError(f"a time must be {_LONGEST:g} or less, got {say(time)} ({where}). Say how long it takes.")
+
+    def get_duration(self, action: Action) -> Time:
+        """Returns how long a computation takes.
+
+        Args:
+            action: a computation.
+
+        Returns:
+            Its time.
+
+        Raises:
+            ArgumentError: the times are given by stage, and there is none for this one, or the action is no computation.
+        """
+        if action.kind == "F":
+            return _pick("forward", self.forward, action.stage)
+        if action.kind == "I":
+            return _pick("input", self.input, action.stage)
+        if action.kind == "W":
+            return _pick("weight", self.weight, action.stage)
+        if action.kind != "B":
+            raise ArgumentError(f"an action with a duration must be a computation, got {action}. Look at is_compute first.")
+        if self.backward is None:
+            return _pick("input", self.input, action.stage) + _pick("weight", self.weight, action.stage)
+        return _pick("backward", self.backward, action.stage)
+
+
+def _pick(name: str, cost: Time | Sequence[Time], stage: int) -> Time:
+    """The cost of one stage."""
+    if not isinstance(cost, Sequence):
+        return cost
+    if stage >= len(cost):
+        raise ArgumentError(f"{name} must have one time for each stage, got {len(cost)} (stage {stage}). Pass one number, or one a stage.")
+    return cost[stage]

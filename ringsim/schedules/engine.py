@@ -1,0 +1,550 @@
+"""Runs lists of operations in their order, without ranks: who would be where, when, and who would wait for whom for ever.
+
+Any point-to-point program is such lists, one a rank. There are four operations: computing, posting a send, posting a receive, and waiting
+for a post. A blocking send is a post and its wait::
+
+    send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
+    isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
+
+The k-th send from a rank to another under a tag meets the k-th receive there; where there are groups, a pair (group, tag) is the tag. Only
+a receive from any rank cannot be written so: whom it meets depends on who comes first.
+
+What happens follows from the lists alone, whatever order the ranks really run in: each rank does its list in order, so a rank that can go
+on can go on at any time later too. So it is enough to let each rank run until it waits for something that is not posted yet, and to come
+back when it is. When nobody is left who can run, either all have ended or nobody ever will: those that are left each wait for one other,
+and following them leads into a circle, or to a rank that has ended.
+
+When each action of a schedule happens, without ranks: each rank does its list in order, and waits for what it needs.
+
+1F1B over two ranks, backward twice as long as forward, ``.`` a unit of waiting::
+
+    rank 0   0F0 0F1  .  0B0 ---  .  0B1 ---
+    rank 1    .  1F0 1B0 --- 1F1 1B1 ---
+
+A schedule without sends and receives is lowered first, so this times what the executor runs. A message takes ``Costs.latency``, and no time
+of the ranks. When it may start is said by ``semantics``; where its receive stands, by ``lower``'s ``ahead``.
+
+Whether a schedule is a whole training step that every rank can come to the end of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from ringsim.errors import ArgumentError, Deadlock, ScheduleError
+from ringsim.schedules.costs import Costs, Time
+from ringsim.schedules.lowering import check_messages, check_order, check_places, get_recv, lower
+from ringsim.schedules.schedule import Action, Schedule
+
+__all__ = [
+    "SEMANTICS",
+    "Blocked",
+    "Compute",
+    "Evaluation",
+    "Message",
+    "Operation",
+    "Receive",
+    "Run",
+    "Semantics",
+    "Send",
+    "TimedAction",
+    "TimedMessage",
+    "Wait",
+    "evaluate",
+    "run_programs",
+    "validate",
+]
+
+Semantics = Literal["rendezvous", "buffered"]
+SEMANTICS: Final = ("rendezvous", "buffered")
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Works for a while.
+
+    Attributes:
+        duration: how long, in any unit, the same everywhere.
+    """
+
+    duration: Time
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Posts a send, and goes on.
+
+    Attributes:
+        peer: the rank that receives.
+        tag: what the receive must have too.
+    """
+
+    peer: int
+    tag: Hashable = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Posts a receive, and goes on.
+
+    Attributes:
+        peer: the rank that sends.
+        tag: what the send must have too.
+    """
+
+    peer: int
+    tag: Hashable = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits until a post of this rank is done.
+
+    Attributes:
+        position: where in this rank's list the post stands.
+    """
+
+    position: int
+
+
+Operation = Compute | Send | Receive | Wait
+_Place = tuple[int, int]  # (rank, position in its list)
+
+
+class Message(NamedTuple):
+    """A send and the receive that it met; ranks, and positions in their lists.
+
+    Attributes:
+        source: the rank that sent.
+        send: position of the send.
+        rank: the rank that received.
+        receive: position of the receive.
+        posted: when the send was posted.
+        arrived: when the payload was there.
+    """
+
+    source: int
+    send: int
+    rank: int
+    receive: int
+    posted: Time
+    arrived: Time
+
+
+class Blocked(NamedTuple):
+    """A rank that waits for ever.
+
+    Attributes:
+        rank: which rank.
+        position: of the wait in its list.
+        post: position of the send or receive that it waits for.
+        peer: the rank that would have to post the other side.
+    """
+
+    rank: int
+    position: int
+    post: int
+    peer: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of the programs.
+
+    Attributes:
+        times: for each rank, (start, end) of each operation that it came to; a post takes no time, a wait ends when the rank goes on.
+        messages: those that arrived, by receiver.
+        blocked: the ranks that wait for ever, by rank; empty when all have ended.
+    """
+
+    times: tuple[tuple[tuple[Time, Time], ...], ...]
+    messages: tuple[Message, ...]
+    blocked: tuple[Blocked, ...]
+
+    @property
+    def cycle(self) -> tuple[Blocked, ...]:
+        """The ranks that wait for each other in a circle, each for the next; empty where all wait, in the end, for one that has ended."""
+        waiting = {blocked.rank: blocked for blocked in self.blocked}
+        for first in waiting:
+            path: list[int] = []
+            rank = first
+            while rank in waiting and rank not in path:
+                path.append(rank)
+                rank = waiting[rank].peer
+            if rank in path:
+                return tuple(waiting[member] for member in path[path.index(rank) :])
+        return ()
+
+
+def run_programs(programs: Sequence[Sequence[Operation]], *, latency: Time = 0, semantics: Semantics = "rendezvous") -> Run:
+    """Runs one list of operations a rank, in order, on a clock that starts at 0.
+
+    Args:
+        programs: for each rank, its operations.
+        latency: how long a message travels, in the unit of the computations' durations.
+        semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the send ends with it (Gloo, at every size);
+            ``buffered``: it travels as soon as it is sent, and the send is done at once (MPI's small messages).
+
+    Returns:
+        The times of everything that happened, and who is left waiting. Exact for ints and Fractions.
+
+    Raises:
+        ArgumentError: an unknown semantics, a peer that is no other rank, a wait for something that is no earlier post.
+
+    Example:
+        >>> both_send_first = [[Send(1), Wait(0), Receive(1), Wait(2)], [Send(0), Wait(0), Receive(0), Wait(2)]]
+        >>> [f"rank {stuck.rank} waits for rank {stuck.peer}" for stuck in run_programs(both_send_first).cycle]
+        ['rank 0 waits for rank 1', 'rank 1 waits for rank 0']
+        >>> run_programs(both_send_first, semantics="buffered").cycle
+        ()
+    """
+    if semantics not in SEMANTICS:
+        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of these.")
+    _check(programs)
+    runner = _Runner(programs, latency, semantics)
+    runner.run()
+    return Run(tuple(map(tuple, runner.times)), tuple(runner.list_messages()), tuple(runner.list_blocked()))
+
+
+class _Runner:
+    """The lists, how far each rank has come in its own, and who waits for which place to be reached."""
+
+    def __init__(self, programs: Sequence[Sequence[Operation]], latency: Time, semantics: Semantics) -> None:
+        self.programs = programs
+        self.latency = latency
+        self.semantics = semantics
+        self.partners = _match(programs)
+        self.times: list[list[tuple[Time, Time]]] = [[] for _ in programs]
+        self.sleepers: dict[_Place, int] = {}
+        self.runnable = list(range(len(programs)))
+
+    def run(self) -> None:
+        """Lets ranks run until none of them can."""
+        while self.runnable:
+            self._advance(self.runnable.pop())
+
+    def _advance(self, rank: int) -> None:
+        """Runs one rank until its end, or until it waits for a place that another rank has not reached."""
+        times = self.times[rank]
+        clock = times[-1][1] if times else 0
+        for position in range(len(times), len(self.programs[rank])):
+            operation, start = self.programs[rank][position], clock
+            if isinstance(operation, Compute):
+                clock = start + operation.duration
+            elif isinstance(operation, Wait):
+                done = self._done_at((rank, operation.position))
+                if done is None:
+                    partner = self.partners.get((rank, operation.position))
+                    if partner is not None:
+                        self.sleepers[partner] = rank
+                    return
+                clock = max(start, done)
+            times.append((start, clock))
+            if (rank, position) in self.sleepers:
+                self.runnable.append(self.sleepers.pop((rank, position)))
+
+    def _done_at(self, place: _Place) -> Time | None:
+        """Says when a post is done; None while that depends on the other side, and it is not posted."""
+        posted = self.times[place[0]][place[1]][0]
+        if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
+            return posted
+        partner = self.partners.get(place)
+        if partner is None or partner[1] >= len(self.times[partner[0]]):
+            return None
+        other = self.times[partner[0]][partner[1]][0]
+        return max(posted, other) + self.latency if self.semantics == "rendezvous" else max(posted, other + self.latency)
+
+    def list_messages(self) -> Iterator[Message]:
+        """Yields the messages that arrived, by receiver."""
+        for rank, times in enumerate(self.times):
+            for position in range(len(times)):
+                arrived = self._done_at((rank, position)) if isinstance(self.programs[rank][position], Receive) else None
+                if arrived is not None:
+                    source, send = self.partners[rank, position]
+                    yield Message(source, send, rank, position, self.times[source][send][0], arrived)
+
+    def list_blocked(self) -> Iterator[Blocked]:
+        """Yields the ranks that did not come to the end: each stands at a wait."""
+        for rank, program in enumerate(self.programs):
+            position = len(self.times[rank])
+            if position < len(program):
+                wait = program[position]
+                assert isinstance(wait, Wait)  # nothing else stops a rank
+                post = program[wait.position]
+                assert isinstance(post, Send | Receive)  # _check said so
+                yield Blocked(rank, position, wait.position, post.peer)
+
+
+def _check(programs: Sequence[Sequence[Operation]]) -> None:
+    """Refuses programs that speak of ranks or posts that there are not."""
+    for rank, program in enumerate(programs):
+        for position, operation in enumerate(program):
+            where = f"(rank {rank}, position {position})"
+            if isinstance(operation, Send | Receive) and (operation.peer == rank or not 0 <= operation.peer < len(programs)):
+                raise ArgumentError(f"peer must be another rank below {len(programs)}, got {operation.peer} {where}. Name the other side.")
+            if isinstance(operation, Wait) and (
+                not 0 <= operation.position < position or not isinstance(program[operation.position], Send | Receive)
+            ):
+                raise ArgumentError(f"a wait must be for an earlier post, got position {operation.position} {where}. Say where it stands.")
+
+
+def _match(programs: Sequence[Sequence[Operation]]) -> dict[_Place, _Place]:
+    """Finds the other side of each post: the k-th send of a channel meets its k-th receive. What has none is left out."""
+    sends: dict[Hashable, list[_Place]] = {}
+    receives: dict[Hashable, list[_Place]] = {}
+    for rank, program in enumerate(programs):
+        for position, operation in enumerate(program):
+            if isinstance(operation, Send):
+                sends.setdefault((rank, operation.peer, operation.tag), []).append((rank, position))
+            elif isinstance(operation, Receive):
+                receives.setdefault((operation.peer, rank, operation.tag), []).append((rank, position))
+    partners: dict[_Place, _Place] = {}
+    for channel, places in sends.items():
+        for send, receive in zip(places, receives.get(channel, []), strict=False):  # a longer side has messages that nobody answers
+            partners[send], partners[receive] = receive, send
+    return partners
+
+
+class TimedAction(NamedTuple):
+    """An action, and when.
+
+    Attributes:
+        action: what is done.
+        start: when a computation starts, or a send or receive is posted.
+        end: when a computation ends, or a message has arrived.
+    """
+
+    action: Action
+    start: Time
+    end: Time
+
+
+class TimedMessage(NamedTuple):
+    """A message from one rank to another.
+
+    Attributes:
+        send: the action that sends it.
+        source: the rank that sends.
+        rank: the rank that receives.
+        posted: when the send was posted.
+        arrived: when the payload was there.
+    """
+
+    send: Action
+    source: int
+    rank: int
+    posted: Time
+    arrived: Time
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A schedule with times, from 0.
+
+    Attributes:
+        schedule: what was evaluated, lowered.
+        actions: for each rank, its actions with their times, in the schedule's order.
+        messages: all messages, by receiver.
+
+    Example:
+        See `evaluate`.
+    """
+
+    schedule: Schedule
+    actions: tuple[tuple[TimedAction, ...], ...]
+    messages: tuple[TimedMessage, ...]
+
+    @property
+    def makespan(self) -> Time:
+        """How long the step takes: until the last computation ends."""
+        return max((self._end(rank) for rank in range(self.schedule.num_ranks)), default=0)
+
+    @property
+    def busy(self) -> tuple[Time, ...]:
+        """For each rank, how long it computes."""
+        return tuple(sum(timed.end - timed.start for timed in self.get_computations(rank)) for rank in range(self.schedule.num_ranks))
+
+    @property
+    def idle(self) -> tuple[Time, ...]:
+        """For each rank, its bubble by makespan: how long it does not compute while the step lasts."""
+        return tuple(self.makespan - busy for busy in self.busy)
+
+    @property
+    def span_idle(self) -> tuple[Time, ...]:
+        """For each rank, its bubble by span: how long it does not compute between the start of its first and the end of its last action.
+
+        The papers on zero bubbles count this way: steps that follow each other fill what is left out at both ends.
+        """
+        return tuple(self._end(rank) - self._start(rank) - busy for rank, busy in enumerate(self.busy))
+
+    @property
+    def peak_live(self) -> tuple[int, ...]:
+        """For each rank, the most live activations at a time; see ``list_live``."""
+        return tuple(max((live for _, live in self.list_live(rank)), default=0) for rank in range(self.schedule.num_ranks))
+
+    def get_computations(self, rank: int) -> tuple[TimedAction, ...]:
+        """Returns a rank's computations with their times, without its sends and receives."""
+        return tuple(timed for timed in self.actions[rank] if timed.action.is_compute)
+
+    def list_live(self, rank: int) -> list[tuple[Time, int]]:
+        """Lists how many activations a rank holds, each time that changes.
+
+        An activation is what one forward pass of one stage keeps for the backward: it lives from the start of ``F`` to the end of ``B``,
+        or of ``W``.
+
+        Args:
+            rank: which rank.
+
+        Returns:
+            Pairs of a time and the number from then on, in order; where one ends and the next starts at the same time there are two pairs.
+        """
+        live = 0
+        curve = []
+        for action, start, end in self.get_computations(rank):
+            if action.kind == "F":
+                live += 1
+                curve.append((start, live))
+            elif action.kind in ("B", "W"):
+                live -= 1
+                curve.append((end, live))
+        return curve
+
+    def _start(self, rank: int) -> Time:
+        """When a rank's first computation starts."""
+        return min((timed.start for timed in self.get_computations(rank)), default=0)
+
+    def _end(self, rank: int) -> Time:
+        """When a rank's last computation ends."""
+        return max((timed.end for timed in self.get_computations(rank)), default=0)
+
+
+def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantics = "rendezvous") -> Evaluation:
+    """Times every action and message of a schedule.
+
+    Args:
+        schedule: any schedule, lowered or not; it need not be a whole step.
+        costs: what the actions cost; None: forward, input and weight 1 each, backward 2, messages nothing.
+        semantics: ``rendezvous``: a message starts to travel when its send and its receive are posted; ``buffered``: when its send is.
+
+    Returns:
+        The times; exact where the costs are ints or Fractions.
+
+    Raises:
+        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
+        Deadlock: ranks wait for each other in a circle; ``diagnosis`` is the circle, a tuple of (rank, the action that it waits in).
+        ArgumentError: the costs do not fit the stages, or there is no such semantics.
+
+    Example:
+        >>> from ringsim.schedules import one_f_one_b
+        >>> evaluation = evaluate(one_f_one_b(num_ranks=2, num_microbatches=2), Costs(latency=0))
+        >>> evaluation.makespan, evaluation.idle, evaluation.peak_live, len(evaluation.messages)
+        (9, (3, 3), (2, 1), 4)
+        >>> [f"{action} {start}-{end}" for action, start, end in evaluation.get_computations(rank=1)]
+        ['1F0 1-2', '1B0 2-4', '1F1 4-5', '1B1 5-7']
+    """
+    check_places(schedule)
+    check_order(schedule)
+    lowered = lower(schedule)
+    check_messages(lowered)
+    translated = [_translate(row, lowered, costs or Costs()) for row in lowered.actions]
+    run = run_programs([program for program, _ in translated], latency=(costs or Costs()).latency, semantics=semantics)
+    owners = [owners for _, owners in translated]
+    if run.blocked:
+        raise _describe_deadlock(run, lowered, owners)
+    return _collect(run, lowered, owners)
+
+
+def _translate(row: tuple[Action, ...], schedule: Schedule, costs: Costs) -> tuple[list[Operation], list[int]]:
+    """Writes a rank's actions as operations, each with the position of the action that it belongs to.
+
+    A computation first waits for its receive; the sends are waited for at the end.
+    """
+    operations: list[tuple[Operation, int]] = []
+    posts: dict[Action, int] = {}
+    for owner, action in enumerate(row):
+        if action.is_compute:
+            recv = get_recv(action, schedule.stage_ranks)
+            if recv is not None:
+                operations.append((Wait(posts[recv]), owner))
+            operations.append((Compute(costs.get_duration(action)), owner))
+        else:
+            posts[action] = len(operations)
+            peer = schedule.stage_ranks[action.other_side.stage]
+            operations.append((Send(peer, action) if action.kind.startswith("SEND") else Receive(peer, action.other_side), owner))
+    operations += [(Wait(position), operations[position][1]) for action, position in posts.items() if action.kind.startswith("SEND")]
+    return [operation for operation, _ in operations], [owner for _, owner in operations]
+
+
+def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluation:
+    """Gives the times of the operations back to their actions."""
+    rows = [[TimedAction(action, 0, 0) for action in row] for row in schedule.actions]
+    for rank, row in enumerate(rows):
+        for owner, times in zip(owners[rank], run.times[rank], strict=True):
+            row[owner] = TimedAction(row[owner].action, *times)
+    messages = []
+    for message in run.messages:
+        send, receive = owners[message.source][message.send], owners[message.rank][message.receive]
+        action = schedule.actions[message.source][send]
+        messages.append(TimedMessage(action, message.source, message.rank, message.posted, message.arrived))
+        rows[message.source][send] = TimedAction(action, message.posted, message.arrived)
+        rows[message.rank][receive] = rows[message.rank][receive]._replace(end=message.arrived)
+    return Evaluation(schedule, tuple(map(tuple, rows)), tuple(messages))
+
+
+def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) -> Deadlock:
+    """Says who waits where, and for whom."""
+    cycle, waits = [], []
+    for stuck in run.cycle:
+        row, owner = schedule.actions[stuck.rank], owners[stuck.rank]
+        action, awaited = row[owner[stuck.position]], row[owner[stuck.post]].other_side
+        cycle.append((stuck.rank, action))
+        waits.append(f"rank {stuck.rank} waits in {action} for {awaited} of rank {stuck.peer}")
+    rule = "a schedule must let every rank go on, got a circle"
+    return Deadlock(f"{rule}: {'; '.join(waits)}. Do what one of them waits for earlier.", diagnosis=tuple(cycle))
+
+
+def validate(schedule: Schedule) -> None:
+    """Refuses a schedule that is not complete, not in order, or cannot finish.
+
+    * Complete: each stage does ``F`` of each microbatch once, and ``B``, or ``I`` and ``W``, once; on its own rank.
+    * In order: what an action needs from its own rank comes before it; in a lowered schedule sends and receives meet in order.
+    * Free of deadlock where a send ends only when it is received, whatever the actions cost.
+
+    Args:
+        schedule: any schedule, lowered or not.
+
+    Raises:
+        ScheduleError: with the first action that breaks a rule, its rank and its position in the rank's row, from 0.
+
+    Example:
+        >>> from ringsim.schedules import one_f_one_b
+        >>> validate(one_f_one_b(num_ranks=2, num_microbatches=4))
+        >>> validate(Schedule("mine", 2, (0,), ((Action(0, "F", 0), Action(0, "B", 0), Action(0, "F", 1)),)))
+        Traceback (most recent call last):
+        ringsim.errors.ScheduleError: stage 0 must do the backward pass of microbatch 1, got none (rank 0). Add 0B1, or 0I1 and 0W1.
+    """
+    check_places(schedule)
+    _check_complete(schedule)
+    try:
+        evaluate(schedule)
+    except Deadlock as stuck:
+        rank, action = stuck.diagnosis[0]
+        position = schedule.actions[rank].index(action)
+        raise ScheduleError(f"{stuck} The first is {action} (rank {rank}, position {position}).", diagnosis=stuck.diagnosis) from stuck
+
+
+def _check_complete(schedule: Schedule) -> None:
+    """Refuses a schedule in which a stage leaves something of a microbatch out."""
+    for stage, rank in enumerate(schedule.stage_ranks):
+        done = set(schedule.actions[rank])
+        for microbatch in range(schedule.num_microbatches):
+            forward, backward, gradient, weights = (Action(stage, kind, microbatch) for kind in "FBIW")
+            where = f"of microbatch {microbatch}, got none (rank {rank})"
+            if forward not in done:
+                raise ScheduleError(f"stage {stage} must do the forward pass {where}. Add {forward}.")
+            if backward not in done and gradient not in done:
+                raise ScheduleError(f"stage {stage} must do the backward pass {where}. Add {backward}, or {gradient} and {weights}.")
+            if gradient in done and weights not in done:
+                raise ScheduleError(f"stage {stage} must make the weights' gradients {where}. Add {weights} after {gradient}.")

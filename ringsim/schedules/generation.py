@@ -1,0 +1,426 @@
+"""What each stage of a generation ring does, step by step: plain data, which the ranks execute and the tests play.
+
+A *job* is one token of one batch of prompts at one stage. All stages take the jobs in the same order: in each round T batches take turns,
+token by token. With N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
+
+    job              a0   b0   a1   b1   a2   b2
+    rank 0 receives   -    -   a0   b0   a1   b1      the token that the last stage made, over the edge that closes the ring
+    rank 0 sends      -   a0   b0   a1   b1   a2  b2  its hidden state; the last one in a step of its own
+    rank 1 receives  a0   b0   a1   b1   a2   b2
+    rank 1 sends      -   a0   b0   a1   b1    -   -  the token; the last token of a batch stays
+
+The output of a job is sent when the next job starts. Where messages are synchronous, rank 0 receives before it sends, and all others send
+before they receive: if everybody sent first, nobody would ever receive.
+
+Source:
+    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``, ``generation_loop_normal``: the order of jobs
+    and messages.
+
+The generation ring on a clock, without ranks: the plan that the ranks execute, with times for its jobs.
+
+Which settings of the generation ring finish, how busy they keep a stage, and how long they take: closed forms.
+
+N stages share out the layers of a model. T groups of prompts (*inner iterations*) are on their way at a time, so that a stage has something
+to do while a token goes round::
+
+    T = 1    stage 0  a . . a . .          one group: a stage works one time in N
+             stage 1  . a . . a .
+             stage 2  . . a . . a
+    T = N    stage 0  a b c a b c          as many groups as stages: everybody works
+             stage 1  . a b c a b
+             stage 2  . . a b c a
+
+A send ends when the other side receives (Gloo's rule at every size), and a job's output is sent when the next job starts. So a ring can
+also be too full: then everyone holds an output that nobody takes. The share of the time in which a stage works, once the prompts are read,
+says both; where it comes down to 0, nothing moves::
+
+    N = 4, T     1    2    3    4    5    6    7    8
+    synchronous  0   1/3  2/3   1    0    0    0    0
+    asynchronous 1/4 1/2  3/4   1   3/4  1/2  1/4   0
+
+Source:
+    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop. The forms were found for ringsim by
+    playing that loop step by step; its tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.schedules.costs import Time
+from ringsim.schedules.engine import Compute, Operation, Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.partition import by_count
+
+__all__ = [
+    "Job",
+    "Step",
+    "can_finish",
+    "check_can_finish",
+    "count_messages",
+    "idle_of_full_ring",
+    "makespan_of_async_ring",
+    "makespan_of_full_ring",
+    "plan_batches",
+    "plan_jobs",
+    "plan_steps",
+    "steady_use",
+    "time_generation",
+]
+
+
+class Job(NamedTuple):
+    """One token of one batch at one stage: ``token`` 0 reads the prompts, the others decode."""
+
+    batch: int
+    token: int
+
+    @property
+    def name(self) -> str:
+        """What the job is called in the timeline: "prefill" or "decode"."""
+        return "decode" if self.token else "prefill"
+
+
+class Step(NamedTuple):
+    """What a rank does next: send the output of a job, receive the input of a job, compute a job; each may be None."""
+
+    send: Job | None
+    receive: Job | None
+    compute: Job | None
+
+
+def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | None = None) -> list[list[int]]:
+    """Shares prompts out into batches, as evenly as can be: T for each round, and as many rounds as it takes.
+
+    Args:
+        num_prompts: how many there are, 1 or more.
+        num_inner_iterations: T.
+        batch_size: prompts in a batch, at most; None for one round, however large its batches are.
+
+    Returns:
+        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that every round is full; where the
+        prompts do not suffice, the first one is there once more.
+
+    Example:
+        >>> plan_batches(5, num_inner_iterations=2)
+        [[0, 1, 2], [3, 4]]
+        >>> plan_batches(5, num_inner_iterations=2, batch_size=2)
+        [[0, 1], [2], [3], [4]]
+        >>> plan_batches(1, num_inner_iterations=2)
+        [[0], [0]]
+    """
+    per_round = num_prompts if batch_size is None else batch_size * num_inner_iterations
+    num_batches = num_inner_iterations * -(-num_prompts // per_round)
+    return [list(numbers) or [0] for numbers in by_count(num_prompts, num_batches)]
+
+
+def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[Job]:
+    """Lists the jobs in the order in which every stage takes them.
+
+    Args:
+        num_batches: batches of prompts, a multiple of T; T take turns in a round.
+        num_inner_iterations: T.
+        num_tokens: n, tokens generated for each prompt.
+
+    Example:
+        >>> [f"{'abcd'[job.batch]}{job.token}" for job in plan_jobs(num_batches=4, num_inner_iterations=2, num_tokens=2)]
+        ['a0', 'b0', 'a1', 'b1', 'c0', 'd0', 'c1', 'd1']
+    """
+    rounds = [range(first, first + num_inner_iterations) for first in range(0, num_batches, num_inner_iterations)]
+    return [Job(batch, token) for batches in rounds for token in range(num_tokens) for batch in batches]
+
+
+def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[Step]:
+    """Yields what a stage does, one step a job and a last one that sends what is left.
+
+    Args:
+        stage: its number, from 0.
+        num_stages: N.
+        jobs: as ``plan_jobs`` lists them.
+        num_tokens: n, as there.
+
+    Example:
+        >>> jobs = plan_jobs(num_batches=2, num_inner_iterations=2, num_tokens=2)
+        >>> for step in plan_steps(1, 2, jobs, num_tokens=2):
+        ...     print(*(f"{'ab'[job.batch]}{job.token}" if job else "--" for job in step))
+        -- a0 a0
+        a0 b0 b0
+        b0 a1 a1
+        -- b1 b1
+        -- -- --
+    """
+    before: Job | None = None
+    for job in (*jobs, None):
+        sends = before is not None and num_stages > 1 and not (stage == num_stages - 1 and before.token == num_tokens - 1)
+        receives = job is not None and num_stages > 1 and not (stage == 0 and job.token == 0)
+        yield Step(before if sends else None, job if receives else None, job)
+        before = job
+
+
+def time_generation(
+    num_stages: int,
+    num_inner_iterations: int,
+    num_rounds: int,
+    num_tokens: int,
+    prefill: Time,
+    decode: Time,
+    *,
+    async_comm: bool = False,
+    latency: Time = 0,
+) -> Run:
+    """Times the generation ring by playing it, with any setting; ``generation_map`` has the closed forms of some.
+
+    Args:
+        num_stages: N, 1 or more; all take equally long.
+        num_inner_iterations: T, 1 or more.
+        num_rounds: G, how often T new batches start, 1 or more.
+        num_tokens: n, tokens generated for each prompt, 1 or more.
+        prefill: time of a stage to read a batch of prompts, in any unit.
+        decode: time of a stage for one token of a batch, in the same unit.
+        async_comm: whether a step's send and receive are posted together.
+        latency: how long a message takes, in the same unit.
+
+    Returns:
+        When each operation of each stage began and ended, and who waits for ever where it never ends.
+
+    Example:
+        >>> run = time_generation(4, 4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
+        >>> max(times[-1][1] for times in run.times)
+        95
+        >>> [f"stage {stuck.rank} waits for {stuck.peer}" for stuck in time_generation(2, 3, 1, 2, 1, 1).cycle]
+        ['stage 0 waits for 1', 'stage 1 waits for 0']
+    """
+    jobs = plan_jobs(num_rounds * num_inner_iterations, num_inner_iterations, num_tokens)
+    programs = []
+    for stage in range(num_stages):
+        operations: list[Operation] = []
+        for step in plan_steps(stage, num_stages, jobs, num_tokens):
+            operations += _list_messages(step, stage, num_stages, len(operations), async_comm)
+            if step.compute is not None:
+                operations.append(Compute(decode if step.compute.token else prefill))
+        programs.append(operations)
+    return run_programs(programs, latency=latency)
+
+
+def _list_messages(step: Step, stage: int, num_stages: int, position: int, async_comm: bool) -> list[Operation]:
+    """Returns the posts and waits of a step; ``position`` is where they begin in the stage's list."""
+    posts: list[Operation] = []
+    if step.send is not None:
+        posts.append(Send((stage + 1) % num_stages))
+    if step.receive is not None:
+        posts.append(Receive((stage - 1) % num_stages))
+    if async_comm:
+        return [*posts, *(Wait(position + index) for index in range(len(posts)))]
+    if stage == 0:
+        posts.reverse()  # stage 0 receives first
+    return [operation for index, post in enumerate(posts) for operation in (post, Wait(position + 2 * index))]
+
+
+_STARVED: Final = "stage 0 receives before it sends, and what it waits for is made of what it has not sent yet"
+_FULL: Final = "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits to send it a token"
+_FULLER: Final = "a stage holds two jobs at most, one done and one on its way in, and then each waits for room at the next"
+
+
+def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
+    """Returns the share of the time in which a stage computes while tokens are decoded, once the ring is full.
+
+    It holds where all stages take equally long and messages take no time. A measured share is lower.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_inner_iterations: T, the groups of prompts on their way, 1 or more.
+        async_comm: whether the sends and receives of a step are posted together; else one after the other.
+
+    Returns:
+        Synchronous (T - 1) / (N - 1) for T <= N, else 0; asynchronous T / N for T <= N, then (2N - T) / N, down to 0. One stage alone: 1.
+
+    Raises:
+        ArgumentError: a number is less than 1.
+
+    Example:
+        >>> [str(steady_use(4, T)) for T in range(1, 6)]
+        ['0', '1/3', '2/3', '1', '0']
+        >>> [str(steady_use(4, T, async_comm=True)) for T in range(1, 9)]
+        ['1/4', '1/2', '3/4', '1', '3/4', '1/2', '1/4', '0']
+    """
+    _check_positive(num_stages=num_stages, num_inner_iterations=num_inner_iterations)
+    if num_stages == 1:
+        return Fraction(1)
+    if async_comm:
+        return Fraction(max(min(num_inner_iterations, 2 * num_stages - num_inner_iterations), 0), num_stages)
+    return Fraction(num_inner_iterations - 1, num_stages - 1) if num_inner_iterations <= num_stages else Fraction(0)
+
+
+def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
+    """Tells whether the ring comes to an end when more than one token is generated.
+
+    With a single token nothing goes round, and every setting finishes.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_inner_iterations: T, 1 or more.
+        async_comm: whether the sends and receives of a step are posted together.
+
+    Returns:
+        Synchronous: 2 <= T <= N. Asynchronous: T <= 2N - 1. One stage alone: always.
+
+    Raises:
+        ArgumentError: a number is less than 1.
+
+    Example:
+        >>> [T for T in range(1, 10) if can_finish(4, T)]
+        [2, 3, 4]
+        >>> [T for T in range(1, 10) if can_finish(4, T, async_comm=True)]
+        [1, 2, 3, 4, 5, 6, 7]
+    """
+    return steady_use(num_stages, num_inner_iterations, async_comm) > 0
+
+
+def check_can_finish(num_stages: int, num_inner_iterations: int, num_tokens: int, async_comm: bool = False) -> None:
+    """Refuses a ring that would never end, before any rank has sent anything.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_inner_iterations: T, 1 or more.
+        num_tokens: tokens generated for each prompt, 1 or more.
+        async_comm: whether the sends and receives of a step are posted together.
+
+    Raises:
+        ScheduleError: it would never end; the message says why, and which settings would.
+        ArgumentError: a number is less than 1.
+
+    Example:
+        >>> check_can_finish(4, 4, num_tokens=16)
+        >>> check_can_finish(4, 5, num_tokens=16)
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.ScheduleError: num_inner_iterations must be 2 to 4 with 4 stages and synchronous messages, got 5: a stage holds \
+one job, so that stage 0 waits to send the next one while the last stage waits to send it a token. Use 4, or async_comm=True.
+    """
+    _check_positive(num_tokens=num_tokens)
+    if can_finish(num_stages, num_inner_iterations, async_comm) or num_tokens == 1:
+        return
+    least, most = (1, 2 * num_stages - 1) if async_comm else (2, num_stages)
+    kind, reason = ("asynchronous", _FULLER) if async_comm else ("synchronous", _STARVED if num_inner_iterations == 1 else _FULL)
+    other = ", or async_comm=True" if not async_comm and can_finish(num_stages, num_inner_iterations, async_comm=True) else ""
+    raise ScheduleError(
+        f"num_inner_iterations must be {f'{least} to {most}' if least < most else most} with {num_stages} stages and {kind} messages, "
+        f"got {num_inner_iterations}: {reason}. Use {min(max(num_inner_iterations, least), most)}{other}."
+    )
+
+
+def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
+    """Returns how many hidden states and tokens travel in all.
+
+    For each token of a batch its hidden state crosses N - 1 edges and the token comes back over the edge that closes the ring; the last
+    token of a batch stays where it was made.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_batches: batches of prompts, all rounds together.
+        num_tokens: n, tokens generated for each prompt.
+
+    Returns:
+        num_batches (n N - 1); 0 for one stage.
+
+    Example:
+        >>> count_messages(num_stages=4, num_batches=8, num_tokens=16)
+        504
+
+    Source:
+        FlexLLMGen's loop: G T k (n N - 1) messages for G rounds of T inner iterations with k GPU batches each.
+    """
+    _check_positive(num_stages=num_stages, num_batches=num_batches, num_tokens=num_tokens)
+    return num_batches * (num_tokens * num_stages - 1) if num_stages > 1 else 0
+
+
+def idle_of_full_ring(num_stages: int, num_rounds: int, num_tokens: int, prefill: Time, decode: Time) -> Time:
+    """Returns how long each stage is idle, from the first job to the last, when T = N.
+
+    Idle is what it takes to fill and drain the ring once, and again at each later round what a prompt takes longer than a token. It
+    holds for stages that take equally long, ``decode <= prefill``, and messages that take no time, synchronous or not.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_rounds: G, how often the ring is filled with new prompts, 1 or more.
+        num_tokens: n, tokens generated for each prompt, 1 or more.
+        prefill: time of a stage to read a batch of prompts, in any unit.
+        decode: time of a stage for one token of a batch, in the same unit; at most ``prefill``.
+
+    Returns:
+        (N - 1) (P + (G - 1) (P - D)), in the unit of the times; (N - 1) P for a single token.
+
+    Raises:
+        ArgumentError: a number is less than 1, or ``decode`` more than ``prefill``.
+
+    Example:
+        >>> idle_of_full_ring(4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
+        15
+        >>> idle_of_full_ring(4, num_rounds=3, num_tokens=16, prefill=5, decode=1)
+        39
+    """
+    _check_positive(num_stages=num_stages, num_rounds=num_rounds, num_tokens=num_tokens)
+    if decode > prefill:
+        raise ArgumentError(f"decode must be at most prefill, {prefill}, got {decode}. Reading a prompt takes longer than one token.")
+    again = (num_rounds - 1) * (prefill - decode) if num_tokens > 1 else 0
+    return (num_stages - 1) * (prefill + again)
+
+
+def makespan_of_full_ring(num_stages: int, num_rounds: int, num_tokens: int, prefill: Time, decode: Time) -> Time:
+    """Returns the time from the first job to the last when T = N: what a stage works, and what it is idle.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_rounds: G, how often the ring is filled with new prompts, 1 or more.
+        num_tokens: n, tokens generated for each prompt, 1 or more.
+        prefill: time of a stage to read a batch of prompts, in any unit.
+        decode: time of a stage for one token of a batch, in the same unit; at most ``prefill``.
+
+    Returns:
+        G N (P + (n - 1) D) + ``idle_of_full_ring``, in the unit of the times.
+
+    Raises:
+        ArgumentError: a number is less than 1, or ``decode`` more than ``prefill``.
+
+    Example:
+        >>> makespan_of_full_ring(4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
+        95
+    """
+    busy = num_rounds * num_stages * (prefill + (num_tokens - 1) * decode)
+    return busy + idle_of_full_ring(num_stages, num_rounds, num_tokens, prefill, decode)
+
+
+def makespan_of_async_ring(num_stages: int, num_inner_iterations: int, num_rounds: int, num_tokens: int) -> int:
+    """Returns the time from the first job to the last with asynchronous messages and T <= N, where every job takes one unit.
+
+    Args:
+        num_stages: N, 1 or more.
+        num_inner_iterations: T, from 1 to N.
+        num_rounds: G, 1 or more.
+        num_tokens: n, 1 or more.
+
+    Returns:
+        G ((n - 1) N + T) + N - 1, in jobs.
+
+    Raises:
+        ArgumentError: a number is less than 1, or T more than N.
+
+    Example:
+        >>> [makespan_of_async_ring(4, T, num_rounds=1, num_tokens=5) for T in (1, 2, 4)]
+        [20, 21, 23]
+    """
+    _check_positive(num_stages=num_stages, num_inner_iterations=num_inner_iterations, num_rounds=num_rounds, num_tokens=num_tokens)
+    if num_inner_iterations > num_stages:
+        raise ArgumentError(
+            f"num_inner_iterations must be at most num_stages, {num_stages}, got {num_inner_iterations}. "
+            "For more there is steady_use, which tells how far they slow the ring down."
+        )
+    return num_rounds * ((num_tokens - 1) * num_stages + num_inner_iterations) + num_stages - 1
+
+
+def _check_positive(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ArgumentError(f"{name} must be an integer of 1 or more, got {number!r}.")

@@ -1,0 +1,420 @@
+"""What an action waits for and what it passes on: activations go up the stages, gradients come back down.
+
+For one microbatch, over three stages::
+
+    0F -----> 1F -----> 2F
+     |         |         |          down a column: backward needs the stage's own forward
+     v         v         v
+    0B <----- 1B <----- 2B          B may be I, followed by W any time later: only I has somebody waiting for it
+
+Where the two stages of an arrow are on one rank, the arrow costs nothing and there is no message.
+
+What can be said of a schedule by reading it, without a clock: each rank's actions are its own, each once, each after what it needs.
+
+From what a rank computes to what it does: where the sends and the receives go.
+
+1F1B over two ranks, before and after; a send stands after what makes its payload, a receive one computation before the one that needs it,
+so that the message travels while the rank computes::
+
+    rank 0   0F0 0F1 0B0 0B1         0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0RECV_B1 0B0 0B1
+    rank 1   1F0 1B0 1F1 1B1         1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1
+
+Both are *posts*: neither blocks. A computation waits for its receive, and the end of the step waits for the sends.
+
+Why this cannot deadlock where a send ends only when it is received (a rendezvous): nobody waits for a send before the end, so a rank stands
+still only for a message that is not sent yet, and its sender stands still only for a message of a computation that comes before it. That
+chain has an end, unless the computations themselves wait for each other in a circle, which ``validate`` finds.
+
+Two messages of one channel (from one rank to another) are received in the order in which they are sent: transports without tags match by
+order. Where a rank needs them the other way round, it posts the earlier one earlier: in a V, activations and gradients share a channel.
+
+Where the sends and receives go on transports that do what two ranks post to each other one after the other, as NCCL does.
+
+There a message waits for all that its rank has posted before to or from the same peer. 1F1B as ``lower`` writes it would stand still::
+
+    rank 0   0SEND_F0 0RECV_B0 0SEND_F1      after 0SEND_F0, rank 0 is to receive and rank 1 is to receive:
+    rank 1   1RECV_F0 1RECV_F1 1SEND_B0      nobody sends
+
+So both ranks must post their messages in one order. There is one if all ranks work in step: in each step, every rank does its next
+computation if it has what that needs; then the messages of the step are posted, on both sides, in the order of the ranks that send. What a
+message waits for was posted in an earlier step, or earlier in the same one, so the first message that has not arrived can always go on.
+
+A receive is posted no earlier than its send, so it hides less of a message's way than one that is posted ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from ringsim.errors import ScheduleError, check_integer
+from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
+
+__all__ = ["check_ahead", "check_messages", "check_order", "check_places", "get_needs", "get_recv", "get_send", "lower", "lower_in_step"]
+
+_BACKWARD = ("B", "I")  # both make the gradient that the stage before waits for
+
+
+def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
+    """Returns the send that follows a computation.
+
+    Args:
+        action: a computation.
+        stage_ranks: for each stage, the rank that has it.
+
+    Returns:
+        The send of its output or gradient; None where nobody waits for one, or only a stage on the same rank.
+
+    Example:
+        >>> [str(get_send(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
+        ['1SEND_F0', '1SEND_B0', '1SEND_B0', 'None']
+        >>> print(get_send(Action(0, "F", 0), stage_ranks=(0, 0)))
+        None
+    """
+    return _message(action, stage_ranks, prefix="SEND", step=1)
+
+
+def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
+    """Returns the recv that a computation waits for.
+
+    Args:
+        action: a computation.
+        stage_ranks: for each stage, the rank that has it.
+
+    Returns:
+        The recv of its input, or of the gradient of its output; None where neither comes from another rank.
+
+    Example:
+        >>> [str(get_recv(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
+        ['1RECV_F0', '1RECV_B0', '1RECV_B0', 'None']
+    """
+    return _message(action, stage_ranks, prefix="RECV", step=-1)
+
+
+def _message(action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int) -> Action | None:
+    """The message between an action's stage and the one ``step`` further along its direction: forward is up, backward is down."""
+    if action.kind == "F":
+        direction, other = "F", action.stage + step
+    elif action.kind in _BACKWARD:
+        direction, other = "B", action.stage - step
+    else:
+        return None
+    if not 0 <= other < len(stage_ranks) or stage_ranks[other] == stage_ranks[action.stage]:
+        return None
+    return Action(action.stage, f"{prefix}_{direction}", action.microbatch)
+
+
+def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, ...]]:
+    """Returns what must be done on the same rank before a computation can start.
+
+    Args:
+        action: a computation.
+        stage_ranks: for each stage, the rank that has it.
+
+    Returns:
+        A list of needs; any one of the actions of a tuple fulfils it: a gradient comes from ``B`` or from ``I``.
+
+    Example:
+        >>> get_needs(Action(0, "B", 0), stage_ranks=(0, 0))  # both stages on this rank: the gradient comes from stage 1
+        [(Action(stage=0, kind='F', microbatch=0),), (Action(stage=1, kind='B', microbatch=0), Action(stage=1, kind='I', microbatch=0))]
+        >>> get_needs(Action(1, "F", 0), stage_ranks=(0, 1))
+        [(Action(stage=1, kind='RECV_F', microbatch=0),)]
+    """
+    stage, kind, microbatch = action
+    if kind == "W":
+        return [(Action(stage, "I", microbatch),)]
+    needs: list[tuple[Action, ...]] = [(Action(stage, "F", microbatch),)] if kind in _BACKWARD else []
+    source = stage - 1 if kind == "F" else stage + 1
+    recv = get_recv(action, stage_ranks)
+    if recv is not None:
+        needs.append((recv,))
+    elif 0 <= source < len(stage_ranks):
+        needs.append(tuple(Action(source, made_by, microbatch) for made_by in (("F",) if kind == "F" else _BACKWARD)))
+    return needs
+
+
+def check_places(schedule: Schedule) -> None:
+    """Refuses actions that their rank cannot do: unknown ones, those of another rank's stages, and second ones.
+
+    Args:
+        schedule: any schedule.
+
+    Raises:
+        ScheduleError: with the first such action, its rank and position.
+
+    Example:
+        >>> check_places(Schedule("mine", 1, (0,), ((Action(0, "F", 0), Action(0, "F", 0)),)))
+        Traceback (most recent call last):
+        ringsim.errors.ScheduleError: 0F0 must be done once, got a second one (rank 0, position 1). Take one out.
+    """
+    if schedule.num_microbatches < 1:
+        raise ScheduleError(f"num_microbatches must be 1 or more, got {schedule.num_microbatches}. Cut the step into 1 or more.")
+    for stage, owner in enumerate(schedule.stage_ranks):
+        if not 0 <= owner < schedule.num_ranks:
+            raise ScheduleError(f"stage {stage} must be on a rank below {schedule.num_ranks}, got {owner}. Give it to one that has a row.")
+    for rank, row in enumerate(schedule.actions):
+        done: set[Action] = set()
+        for position, action in enumerate(row):
+            where = f"(rank {rank}, position {position})"
+            _check_place(action, rank, schedule, where)
+            if action in done:
+                raise ScheduleError(f"{action} must be done once, got a second one {where}. Take one out.")
+            other = {"B": "I", "I": "B"}.get(action.kind)
+            if other is not None and action._replace(kind=other) in done:
+                raise ScheduleError(f"{action} must be the only gradient of its input, got {other} before it {where}. B is I and W in one.")
+            done.add(action)
+
+
+def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> None:
+    """Refuses an action that does not belong into this row."""
+    kinds = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
+    if action.kind not in kinds:
+        raise ScheduleError(f"an action must be one of {', '.join(kinds)}, got {action} {where}. Write for example 2F0.")
+    if not 0 <= action.stage < schedule.num_stages:
+        raise ScheduleError(
+            f"{action} must be of a stage below {schedule.num_stages}, got {action.stage} {where}. Take it out, or add the stage."
+        )
+    if schedule.stage_ranks[action.stage] != rank:
+        owner = schedule.stage_ranks[action.stage]
+        raise ScheduleError(
+            f"{action} must be done by rank {owner}, which has stage {action.stage}, got rank {rank} {where}. Move it there."
+        )
+    if not 0 <= action.microbatch < schedule.num_microbatches:
+        limit = f"must be of a microbatch below {schedule.num_microbatches}, got {action.microbatch}"
+        raise ScheduleError(f"{action} {limit} {where}. Take it out, or raise num_microbatches.")
+    if not action.is_compute:
+        other = action.other_side.stage
+        if not 0 <= other < schedule.num_stages or schedule.stage_ranks[other] == rank:
+            there = f"on rank {rank} too" if 0 <= other < schedule.num_stages else "that does not exist"
+            raise ScheduleError(f"{action} must go between two ranks, got stage {other} {there} on the other side {where}. Take it out.")
+
+
+def check_order(schedule: Schedule) -> None:
+    """Refuses actions that come before what they need from their own rank.
+
+    A backward pass needs its forward pass, ``W`` needs its ``I``, a stage needs the one before it where both are on one rank; in a lowered
+    schedule a computation needs its receive too, and a send the computation of what it sends.
+
+    Args:
+        schedule: one that ``check_places`` passed.
+
+    Raises:
+        ScheduleError: with the first such action, its rank and position.
+
+    Example:
+        >>> check_order(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
+        Traceback (most recent call last):
+        ringsim.errors.ScheduleError: 0B0 must come after 0F0, got it before or without (rank 0, position 0). Put 0F0 earlier.
+    """
+    lowered = schedule.lowered
+    for rank, row in enumerate(schedule.actions):
+        done: set[Action] = set()
+        for position, action in enumerate(row):
+            for need in _get_needs(action, schedule.stage_ranks, with_recvs=lowered):
+                if done.isdisjoint(need):
+                    names = " or ".join(map(str, need))
+                    where = f"(rank {rank}, position {position})"
+                    raise ScheduleError(f"{action} must come after {names}, got it before or without {where}. Put {names} earlier.")
+            done.add(action)
+
+
+def _get_needs(action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool) -> list[tuple[Action, ...]]:
+    """What an action needs from its own rank; a computation's receive only where receives are written down."""
+    if action.is_compute:
+        return [need for need in get_needs(action, stage_ranks) if with_recvs or need[0].is_compute]
+    if action.kind in RECV_KINDS:
+        return []
+    makers = (action._replace(kind=kind) for kind in ("F", "B", "I"))
+    return [tuple(maker for maker in makers if get_send(maker, stage_ranks) == action)]
+
+
+def check_messages(schedule: Schedule) -> None:
+    """Refuses sends and receives that do not meet: between two ranks, the k-th send must be received by the k-th receive.
+
+    Args:
+        schedule: a lowered one that ``check_places`` passed.
+
+    Raises:
+        ScheduleError: with the first action that does not meet its other side, its rank and position.
+
+    Example:
+        >>> rows = ((Action(0, "F", 0), Action(0, "SEND_F", 0)), ())
+        >>> check_messages(Schedule("mine", 1, (0, 1), rows))
+        Traceback (most recent call last):
+        ringsim.errors.ScheduleError: 0SEND_F0 must meet 1RECV_F0, got nothing (rank 0, position 1, to rank 1). Write both in one order.
+    """
+    sends: dict[tuple[int, int], list[tuple[Action, int]]] = {}
+    receives: dict[tuple[int, int], list[tuple[Action, int]]] = {}
+    for rank, row in enumerate(schedule.actions):
+        for position, action in enumerate(row):
+            if action.is_compute:
+                continue
+            peer = schedule.stage_ranks[action.other_side.stage]
+            if action.kind in SEND_KINDS:
+                sends.setdefault((rank, peer), []).append((action, position))
+            else:
+                receives.setdefault((peer, rank), []).append((action, position))
+    for source, rank in sorted({*sends, *receives}):
+        for sent, received in zip_longest(sends.get((source, rank), []), receives.get((source, rank), [])):
+            if sent is None:
+                raise ScheduleError(_describe(received[0], None, f"(rank {rank}, position {received[1]}, from rank {source})"))
+            if received is None or sent[0].other_side != received[0]:
+                got = None if received is None else received[0]
+                raise ScheduleError(_describe(sent[0], got, f"(rank {source}, position {sent[1]}, to rank {rank})"))
+
+
+def _describe(action: Action, got: Action | None, where: str) -> str:
+    """Says of a message what it should have met."""
+    return f"{action} must meet {action.other_side}, got {'nothing' if got is None else got} {where}. Write both in one order."
+
+
+def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
+    """Inserts the sends and receives into a schedule of computations.
+
+    Args:
+        schedule: computations only; a lowered schedule is returned as it is.
+        ahead: how many computations before its use a receive is posted, 0 or more. 0 is a receive that blocks: the message starts to travel
+            when the rank has nothing else to do.
+
+    Returns:
+        The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different ranks, and none within a rank.
+
+    Raises:
+        ArgumentError: ``ahead`` is no whole number, or negative.
+        ScheduleError: something is sent that nobody needs, or needed that nobody sends, or twice.
+
+    Example:
+        >>> from ringsim.schedules import one_f_one_b
+        >>> for row in lower(one_f_one_b(num_ranks=2, num_microbatches=2), ahead=0).actions:
+        ...     print(*row)
+        0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+        1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1
+    """
+    check_ahead(ahead)
+    if schedule.lowered:
+        return schedule
+    receives = _receives_by_rank(schedule)
+    rows = (_lower_row(row, schedule.stage_ranks, receives[rank], ahead) for rank, row in enumerate(schedule.actions))
+    return replace(schedule, actions=tuple(map(tuple, rows)))
+
+
+def check_ahead(ahead: int) -> None:
+    """Raises ArgumentError for a receive that would be posted after its use."""
+    check_integer("ahead", ahead, 0, "Say how many computations before its use a receive is posted.")
+
+
+def _lower_row(row: tuple[Action, ...], stage_ranks: tuple[int, ...], receives: list[tuple[int, Action]], ahead: int) -> list[Action]:
+    """Writes one rank's row; ``receives`` says before which computation each one is needed, the first needed first."""
+    lowered: list[Action] = []
+    waiting = list(reversed(receives))
+    for position, action in enumerate(row):
+        while waiting and waiting[-1][0] - ahead <= position:
+            lowered.append(waiting.pop()[1])
+        lowered.append(action)
+        send = get_send(action, stage_ranks)
+        if send is not None:
+            lowered.append(send)
+    return lowered
+
+
+def _receives_by_rank(schedule: Schedule) -> list[list[tuple[int, Action]]]:
+    """Lists each rank's receives in the order to post them, with the position of the computation before which each must stand."""
+    needed = _find_receives(schedule)
+    receives: list[list[tuple[int, Action]]] = [[] for _ in schedule.actions]
+    for (_, rank), channel in _find_channels(schedule, needed).items():
+        position = len(schedule.actions[rank])
+        in_order = []
+        for recv in reversed(channel):  # before what needs it, and before what needs a later one of the same channel
+            position = min(position, needed[recv][1])
+            in_order.append((position, recv))
+        receives[rank] += reversed(in_order)
+    for of_rank in receives:
+        of_rank.sort(key=lambda item: item[0])  # a stable sort: each channel keeps its order
+    return receives
+
+
+def _find_receives(schedule: Schedule) -> dict[Action, tuple[int, int]]:
+    """Maps each receive to the (rank, position) of the computation that needs it."""
+    needed: dict[Action, tuple[int, int]] = {}
+    for rank, row in enumerate(schedule.actions):
+        for position, action in enumerate(row):
+            recv = get_recv(action, schedule.stage_ranks)
+            if recv is None:
+                continue
+            if recv in needed:
+                raise ScheduleError(f"{recv} must happen once, got it again for {action} (rank {rank}). Take the second one out.")
+            needed[recv] = (rank, position)
+    return needed
+
+
+def _find_channels(schedule: Schedule, needed: dict[Action, tuple[int, int]]) -> dict[tuple[int, int], list[Action]]:
+    """Maps each channel, (from rank, to rank), to the receives that its sends meet, in the order of the sends."""
+    channels: dict[tuple[int, int], list[Action]] = {}
+    unsent = dict(needed)
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            send = get_send(action, schedule.stage_ranks)
+            if send is None:
+                continue
+            recv = send.other_side
+            if unsent.pop(recv, None) is None:
+                why = "happen once, got it again" if recv in needed else f"be for a computation of stage {recv.stage}, got none"
+                raise ScheduleError(f"{send} must {why} (rank {rank}, after {action}). Take {action} out, or add what needs it.")
+            channels.setdefault((rank, schedule.stage_ranks[recv.stage]), []).append(recv)
+    for recv, (rank, position) in unsent.items():
+        action = schedule.actions[rank][position]
+        raise ScheduleError(f"{action} must have a {recv.other_side} to wait for, got none (rank {rank}). Add what makes it.")
+    return channels
+
+
+def lower_in_step(schedule: Schedule) -> Schedule:
+    """Inserts the sends and receives so that any two ranks post their messages to each other in one order.
+
+    Args:
+        schedule: computations only; a lowered schedule is returned as it is.
+
+    Returns:
+        The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different ranks, and none within a rank.
+
+    Raises:
+        ScheduleError: the computations wait for each other, or for something that nobody makes.
+
+    Example:
+        >>> from ringsim.schedules import one_f_one_b
+        >>> for row in lower_in_step(one_f_one_b(num_ranks=2, num_microbatches=2)).actions:
+        ...     print(*row)
+        0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+        1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1
+
+    Source:
+        ``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``: the receive is put in where the send is, while all rows are gone
+        through together.
+    """
+    if schedule.lowered:
+        return schedule
+    waiting = [deque(row) for row in schedule.actions]
+    lowered: list[list[Action]] = [[] for _ in waiting]
+    done: set[Action] = set()
+    while any(waiting):
+        step = [(rank, row.popleft()) for rank, row in enumerate(waiting) if row and _can_start(row[0], schedule, done)]
+        if not step:
+            stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
+            raise ScheduleError(f"a schedule must let every rank go on, got none that can: {stuck}. Ask validate why.")
+        for rank, action in step:
+            lowered[rank].append(action)
+            done.add(action)
+        for rank, action in step:
+            send = get_send(action, schedule.stage_ranks)
+            if send is not None:
+                recv = send.other_side
+                lowered[rank].append(send)
+                lowered[schedule.stage_ranks[recv.stage]].append(recv)
+                done.add(recv)
+    return replace(schedule, actions=tuple(map(tuple, lowered)))
+
+
+def _can_start(action: Action, schedule: Schedule, done: set[Action]) -> bool:
+    """Whether everything that a computation needs was done in an earlier step."""
+    return all(not done.isdisjoint(need) for need in get_needs(action, schedule.stage_ranks))
