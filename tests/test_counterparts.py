@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.follower import disagreement
+
 from ringsim.errors import MessageMismatch
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.parts import read_parts

@@ -67,9 +67,10 @@ def explain(trace: Trace) -> Diagnosis:
     if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
         snapshot = snapshot.settle()
         judged = judge(snapshot)
-    disagree = [*find_message_mismatches(trace), *find_collective_mismatches(events), *find_order_mismatches(snapshot)]
-    causes = [*find_notices(events), *disagree]
+    messages = find_message_mismatches(trace)
+    causes = [*find_notices(events), *messages[:1], *find_collective_mismatches(events), *find_order_mismatches(snapshot)]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
+    findings += messages[1:]
     edges = judged.edges
     if not judged.findings and not causes:
         findings += _find_leavers(snapshot)

@@ -1,11 +1,11 @@
 """What is wrong though nobody need be stuck: sides that disagree, and what a run left behind.
 
-Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go unnoticed. They are found in the records: while
-the ranks run, by whoever watches them; when they have ended; and in any trace. The k-th send of a channel is compared with its k-th recv, the
-k-th collective of a group on one rank with the k-th on the others.
+Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go unnoticed. They are found in the records:
+while the ranks run, by whoever watches them; when they have ended; and in any trace. The k-th send of a channel is compared with its k-th
+recv, the k-th collective of a group on one rank with the k-th on the others.
 
-While ranks run, an operation is compared only once it is settled: awaited, done, or followed by another of its thread. Until then it may still
-be refused, and then it never was; a program may catch the error and try again.
+While ranks run, an operation is compared only once it is settled: awaited, done, or followed by another of its thread. Until then it may
+still be refused, and then it never was; a program may catch the error and try again.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ only counted, so what a look costs depends on what is open, not on how long the 
                         [done][done][done][open]                    recvs
                          dropped, counted  kept: the k-th meets the k-th, whatever was dropped from both sides
 
-A recv from any source and one from a particular rank, both open under one tag, may get the same message. Which of them did is not recorded
-before the former is done. Each may hope until then, unless the snapshot is *settled*: nothing is on its way any more, so whoever still waits
-has not got it.
+A recv from any source and one from a particular rank, both open under one tag, may get the same message. Which of them did is not
+recorded before the former is done. Each may hope until then, unless the snapshot is *settled*: nothing is on its way any more, so whoever
+still waits has not got it.
 """
 
 from __future__ import annotations

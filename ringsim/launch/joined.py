@@ -39,14 +39,14 @@ from torch.distributed import distributed_c10d
 from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
 from ringsim.launch.watcher import (
-    SHUT,
-    LiveRecords,
     ANSWER_S,
     ASK,
     OUR_THREADS,
+    SHUT,
     WAKE,
     WAKE_S,
     WHERE,
+    LiveRecords,
     Threads,
     Watcher,
     find_place,

@@ -36,12 +36,11 @@ from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import describe_end, pass_on, read_woken, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board
-from ringsim.launch.live_part import PartReader
 from ringsim.launch.watcher import has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events, readable
 from ringsim.traces.files import save
-from ringsim.traces.parts import read_parts
+from ringsim.traces.parts import PartReader, read_parts
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 

@@ -5,13 +5,13 @@ Every now and then::
     look at the parts -> who is blocked in what -> can anybody still help them? -> if not: the same again at the next look -> a verdict
                       -> what disagrees among what cannot be refused any more -------------------------------------------> a verdict
 
-A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the same operations both times, and has posted
-nothing in between, was in that state all the time between the end of the first look and the beginning of the second. So was every other rank
-of which that is true, at the same moments.
+A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the same operations both times, and has
+posted nothing in between, was in that state all the time between the end of the first look and the beginning of the second. So was every
+other rank of which that is true, at the same moments.
 
-Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both sides, so ranks that wait for messages that are
-not posted, from ranks that wait in their turn, wait for ever: two looks with nothing in between are enough. Patience goes with what is less
-certain:
+Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both sides, so ranks that wait for messages that
+are not posted, from ranks that wait in their turn, wait for ever: two looks with nothing in between are enough. Patience goes with what is
+less certain:
 
 =====================================  =====================================================================================
 what the ranks wait for                how long nothing may happen before the verdict
@@ -42,9 +42,9 @@ from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Stuck, analyse
-from ringsim.launch.live_part import PartReader
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Finding
+from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import CallSites
 
 __all__ = [
@@ -119,11 +119,7 @@ class LiveRecords:
 
     def _is_known(self, rank: int) -> bool:
         """Tells whether a part belongs to this run, as far as that can be told."""
-        if not self._known[rank]:
-            part = self.parts[rank]
-            part.read_names()
-            process = look_at(part.meta.get("pid", 0))
-            self._known[rank] = process is not None and process.born_ns <= part.meta.get("start_ns", -1)
+        self._known[rank] = self._known[rank] or self.parts[rank].is_live()
         return self._known[rank]
 
     def state(self, rank: int, state: str) -> str:
@@ -427,12 +423,10 @@ class Process(NamedTuple):
     Attributes:
         state: R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to.
         ticks: CPU time that it has used so far, in the system's ticks.
-        born_ns: when it began, CLOCK_MONOTONIC.
     """
 
     state: str
     ticks: int
-    born_ns: int = 0
 
     @property
     def doing(self) -> str:
@@ -454,9 +448,7 @@ def look_at(pid: int) -> Process | None:
         return None
     state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()  # it closes its connections before it is a Z
     # A rank whose threads compute while its first one sleeps is seen by its ticks.
-    asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()  # the machine, since it was started
-    born_ns = int(words[19]) * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns
-    return Process(state, int(words[11]) + int(words[12]), born_ns)
+    return Process(state, int(words[11]) + int(words[12]))
 
 
 def has_proc() -> bool:

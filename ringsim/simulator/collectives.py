@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ringsim.comm.built import find_refusal
-from ringsim.comm.follower import disagreement
+from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import ArgumentError, MessageMismatch

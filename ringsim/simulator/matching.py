@@ -50,8 +50,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ringsim.comm.follower import disagreement
 from ringsim.comm.mpi_transfers import to_index
+from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.link import Link
 from ringsim.simulator.clock import Clock
