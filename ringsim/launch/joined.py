@@ -37,7 +37,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
-from ringsim.errors import RingError
+from ringsim.errors import MessageMismatch, RingError
 from ringsim.launch.watcher import (
     ANSWER_S,
     ASK,
@@ -114,6 +114,11 @@ class JoinedWatch:
         except BaseException:
             self._raised.set()
             raise
+
+    def unheard(self) -> RingError | None:
+        """Returns the verdict on operations of this rank that disagree with others', where no operation of it has raised it since."""
+        error = None if self._raised.is_set() else read_verdict(self._directory, self._rank)
+        return error if isinstance(error, MessageMismatch) else None
 
     def ask_others(self) -> list[dict[str, Any]]:
         """Asks the other ranks where they are, after a wait of rank 0 broke and no verdict says why; on rank 0, before ``stop``.

@@ -33,10 +33,10 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import describe_end, pass_on, read_woken, report_exception
+from ringsim.diagnose.failure import describe_end, error_of_kind, pass_on, read_woken, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board
-from ringsim.launch.watcher import has_proc, look_at
+from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events, readable
 from ringsim.traces.files import save
@@ -146,6 +146,7 @@ class Recording:
         if self._own:
             recorder.close()
         resume_log(moved)
+        mismatch = self._watch.unheard() if self._watch is not None and error is None else None
         try:
             self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory), "left": left}))
             if self._rank == 0:
@@ -155,6 +156,8 @@ class Recording:
                     error.trace = self._trace
                     error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
                 save(self._trace, self._path)
+                if error is None and self._own and not late and "gloo" in self._backend:
+                    mismatch = self._find_mismatch(recorder.directory)
                 if self._own and whole:
                     shutil.rmtree(recorder.directory, ignore_errors=True)
         except (RingError, RuntimeError, OSError) as failure:
@@ -164,6 +167,18 @@ class Recording:
                     f"(rank {self._rank} of {self._world_size}). They are in {recorder.directory}."
                 ) from failure
             error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception matters more
+        if mismatch is not None:
+            mismatch.trace = self._trace
+            raise mismatch
+
+    def _find_mismatch(self, directory: Path) -> RingError | None:
+        """Returns the error of a block that all ranks have left though the sides of an operation disagree."""
+        records = LiveRecords(directory, self._world_size)
+        records.look()
+        found = records.find_mismatch(range(self._world_size))
+        if found is None:
+            return None
+        return error_of_kind(found.kind)(str(found), diagnosis=replace(found, trace=self._trace))
 
     def _make_recorder(self) -> Recorder:
         directory = self._directory
