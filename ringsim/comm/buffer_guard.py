@@ -22,7 +22,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -186,14 +185,8 @@ class BufferGuard:
 
     def _find_line(self) -> tuple[str, int]:
         """Returns the user's file and line that led here."""
-        sites = self._recorder.sites
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if (sites[name] if name in sites else sites.learn(name)) >= 0:
-                return name, frame.f_lineno
-            frame = frame.f_back
-        return "an unknown file", 0
+        frame = self._recorder.sites.find(sys._getframe(1))
+        return ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 class _Watch(TorchDispatchMode):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ringsim.comm.counterparts import Counterparts
-from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES
+from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["GROUPS", "record_end_of_groups", "record_new_groups"]
@@ -43,7 +43,7 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
     call = getattr(distributed_c10d, _FUNCTION, None)
     if call is None:
         return {}
-    post = recorder.hot.make_post(OP_CODES["new_group"])
+    post = recorder.make_post(OP_CODES["new_group"])
     met: set[int] = set()
 
     def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -58,10 +58,10 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
             if recorder.rank not in members:
                 return None  # it passes by
             before = len(distributed_c10d._world.pg_names)
-            group = recorder.number("group", name=f"groups of {members} after {before} others", ranks=members)
-            return post(group, NONE, NONE, recorder.number("payload", dtype="ranks", shape=members, size_bytes=0))
-        group = recorder.number("group", name=GROUPS, ranks=world, **({} if counterparts is None else {"fresh": True}))
-        payload = recorder.number("payload", dtype="ranks", shape=members, size_bytes=0)
+            group = recorder.group(f"groups of {members} after {before} others", members)
+            return post(group, NONE, NONE, recorder.payload("ranks", members, 0))
+        group = recorder.group(GROUPS, world, fresh=counterparts is not None)
+        payload = recorder.payload("ranks", members, 0)
         slot = post(group, NONE, NONE, payload)
         if slot is not None and counterparts is not None:
             if group not in met:
@@ -70,7 +70,7 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
             try:
                 counterparts.compare_collective(group, OP_CODES["new_group"], payload, NONE)
             except BaseException:
-                recorder.hot.fail(slot)
+                recorder.complete(slot, ERROR)
                 raise
         return slot
 
@@ -79,14 +79,14 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
         slot = post_making(ranks, args, kwargs)
         if slot is None:
             return call(ranks, *args, **kwargs)
-        recorder.hot.begin_wait(slot)
+        recorder.wait(slot)
         try:
             group = call(ranks, *args, **kwargs)
         except BaseException:
-            recorder.hot.fail(slot)
+            recorder.complete(slot, ERROR)
             recorder.on_failure()
             raise
-        recorder.hot.finish(slot)
+        recorder.complete(slot)
         return group
 
     return {(distributed_c10d, _FUNCTION): new_group}

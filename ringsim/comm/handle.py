@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ringsim.state import get_state
+from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["Handle"]
@@ -61,15 +62,15 @@ class Handle:
                 self._wait(timeout)
                 return True
             for slot in self._slots:
-                recorder.hot.begin_wait(slot)
+                recorder.wait(slot)
             try:
                 self._wait(timeout)
             except BaseException:
                 for slot in self._slots:
-                    recorder.hot.fail(slot)
+                    recorder.complete(slot, ERROR)
                 raise
             for slot in self._slots:
-                recorder.hot.finish(slot)
+                recorder.complete(slot)
             self._recorder = None
         return True
 

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +31,7 @@ from ringsim.comm.log_records import Connection, Records, Segment, begin_records
 from ringsim.comm.log_settings import read_settings
 from ringsim.costs import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import OK, OP_CODES, OP_NAMES
+from ringsim.traces.events import OK, OP_CODES, OP_NAMES, Group
 from ringsim.traces.recorder import CallSites, Recorder, label_in_force
 from ringsim.traces.units import bytes_text, time_text
 
@@ -119,7 +117,7 @@ def call(
     if log.plain and not prof and name == op and op in OP_CODES:
         return function(*args)  # its record says it all
     recorder = log.records.recorder
-    before = recorder.hot.skip() if log.verbose else 0
+    before = recorder.bookmark() if log.verbose else 0
     label = enter_label(log, name, debug)
     try:
         return function(*args)
@@ -141,33 +139,27 @@ def enter_label(log: LogOptions, name: str, debug: str | None) -> Token[int]:
     recorder = log.records.recorder
     if log.debug:
         name = f"{name} in {debug or _find_caller(recorder.sites)}"
-    return label_in_force.set(recorder.number_label(name))
+    return label_in_force.set(recorder.label(name))
 
 
 def _find_caller(sites: CallSites) -> str:
     """Returns the name of the innermost function that is the user's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = sites.get(frame.f_code.co_filename)
-        if (sites.learn(frame.f_code.co_filename) if file is None else file) >= 0:
-            return frame.f_code.co_name
-        frame = frame.f_back
-    return "an unknown function"
+    frame = sites.find(sys._getframe(1))
+    return "an unknown function" if frame is None else frame.f_code.co_name
 
 
 def write_lines(recorder: Recorder, before: int) -> None:
-    """Writes a line for each operation that this thread has posted since ``before`` (of ``hot.skip``), through logger "ringsim.comm"."""
-    records = recorder.records_between(before, recorder.hot.skip())
-    for record in records[records["thread"] == threading.get_ident()]:
+    """Writes a line for each operation that this thread has posted since ``before`` (a bookmark), through logger "ringsim.comm"."""
+    for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
-        name = recorder.entry("label", record["label"])["name"] if record["label"] >= 0 else op
-        group = recorder.entry("group", record["group"]) if record["group"] >= 0 else {"name": "", "ranks": [0]}
-        size_bytes = recorder.entry("payload", record["payload"])["size_bytes"] if record["payload"] >= 0 else 0
-        words: list[str] = [f"{name}: {op}" if name != op else op, str(group["name"]), bytes_text(size_bytes)]
+        name = recorder.labels[record["label"]] if record["label"] >= 0 else op
+        group = recorder.groups[record["group"]] if record["group"] >= 0 else Group("", (0,))
+        size_bytes = recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
+        words: list[str] = [f"{name}: {op}" if name != op else op, group.name, bytes_text(size_bytes)]
         if status == OK:
             took_ns = int(record["done_ns"] - record["post_ns"])
             algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
-            busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group["ranks"]))
+            busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
             words += [time_text(took_ns), *([f"algbw {algbw:.3f} GB/s, busbw {busbw:.3f} GB/s"] if algbw == algbw else [])]
         else:
             words.append("posted" if status < OK else "failed")

@@ -71,7 +71,7 @@ def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[],
     """Runs a call that is selected, and records it."""
     assert log.records is not None
     recorder = log.records.recorder
-    before = recorder.hot.skip() if log.verbose else 0
+    before = recorder.bookmark() if log.verbose else 0
     label = enter_label(log, name, given.get("debug"))
     slot = recorder.call_begin(label_in_force.get(), _number_group(log, given.get("group")), _number_payload(log, given))
     failed = True
@@ -98,11 +98,11 @@ def _number_group(log: LogOptions, group: Any) -> int:
     assert log.records is not None
     backend = get_state().backend or TORCH
     if not backend.is_initialized():
-        return log.records.recorder.number("group", name="", ranks=[0])
+        return log.records.recorder.group("", [0])
     if group is None:
-        return log.records.recorder.number("group", name="world", ranks=list(range(backend.get_world_size())))
+        return log.records.recorder.group("world", range(backend.get_world_size()))
     name = str(getattr(group, "group_name", ""))
-    return log.records.recorder.number("group", name=name, ranks=backend.get_process_group_ranks(group))
+    return log.records.recorder.group(name, backend.get_process_group_ranks(group))
 
 
 def _number_payload(log: LogOptions, given: dict[str, Any]) -> int:
@@ -114,7 +114,7 @@ def _number_payload(log: LogOptions, given: dict[str, Any]) -> int:
             size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             shape = list(tensors[0].shape) if len(tensors) == 1 else [sum(tensor.numel() for tensor in tensors)]
             dtype = str(tensors[0].dtype).removeprefix("torch.")
-            return log.records.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
+            return log.records.recorder.payload(dtype, shape, size_bytes)
     return NONE
 
 

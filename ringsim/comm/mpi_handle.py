@@ -13,6 +13,7 @@ import torch
 
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.state import get_state
+from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 _YIELDS: Final = 200  # looks at a request with nothing but a step aside between them, before sleeping
@@ -123,17 +124,17 @@ class MpiHandle:
         if recorder is None or recorder is not get_state().recorder:
             return self._wait(limit_s)
         for slot in slots:
-            recorder.hot.begin_wait(slot)
+            recorder.wait(slot)
         try:
             self._wait(limit_s)
         except BaseException:
             for slot in slots:
-                recorder.hot.fail(slot)
+                recorder.complete(slot, ERROR)
             raise
         if self._source >= 0:
-            recorder.hot.set_peer(slots[0], self._ranks[self._source])
+            recorder.amend(slots[0], peer=self._ranks[self._source])
         for slot in slots:
-            recorder.hot.finish(slot)
+            recorder.complete(slot)
         self._recorder = None
         return True
 

@@ -15,7 +15,7 @@ from ringsim.comm.mpi_group import MpiGroup
 from ringsim.comm.mpi_handle import MpiHandle
 from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.errors import ArgumentError, RingError
-from ringsim.traces.events import NONE
+from ringsim.traces.events import ERROR, NONE
 
 _MANY_UNDER_WAY: Final = 64  # from here on, each new operation looks for handles that nobody waits for
 
@@ -148,7 +148,7 @@ class MpiOperations(Membership):
             started = start()
         except BaseException as error:
             if begun is not None:
-                begun[0].hot.fail(begun[1])
+                begun[0].complete(begun[1], ERROR)
             if isinstance(error, job.mpi.Exception):
                 raise RingError(f"{op} must be carried by MPI, got its error {error} ({self.here()}).") from error
             raise

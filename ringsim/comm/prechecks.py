@@ -139,7 +139,7 @@ class Prechecks:
             words[1] += f"{' to' if op == 'send' else ' from'} {peer}" if peer is not None and peer >= 0 else ""
             words.append(f"tag {tag}")
         if group >= 0:
-            words.append(f"group {recorder.entry('group', group)['name']}")
+            words.append(f"group {recorder.groups[group].name}")
         return ", ".join(words)
 
     def _refuse(
@@ -153,12 +153,12 @@ class Prechecks:
 
 def make_record_refused(recorder: Recorder, op: int, ops: dict[str, int]) -> Callable[..., None]:
     """Makes the function that records an operation which torch will not see: failed from the beginning, for other ranks look on."""
-    post = recorder.hot.make_post(op, ops, status=ERROR)
+    post = recorder.make_post(op, ops)
 
     def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
         slot = post(group, peer, tag, payload)
         if slot is not None:
-            recorder.hot.fail(slot)
+            recorder.complete(slot, ERROR)
 
     return record_refused
 

@@ -73,7 +73,7 @@ class TorchNames:
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
         fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
         self._group_names.add(name)
-        number = self._recorder.number("group", name=name, ranks=ranks, **({"fresh": True} if fresh else {}))
+        number = self._recorder.group(name, ranks, fresh=fresh)
         if self._counterparts is not None:
             if fresh:
                 self._counterparts.meet_group(number, name, ranks)
@@ -119,7 +119,7 @@ class TorchNames:
         payload = self._other_payloads.get(key)
         if payload is None:
             dtype, shape, size_bytes = describe(tensors, copies)
-            payload = self._recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes, **how)
+            payload = self._recorder.payload(dtype, shape, size_bytes, **how)
             self._other_payloads[key] = payload
         return payload
 
