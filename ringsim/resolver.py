@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ringsim.background import BackgroundCall
+from ringsim.comm.rendezvous import BackgroundCall
 
 __all__ = ["without_name_server"]
 

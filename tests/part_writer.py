@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringsim.traces.events import ANY_SOURCE, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, ERROR, OK, OP_CODES
 from ringsim.traces.recorder import Recorder
 
 GROUPS = ("world", "other")
@@ -32,11 +32,10 @@ class Writer:
         if not self.open:
             return
         slot, from_any = self.open[which % len(self.open)]
-        hot = self.recorder.hot
-        hot.begin_wait(slot)
+        self.recorder.wait(slot)
         if what == "wait":
             return
         if what == "finish" and from_any:
-            hot.set_peer(slot, source)
-        (hot.finish if what == "finish" else hot.fail)(slot)
+            self.recorder.amend(slot, peer=source)
+        self.recorder.complete(slot, OK if what == "finish" else ERROR)
         self.open.remove((slot, from_any))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.computing import compute, read_label, stretched
+from ringsim.compute_costs import compute, read_label, stretched
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
@@ -78,7 +78,7 @@ def test_label_tells_the_seconds(clock: _Clock, tmp_path: Path, seconds: float) 
     compute(seconds)
     change_state(recorder=None)
     recorder.close()
-    assert read_label(recorder.entry("label", 0)["name"]) == seconds
+    assert read_label(recorder.labels[0]) == seconds
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from ringsim import resolver
-from ringsim.background import BackgroundCall
+from ringsim.comm.rendezvous import BackgroundCall
 from ringsim.resolver import without_name_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or resolver._state_of_thread() is None, reason="glibc only")

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
-from ringsim.simulator.handles import Send
+from ringsim.simulator.matching import Send
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 
-from ringsim.computing import stretch
+from ringsim.compute_costs import stretch
 from ringsim.errors import ArgumentError, Deadlock
-from ringsim.simulator.cores import Cores
 from ringsim.simulator.isolation import Isolated, Isolation
+from ringsim.simulator.links import Cores
 
 __all__ = ["Clock", "Runner"]
 

@@ -414,7 +414,7 @@ def _outside_of_loop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keep_process() -> Iterator[None]:
-    """Puts back what ranks share and may have changed: filters of warnings, directory, recursion limit, torch's threads and default device."""
+    """Puts back what ranks share: filters of warnings, directory, recursion limit, torch's threads and default device."""
     recursion, threads, functions = sys.getrecursionlimit(), torch.get_num_threads(), _functions()
     device = torch.get_default_device() if functions else None
     try:
