@@ -22,7 +22,7 @@ Written = dict[int, tuple[int, int]]  # slot: wait, done
 
 def make_times(gpu: StandInGpu) -> tuple[GpuTimes, Written]:
     written: Written = {}
-    return GpuTimes(lambda slot, *times: written.__setitem__(slot, times), 3, gpu.now), written
+    return GpuTimes(lambda slot, wait_ns, done_ns: written.__setitem__(slot, (wait_ns, done_ns)), 3, gpu.now), written
 
 
 def run(gpu: StandInGpu, times: GpuTimes, slot: int, *, before_ns: int = 0, work_ns: int = MS) -> tuple[int, int]:
