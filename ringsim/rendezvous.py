@@ -24,7 +24,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.background import BackgroundCall
 from ringsim.errors import ArgumentError, RendezvousFailed
-from ringsim.resolver import without_name_server
 from ringsim.roll_call import Card, LeftAlready, RollCall
 
 __all__ = ["Rendezvous", "build_default_group", "host", "leave", "listen", "loopback_interface", "meet", "meet_over"]
@@ -262,17 +261,16 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
 
 
 def _connect(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
-    """Connects to a store, or hosts it on a listening descriptor; only the calling thread is kept from asking a name server."""
-    with without_name_server():
-        store: Store = TCPStore(
-            address,
-            port,
-            None,
-            descriptor is not None,
-            timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=descriptor,
-        )
+    """Connects to a store, or hosts it on a listening descriptor."""
+    store: Store = TCPStore(
+        address,
+        port,
+        None,
+        descriptor is not None,
+        timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
     return store
 
 
