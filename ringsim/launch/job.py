@@ -28,6 +28,7 @@ START_VALUES: Final = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
     r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
 )
+HIDE, SHOW = "\x0e", "\x0f"  # "shift out" and "shift in": print suppression hid what lies between them in the output of a rank
 LARGE_CAPTURE_BYTES: Final = 10_000_000
 _CELL_LINES_BYTES: Final = 1_000_000  # limit of the source text of notebook cells that travels with a call
 
