@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any, Final
 _CONTENTS: Final = {
     "Degrade": "ringsim.faults",
     "Fail": "ringsim.faults",
-    "FlopCosts": "ringsim.charging",
+    "FlopCosts": "ringsim.compute_costs",
     "Jitter": "ringsim.faults",
     "Link": "ringsim.link",
     "Ring": "ringsim.ring.ring",
@@ -68,7 +68,7 @@ _CONTENTS: Final = {
     "calibrate": "ringsim.predict.calibration",
     "check": "ringsim.check",
     "compare": "ringsim.predict.comparison",
-    "compute": "ringsim.computing",
+    "compute": "ringsim.compute_costs",
     "current_ring": "ringsim.ring.ring",
     "destroy_distributed": "ringsim.ring.ring",
     "environment": "ringsim.environment",
@@ -95,8 +95,8 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim import topologies as topologies
-    from ringsim.charging import FlopCosts as FlopCosts
-    from ringsim.computing import compute as compute
+    from ringsim.compute_costs import FlopCosts as FlopCosts
+    from ringsim.compute_costs import compute as compute
     from ringsim.faults import Degrade as Degrade
     from ringsim.faults import Fail as Fail
     from ringsim.faults import Jitter as Jitter

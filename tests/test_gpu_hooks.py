@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringsim import comm
-from ringsim.comm import torch_hooks, torch_names
+from ringsim.comm import torch_hooks
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.comm.torch_hooks import NOT_RECORDED, install, uninstall

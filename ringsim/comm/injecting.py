@@ -19,8 +19,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.collectives import COLLECTIVES
-from ringsim.comm.group_names import name_and_ranks
-from ringsim.comm.torch_hooks import find_handle_types, install
+from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.traces.events import NONE, OP_KINDS, SEND
 from ringsim.traces.parts import COLUMNS, WORDS, Neighbour

@@ -37,8 +37,8 @@ import cloudpickle
 import numpy as np
 import torch
 
-from ringsim import rendezvous, ring
-from ringsim.comm import torch_hooks
+from ringsim import ring
+from ringsim.comm import rendezvous, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by

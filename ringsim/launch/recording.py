@@ -30,8 +30,8 @@ import numpy as np
 
 from ringsim import provenance
 from ringsim.comm import torch_hooks
+from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.comm.registry import get_backend_object
 from ringsim.diagnose.failure import describe_end, pass_on, read_woken, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ringsim.charging import charge
-from ringsim.computing import stretched
+from ringsim.compute_costs import charge, stretched
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage

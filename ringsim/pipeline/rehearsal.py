@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from ringsim.computing import compute
+from ringsim.compute_costs import compute
 from ringsim.errors import ArgumentError, check_duration, is_integer, say
 from ringsim.pipeline.headers import Payload
 from ringsim.pipeline.mailbox import about, find_boundary

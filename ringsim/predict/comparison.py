@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringsim.computing import read_label
+from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError, RingError
 from ringsim.predict.calibration import median_costs
 from ringsim.schedules.engine import evaluate

@@ -21,9 +21,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.backend import Backend
-from ringsim.comm.registry import get_backend_object
-from ringsim.comm.torch_backend import TORCH
+from ringsim.comm.backend import TORCH, Backend, get_backend_object
 from ringsim.errors import ArgumentError, RingError
 from ringsim.ring.groups import (
     RingArguments,

@@ -9,7 +9,7 @@ A row is one pattern on one edge at one size. S is ``size_bytes``, t is ``latenc
     shift        the message              until dst has the message from src, and its own is gone: all ranks send to their successors
     all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1, the whole group
 
-algbw is S / t, and busbw is algbw times the factor of ``ringsim.costs`` (nccl-tests' definitions). 1 GB is 10**9 bytes. Latency and
+algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests' definitions). 1 GB is 10**9 bytes. Latency and
 algbw are medians of n repetitions; p10 and p90 are percentiles of the same.
 
 A saved table is one JSON file: numbers and words, nothing that could be executed.

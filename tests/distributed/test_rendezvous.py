@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rank_server import Ended, RankServer, free_port
 
-from ringsim import rendezvous
+from ringsim.comm import rendezvous
+from ringsim.comm.rendezvous import listen
 from ringsim.errors import ArgumentError, RendezvousFailed
-from ringsim.rendezvous import listen
 from ringsim.ring import current_ring, destroy_distributed, initialize_distributed
 
 pytestmark = pytest.mark.timeout(60)
