@@ -243,7 +243,7 @@ def backend_facts() -> BackendFacts:
 
     if not dist.is_available():
         return BackendFacts(has_torch=True)
-    from ringsim.comm.rendezvous import loopback_interface  # needs torch.distributed
+    from ringsim.comm.bootstrap import loopback_interface  # needs torch.distributed
 
     gpus = torch.cuda.device_count()
     reach = torch.cuda.can_device_access_peer

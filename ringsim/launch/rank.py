@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from ringsim import ring
-from ringsim.comm import rendezvous, torch_hooks
+from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
@@ -181,7 +181,7 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
 def _join(config: RankConfig) -> tuple[int, Any]:
     """Meets the other ranks; returns the port of the rendezvous, and the object that must stay alive for it."""
     if config.rank == 0:
-        listener = rendezvous.listen(HEAD, 0)
+        listener = bootstrap.listen(HEAD, 0)
         port: int = listener.getsockname()[1]
         partial = config.port_file.with_suffix(".new")
         partial.write_text(str(port))
@@ -203,8 +203,10 @@ def _join(config: RankConfig) -> tuple[int, Any]:
         return port, None
     # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
     if (interface := rendezvous.loopback_interface()) is not None:
+    # The script or worker makes its groups by itself: on loopback, and over this store, which it finds as it would find torchrun's.
+    if (interface := bootstrap.loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return port, rendezvous.host(listener, config.timeout_s) if listener is not None else None
+    return port, bootstrap.host(listener, config.timeout_s) if listener is not None else None
 
 
 def _read_port(config: RankConfig) -> int:
