@@ -202,8 +202,6 @@ def _join(config: RankConfig) -> tuple[int, Any]:
         )
         return port, None
     # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
-    if (interface := rendezvous.loopback_interface()) is not None:
-    # The script or worker makes its groups by itself: on loopback, and over this store, which it finds as it would find torchrun's.
     if (interface := bootstrap.loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return port, bootstrap.host(listener, config.timeout_s) if listener is not None else None
