@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     gpu.install(monkeypatch)
     monkeypatch.setattr(recorder_module, "_now", gpu.now)
     monkeypatch.setattr(torch_hooks, "GpuTimes", functools.partial(GpuTimes, now=gpu.now))
-    monkeypatch.setattr(torch_names, "is_nccl", lambda group: True)
+    monkeypatch.setattr(torch_hooks, "is_nccl", lambda group: True)
 
     def wait_on_stream(self: Work, *timeout: Any) -> bool:
         gpu.queue(3 * MS)
