@@ -28,7 +28,7 @@ from paired import NOISE_LIMIT, ratio_interval, where
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim import ring
-from ringsim.comm.rendezvous import listen
+from ringsim.comm.bootstrap import listen
 from ringsim.ring.groups import PairGroups, build_pair_groups, default_store, destroy_group, pairs_of
 
 GOAL = 0.4

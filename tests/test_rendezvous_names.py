@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ringsim.comm.rendezvous import Card, build_default_group, host, leave, listen, meet
+from ringsim.comm.bootstrap import Card, build_default_group, host, leave, listen, meet
 from ringsim.errors import RendezvousFailed
 
 DEBIAN = "127.0.1.1"

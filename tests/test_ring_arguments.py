@@ -128,7 +128,7 @@ import torch
 def refuse(*arguments): raise SystemExit("touched CUDA")
 for name in ("set_device", "is_available", "device_count", "current_device", "init", "_lazy_init"):
     setattr(torch.cuda, name, refuse)
-from ringsim.comm.rendezvous import listen
+from ringsim.comm.bootstrap import listen
 from ringsim.ring import destroy_distributed, initialize
 listener = listen("127.0.0.1", 0)
 initialize("127.0.0.1", listener.getsockname()[1], 1, 0, 0, "cpu", listen_socket=listener)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.comm.rendezvous import Card, LeftAlready, RollCall, find_fault, in_words
+from ringsim.comm.bootstrap import Card, LeftAlready, RollCall, find_fault, in_words
 from ringsim.errors import RendezvousFailed
 
 

@@ -38,10 +38,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringsim.comm.backend import TORCH
+from ringsim.comm.bootstrap import Card, build_default_group, meet
 from ringsim.comm.built import Handle
 from ringsim.comm.functions import FUNCTIONS, P2POp
 from ringsim.comm.log import configure
-from ringsim.comm.rendezvous import Card, build_default_group, meet
 from ringsim.environment import Discovery, discover
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.state import get_state

@@ -49,9 +49,9 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
 from ringsim.comm.backend import Backend
+from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, find_fault, leave, meet, meet_over
 from ringsim.comm.functions import find
 from ringsim.comm.log import pause_log
-from ringsim.comm.rendezvous import BackgroundCall, Card, build_default_group, find_fault, leave, meet, meet_over
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 
