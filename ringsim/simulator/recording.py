@@ -293,7 +293,7 @@ class RankRecorder:
         if self._clock.measures:
             self._clock.pay()
         tape = self._tape
-        label, place = tape.number_label(name), tape.find_place(sys._getframe(1))
+        label, place = tape.label(name), tape.find_place(sys._getframe(1))
         return tape.write(self._clock.now, self.rank, _SPAN, NONE, NONE, NONE, NONE, label, place)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
@@ -315,13 +315,13 @@ class RankRecorder:
     def _write_mark(self, label: str, group: int, peer: int, tag: int, payload: int) -> None:
         tape = self._tape
         slot = tape.write(
-            self._clock.now, self.rank, _MARK, group, peer, tag, payload, tape.number_label(label), tape.find_place(sys._getframe(1))
+            self._clock.now, self.rank, _MARK, group, peer, tag, payload, tape.label(label), tape.find_place(sys._getframe(1))
         )
         tape.times[slot + 2] = self._clock.now
 
     def label(self, name: str) -> int:
         """Returns the number of a label."""
-        return self._tape.number_label(name)
+        return self._tape.label(name)
 
     # -- what the log asks
 
