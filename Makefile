@@ -10,8 +10,6 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
-COMPILED := $(VENV)/compiled.stamp
-TYPED := $(wildcard ringsim/simulator/*.pxd)
 PIP_INSTALL = -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 # Only what is installed in .venv counts.
@@ -26,19 +24,19 @@ help: ## list the targets
 
 install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependencies; every other target does it when needed
 
-demo: $(COMPILED) ## train a small transformer on four real ranks, save the trace, draw both pictures
+demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
-test: $(COMPILED) ## run all tests: quick ones, then those on real ranks, then the lessons
+test: $(INSTALLED) ## run all tests: quick ones, then those on real ranks, then the lessons
 	$(BIN)/python -m pytest
 
-test-quick: $(COMPILED) ## run the tests that start no ranks
+test-quick: $(INSTALLED) ## run the tests that start no ranks
 	$(BIN)/python -m pytest -m "not distributed and not notebooks"
 
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer: make test-lowest PYTHON=/path/to/python3.11))
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[mpi,hf,fast,test]'
+	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[mpi,hf,test]'
 	.venv-lowest/bin/python -m pytest -m "not distributed and not notebooks"
 
 check: check-format check-lint check-types check-spelling ## format, lint, types, spelling: what pre-commit and CI run
@@ -55,20 +53,20 @@ check-types: $(INSTALLED)
 check-spelling: $(INSTALLED)
 	$(BIN)/codespell
 
-lab: $(COMPILED) ## open the lessons in JupyterLab
+lab: $(INSTALLED) ## open the lessons in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-figures: $(COMPILED) ## draw the pictures of README.md and docs/ again from the committed traces
+figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the committed traces
 	$(BIN)/python figures/make.py
 
-soak: $(COMPILED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
+soak: $(INSTALLED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[soak]'
 	$(BIN)/python benchmarks/soak_files.py
 	$(BIN)/python benchmarks/soak_files.py --atheris
 	$(BIN)/python benchmarks/soak_runs.py
 
 clean: ## remove caches and build products
-	rm -rf build dist *.egg-info ringsim/simulator/*.so $(COMPILED) .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
 	find ringsim tests figures benchmarks notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 clean-all: clean ## the same, and the environments
@@ -80,11 +78,6 @@ $(INSTALLED): pyproject.toml requirements/lock.txt
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer, and found none: make PYTHON=/path/to/python3.11))
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo 'ringsim needs Python 3.11 or newer, got:' >&2; $(PYTHON) --version >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools cython
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,fast,test,dev]'
-	@touch $@
-
-# The modules that were compiled when ringsim was installed, again when their source has changed: Python would go on with the old ones.
-$(COMPILED): $(INSTALLED) setup.py $(TYPED) $(TYPED:.pxd=.py) $(wildcard ringsim/simulator/*.pyx)
-	$(BIN)/python setup.py --quiet build_ext --inplace
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,test,dev]'
 	@touch $@

@@ -26,7 +26,7 @@ from ringsim.pipeline import Action, Costs, make_schedule, rehearse
 from ringsim.predict.calibration import Calibration
 from ringsim.predict.comparison import Errors
 from ringsim.traces.events import SPAN
-from ringsim.traces.stages import count_steps, find_step, in_step
+from ringsim.traces.steps import count_steps, find_step, in_step
 from ringsim.traces.value import Trace
 
 KIB = 1024

@@ -25,7 +25,7 @@ from paired import where
 from ringsim.errors import RankFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch.ranks import get_launcher
 from ringsim.launch.run import RunOptions, run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "distributed"))

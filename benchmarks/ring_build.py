@@ -28,8 +28,8 @@ from paired import NOISE_LIMIT, ratio_interval, where
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim import ring
-from ringsim.pair_groups import PairGroups, build_pair_groups, default_store, destroy_group, pairs_of
-from ringsim.rendezvous import listen
+from ringsim.comm.bootstrap import listen
+from ringsim.ring.groups import PairGroups, build_pair_groups, default_store, destroy_group, pairs_of
 
 GOAL = 0.4
 HEAD_START_S = 0.002  # for each rank, to have heard when to begin

@@ -1,6 +1,6 @@
 """How fast workers are simulated: messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; memory for each rank.
 
-    python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5] [--interpreted]
+    python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5]
 
 Each process measures one thing, pinned to one core. Messages are 64 float32 over private links. "ring": each rank sends to its successor
 and receives from its predecessor, and waits for both, in each round. "both ways": the same in both directions at once. Setting up and
@@ -17,17 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 
-if "--interpreted" in sys.argv:
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    import interpreted  # noqa: F401  # the source of what was compiled is found first
-
 import ringsim
 from ringsim import comm as dist
-from ringsim.simulator import hub
 
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
@@ -94,14 +88,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--interpreted", action="store_true", help="run the source of the modules that were compiled")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(**json.loads(options.case))))
         return
-    is_source = hub.__file__.endswith(".py")
-    print(f"load {os.getloadavg()[0]:.2f}, {options.repeats} processes each, {'interpreted' if is_source else 'compiled'}, median (best)")
+    print(f"load {os.getloadavg()[0]:.2f}, {options.repeats} processes each, median (best)")
     cases = [
         *((what, options.ranks, record) for what in ("ring", "both ways") for record in (True, False)),
         ("token", options.many, True),
@@ -111,7 +103,7 @@ def main() -> None:
         case = json.dumps({"what": what, "ranks": ranks, "rounds": options.rounds, "record": record})
         found = []
         for _ in range(options.repeats):
-            command = ["taskset", "-c", "1", sys.executable, __file__, "--case", case, *(["--interpreted"] if is_source else [])]
+            command = ["taskset", "-c", "1", sys.executable, __file__, "--case", case]
             found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         seconds, per_s, kib = ([each[key] for each in found] for key in ("seconds", "per_s", "kib_per_rank"))
         said = f"{statistics.median(per_s):>10,.0f} messages/s ({max(per_s):,.0f})"

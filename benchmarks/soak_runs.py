@@ -22,7 +22,7 @@ from pathlib import Path
 from paired import where
 
 import ringsim
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch.ranks import get_launcher
 
 MORE_MEMORY_MB = 32.0  # between the second tenth and the last: an allocator's whims, far below a leak of a few kB a launch
 SLOWER = 1.5  # the median time of one, likewise: other programs run, too

@@ -21,7 +21,7 @@ from quiet_runs import busy
 
 import ringsim
 from ringsim.errors import Deadlock
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch.ranks import get_launcher
 
 GOAL_S = 1.0
 

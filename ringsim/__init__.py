@@ -53,31 +53,30 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-__version__ = "0.1.0"
-
 # The table of contents: public name -> the module that defines it (or that it is).
 _CONTENTS: Final = {
-    "Degrade": "ringsim.injections",
-    "Fail": "ringsim.injections",
-    "FlopCosts": "ringsim.charging",
-    "Jitter": "ringsim.injections",
+    "Degrade": "ringsim.faults",
+    "Fail": "ringsim.faults",
+    "FlopCosts": "ringsim.compute_costs",
+    "Jitter": "ringsim.faults",
     "Link": "ringsim.link",
-    "Ring": "ringsim.ring",
-    "Slow": "ringsim.injections",
+    "Ring": "ringsim.ring.ring",
+    "Slow": "ringsim.faults",
     "Trace": "ringsim.traces.value",
+    "__version__": "ringsim.provenance",
     "bandwidth": "ringsim.links.api",
     "calibrate": "ringsim.predict.calibration",
     "check": "ringsim.check",
     "compare": "ringsim.predict.comparison",
-    "compute": "ringsim.computing",
-    "current_ring": "ringsim.ring",
-    "destroy_distributed": "ringsim.ring",
+    "compute": "ringsim.compute_costs",
+    "current_ring": "ringsim.ring.ring",
+    "destroy_distributed": "ringsim.ring.ring",
     "environment": "ringsim.environment",
     "errors": "ringsim.errors",
-    "get_comm_device": "ringsim.ring",
-    "get_pipeline_parallel_pred_group": "ringsim.ring",
-    "get_pipeline_parallel_succ_group": "ringsim.ring",
-    "initialize_distributed": "ringsim.ring",
+    "get_comm_device": "ringsim.ring.ring",
+    "get_pipeline_parallel_pred_group": "ringsim.ring.ring",
+    "get_pipeline_parallel_succ_group": "ringsim.ring.ring",
+    "initialize_distributed": "ringsim.ring.ring",
     "load": "ringsim.traces.files",
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.recorder",
@@ -85,23 +84,23 @@ _CONTENTS: Final = {
     "scale": "ringsim.predict.scaling",
     "simulate_schedule": "ringsim.simulator.schedules",
     "span": "ringsim.traces.recorder",
-    "suppress_output": "ringsim.printing",
+    "suppress_output": "ringsim.ring.printing",
     "topologies": "ringsim.topologies",
     "trace": "ringsim.launch.api",
 }
-__all__ = list(_CONTENTS)
+__all__ = [name for name in _CONTENTS if name != "__version__"]
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import check as check
     from ringsim import environment as environment
     from ringsim import errors as errors
     from ringsim import topologies as topologies
-    from ringsim.charging import FlopCosts as FlopCosts
-    from ringsim.computing import compute as compute
-    from ringsim.injections import Degrade as Degrade
-    from ringsim.injections import Fail as Fail
-    from ringsim.injections import Jitter as Jitter
-    from ringsim.injections import Slow as Slow
+    from ringsim.compute_costs import FlopCosts as FlopCosts
+    from ringsim.compute_costs import compute as compute
+    from ringsim.faults import Degrade as Degrade
+    from ringsim.faults import Fail as Fail
+    from ringsim.faults import Jitter as Jitter
+    from ringsim.faults import Slow as Slow
     from ringsim.launch.api import trace as trace
     from ringsim.link import Link as Link
     from ringsim.links.api import bandwidth as bandwidth
@@ -109,14 +108,15 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.predict.calibration import calibrate as calibrate
     from ringsim.predict.comparison import compare as compare
     from ringsim.predict.scaling import scale as scale
-    from ringsim.printing import suppress_output as suppress_output
-    from ringsim.ring import Ring as Ring
-    from ringsim.ring import current_ring as current_ring
-    from ringsim.ring import destroy_distributed as destroy_distributed
-    from ringsim.ring import get_comm_device as get_comm_device
-    from ringsim.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
-    from ringsim.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
-    from ringsim.ring import initialize_distributed as initialize_distributed
+    from ringsim.provenance import __version__ as __version__
+    from ringsim.ring.printing import suppress_output as suppress_output
+    from ringsim.ring.ring import Ring as Ring
+    from ringsim.ring.ring import current_ring as current_ring
+    from ringsim.ring.ring import destroy_distributed as destroy_distributed
+    from ringsim.ring.ring import get_comm_device as get_comm_device
+    from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
+    from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
+    from ringsim.ring.ring import initialize_distributed as initialize_distributed
     from ringsim.simulator.api import simulate as simulate
     from ringsim.simulator.schedules import simulate_schedule as simulate_schedule
     from ringsim.traces.files import load as load
@@ -138,4 +138,4 @@ else:  # hidden from them, so that they report a misspelt name
 
 def __dir__() -> list[str]:
     """Lists the public names, for completion."""
-    return sorted([*__all__, "__version__"])
+    return sorted(_CONTENTS)

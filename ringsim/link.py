@@ -22,8 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.arguments import is_integer, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, is_integer, is_number, say
 
 __all__ = ["Link", "check_link", "check_links", "fit_link"]
 

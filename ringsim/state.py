@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringsim.charging import CostTable
     from ringsim.comm.backend import Backend
     from ringsim.comm.log import LogOptions
-    from ringsim.computing import Clock
+    from ringsim.compute_costs import Clock, CostTable
     from ringsim.ring import Ring
     from ringsim.traces.recorder import Recorder
 

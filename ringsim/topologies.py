@@ -1,7 +1,7 @@
 """What the links between ranks look like, for the virtual clock: which of them a message passes, and who else uses these.
 
 A message passes a route of hops. Its bytes go over all of them at once, at the pace of the slowest; its latency is the sum of theirs.
-Messages that pass the same hop at the same time share it fairly (`ringsim.simulator.shared_links`)::
+Messages that pass the same hop at the same time share it fairly (`ringsim.simulator.links`)::
 
     RingLinks(link)               0 <=> 1 <=> 2 <=> 3 <=> 0          messages go the shorter way round, through the ranks between
 

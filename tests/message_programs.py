@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.schedules.engine import Blocked, Operation, Receive, Run, Send, Wait
 from ringsim.traces.events import SEND
+from ringsim.traces.findings import Diagnosis
 
 Programs = list[list[Operation]]
 Groups = dict[str, tuple[int, ...]]  # members by name

@@ -1,4 +1,4 @@
-"""The parts of two published schemas that ringsim writes, typed out from their sources and compiled by protobuf itself.
+"""The parts of two published schemas that ringsim writes, typed out from their sources a second time, apart from ``exchange/schemas.py``.
 
 Perfetto: protos/perfetto/trace of https://github.com/google/perfetto. Chakra: schema/protobuf/et_def.proto of
 https://github.com/mlcommons/chakra. A field that ringsim wrote with another number or type than these is unknown to the parser.
@@ -15,8 +15,8 @@ FieldType = descriptor_pb2.FieldDescriptorProto
 
 PERFETTO = {
     "Trace": "1 packet TracePacket*",
-    "TracePacket": "8 timestamp uint64, 10 sequence uint32, 11 track_event TrackEvent, 12 interned_data InternedData, 13 flags uint32, "
-    "60 track_descriptor TrackDescriptor",
+    "TracePacket": "8 timestamp uint64, 10 trusted_packet_sequence_id uint32, 11 track_event TrackEvent, "
+    "12 interned_data InternedData, 13 sequence_flags uint32, 60 track_descriptor TrackDescriptor",
     "TrackDescriptor": "1 uuid uint64, 2 name string, 3 process ProcessDescriptor, 5 parent_uuid uint64",
     "ProcessDescriptor": "1 pid int32, 6 process_name string",
     "TrackEvent": "3 category_iids uint64*, 4 debug_annotations DebugAnnotation*, 9 type int32, 10 name_iid uint64, 11 track_uuid uint64, "
@@ -47,17 +47,20 @@ def compile_schema(package: str, messages: dict[str, str]) -> dict[str, Any]:
                 else {"type": getattr(FieldType, f"TYPE_{base.upper()}")}
             )
             label = FieldType.LABEL_REPEATED if repeated else FieldType.LABEL_OPTIONAL
-            message.field.add(name=field, number=int(number), label=label, **told)
+            added = message.field.add(name=field, number=int(number), label=label, **told)
+            if package == "chakra" and repeated and base not in messages:
+                added.options.packed = True  # its schema is of proto3
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
 
 
 def parse_whole(kind: Any, data: bytes) -> Any:
-    """Returns the message that the bytes are, each field of which the schema knows."""
+    """Returns the message that the bytes are, each field of which the schema knows and would write in the same way."""
     message = kind()
     message.ParseFromString(data)
     assert_known(message)
+    assert message.SerializeToString() == data
     return message
 
 

@@ -8,7 +8,7 @@ from synthetic import Story
 
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import Evaluation, evaluate
-from ringsim.traces.stages import KINDS
+from ringsim.traces.steps import KINDS
 from ringsim.traces.value import Trace
 
 UNIT_MS = 2.0  # of a trace, for one unit of the evaluation

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ringsim.background import BackgroundCall
+from ringsim.comm.bootstrap import BackgroundCall
 
 
 def test_value() -> None:

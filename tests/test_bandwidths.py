@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsim.errors import TraceFileError
-from ringsim.traces import reached
+from ringsim.traces import lazy
 from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, load, make_bandwidths
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
 
 ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
 
@@ -94,7 +94,7 @@ def test_one_sentence_says_what_the_picture_shows(table: Bandwidths) -> None:
 
 
 def test_a_notebook_gets_picture_text_and_alternative_text(table: Bandwidths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reached, "reach", lambda name: lambda shown: b"chart" if name == "bandwidth_png" and shown is table else b"")
+    monkeypatch.setattr(lazy, "resolve", lambda name: lambda shown: b"chart" if name == "bandwidth_png" and shown is table else b"")
     data, metadata = table._repr_mimebundle_()
     assert base64.b64decode(data["image/png"]) == b"chart"
     assert data["text/plain"] == repr(table)

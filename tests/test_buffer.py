@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ringsim.traces.buffer as buffer_module
+import ringsim.traces.recorder as buffer_module
 from ringsim.errors import TraceFileError
-from ringsim.traces.buffer import CHUNK, FIRST_CHUNK, RECORD_BYTES, PartBuffer
 from ringsim.traces.events import MARK, OK, OP_CODES, RECORD, RECORD_FORMAT
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, RECORD_BYTES, PartBuffer, Recorder
 
 
 def write(buffer: PartBuffer, slot: int) -> bool:

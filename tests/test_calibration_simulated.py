@@ -7,7 +7,7 @@ import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.charging import charge
+from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.pipeline.flops import Flops

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringsim.comm.log_settings import read_settings
+from ringsim.comm.log import read_settings
+from ringsim.comm.log_table import LogRow, LogTable, is_operation, make_rows, straggler_ns
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, OP_NAMES, Events, Group, Payload, Tables, make_events
-from ringsim.traces.joining import join_events
-from ringsim.traces.log_rows import is_operation, make_rows, straggler_ns
-from ringsim.traces.log_table import LogRow, LogTable
+from ringsim.traces.parts import join_events
 
 WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (1, 3))
 TABLES = Tables((WORLD, PAIR), (Payload("uint8", (1000,), 1000), Payload("uint8", (4000,), 4000)), ("gradients", "mine"))

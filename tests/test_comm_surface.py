@@ -21,9 +21,8 @@ import torch.distributed as native
 
 from ringsim import comm
 from ringsim.comm import functions
-from ringsim.comm.backend import Backend
-from ringsim.comm.fallbacks import FALLBACKS, find
-from ringsim.comm.torch_backend import TORCH, TorchBackend
+from ringsim.comm.backend import TORCH, Backend, TorchBackend
+from ringsim.comm.functions import FALLBACKS, find
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import RankState, _simulated, get_cell, get_state
 

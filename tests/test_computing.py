@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.computing import compute, read_label, stretched
+from ringsim.compute_costs import compute, read_label, stretched
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ringsim.costs import algbw_gb_per_s, bus_factor, busbw_gb_per_s
 from ringsim.errors import ArgumentError
+from ringsim.traces.collectives import algbw_gb_per_s, bus_factor, busbw_gb_per_s
 from ringsim.traces.events import OP_NAMES
 
 WITHOUT_FACTOR = {"new_group", "span", "mark", "barrier", "monitored_barrier"}

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.follower import disagreement
 from ringsim.errors import MessageMismatch
-from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
 
 SIZES = (4, 8)  # of the payloads, by number
 

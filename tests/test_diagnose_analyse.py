@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose import waitfor
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle, hindering
 from ringsim.launch.live_parts import LiveParts
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
+from ringsim.traces.findings import Operation
 from ringsim.traces.parts import read_parts
 
 DEAD = ("failed", "killed")

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, json_values, traces
 from synthetic import METADATA, Story
 
-from ringsim.diagnose.finding import KINDS, Diagnosis, Edge, Finding, Operation
 from ringsim.plot.waitfor import MOST_RANKS, waitfor_png
-from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
+from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events, word_notice
 from ringsim.traces.files import load, save
-from ringsim.traces.notices import word_notice
+from ringsim.traces.findings import KINDS, Diagnosis, Edge, Finding, Operation
 from ringsim.traces.value import Trace
 
 

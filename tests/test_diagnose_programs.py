@@ -16,11 +16,11 @@ from rendezvous_machine import Instruction, Machine
 from watched_machine import WatchedMachine
 
 from ringsim.diagnose.failure import error_of_kind
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.verdict import judge
 from ringsim.schedules.engine import Receive, Run, Send, Wait, run_programs
 from ringsim.traces.events import Group
+from ringsim.traces.findings import Diagnosis
 
 SIZE = 4
 SOME: Groups = {"world": (0, 1, 2, 3), "ring:0>1": (0, 1), "ring:1>2": (1, 2), "odd": (1, 3)}

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from ringsim.environment import Discovery, discover
+from ringsim.environment import LAUNCHERS, Discovery, discover
 from ringsim.errors import ArgumentError, RingError
-from ringsim.launchers import LAUNCHERS
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "environments").glob("*.json"))}
 RULES = {"torchrun", "azureml", "sagemaker", "openmpi", "mpich", "slurm", "pmi"}

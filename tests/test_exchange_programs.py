@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
@@ -10,26 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published_schemas import CHAKRA, compile_schema, parse_whole
+from published_schemas import CHAKRA, assert_known, compile_schema
 from random_traces import traces
 from synthetic import Story
 from trace_mutations import DATA, flip, read_in_full
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.costs import bus_factor
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.exchange import read_chakra, read_goal
 from ringsim.exchange.programs import Step, make_programs, replay
-from ringsim.exchange.rounds import count_rounds, make_rounds
-from ringsim.exchange.wire import read_number
 from ringsim.simulator.schedules import simulate_schedule
+from ringsim.traces.collectives import bus_factor, count_rounds, make_rounds
 from ringsim.traces.value import Trace
 
 LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
-QUIET = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+QUIET = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def back_from_goal(trace: Trace, directory: Path, link: ringsim.Link = LINK) -> Trace:
@@ -81,14 +81,18 @@ def test_goal_says_this(tmp_path: Path) -> None:
     )
 
 
+def sized(message: Any) -> bytes:
+    serialize_length_prefixed(message, stream := io.BytesIO())
+    return stream.getvalue()
+
+
 def read_nodes(path: Path) -> list[Any]:
     """The nodes of a file of Chakra, as protobuf reads them."""
-    kinds = compile_schema("chakra", CHAKRA)
-    data, place, found = path.read_bytes(), 0, []
-    while place < len(data):
-        length, place = read_number(data, place)
-        found.append(parse_whole(kinds["Node" if found else "GlobalMetadata"], data[place : place + length]))
-        place += length
+    kinds, stream = compile_schema("chakra", CHAKRA), io.BytesIO(path.read_bytes())
+    found = [parse_length_prefixed(kinds["GlobalMetadata"], stream), *iter(lambda: parse_length_prefixed(kinds["Node"], stream), None)]
+    assert b"".join(map(sized, found)) == path.read_bytes()
+    for message in found:
+        assert_known(message)
     assert found[0].version == "0.0.4"
     return found[1:]
 
@@ -279,7 +283,7 @@ def test_rounds_move_what_a_collective_must(op: str, size: int, data: st.DataObj
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@QUIET
 @given(data=st.data())
 def test_damage_gives_one_error(tmp_path: Path, way: str, data: st.DataObject) -> None:
     WAYS[way](small(), tmp_path)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import ringsim
-from ringsim.charging import FlopCosts, Work, charge
+from ringsim.compute_costs import FlopCosts, Work, charge
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import build_stages, flop_costs, generate, make_schedule, train_step_pipeline
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops

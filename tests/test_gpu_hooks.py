@@ -17,11 +17,11 @@ from torch.distributed import ProcessGroup, Work
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringsim import comm
-from ringsim.comm import torch_hooks, torch_names
+from ringsim.comm import torch_hooks
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.comm.torch_hooks import NOT_RECORDED, install, uninstall
-from ringsim.traces import hot_path
+from ringsim.traces import recorder as recorder_module
 from ringsim.traces.events import OP_NAMES, Events
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
@@ -35,9 +35,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     """A GPU, and NCCL; the host's clock is the stand-in's too."""
     gpu = StandInGpu(offset_ns=-(10**9), drift=5e-5)
     gpu.install(monkeypatch)
-    monkeypatch.setattr(hot_path, "_now", gpu.now)
+    monkeypatch.setattr(recorder_module, "_now", gpu.now)
     monkeypatch.setattr(torch_hooks, "GpuTimes", functools.partial(GpuTimes, now=gpu.now))
-    monkeypatch.setattr(torch_names, "is_nccl", lambda group: True)
+    monkeypatch.setattr(torch_hooks, "is_nccl", lambda group: True)
 
     def wait_on_stream(self: Work, *timeout: Any) -> bool:
         gpu.queue(3 * MS)

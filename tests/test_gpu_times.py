@@ -13,10 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ringsim.comm import gpu_times
 from ringsim.comm.gpu_times import GpuTimes, find_gpu
-from ringsim.traces.buffer import RECORD_BYTES
-from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import OP_CODES
-from ringsim.traces.hot_path import make_hot_path
+from ringsim.traces.recorder import RECORD_BYTES, CallSites, make_hot_path
 
 MS = 10**6
 Written = dict[int, tuple[int, int]]  # slot: wait, done

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
-from ringsim.injections import (
+from ringsim.faults import (
     Degrade,
     Fail,
     Injection,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.launch import progress
-from ringsim.launch.output import RankOutput
+from ringsim.launch import run
+from ringsim.launch.run import RankOutput
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ class Terminal(io.StringIO):
 def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    line = progress.Progress(4)
+    line = run.Progress(4)
     line.update(1, lambda: "")
     line.clear()
     assert terminal.getvalue() == "", "a short run shows nothing"
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    line = progress.Progress(4)
+    monkeypatch.setattr(run, "QUIET_S", 0.0)
+    line = run.Progress(4)
     line.update(1, lambda: "")
     assert terminal.getvalue().endswith("ringsim: 4 ranks, 0 s, 1 done")
     line.update(2, lambda: "")
@@ -77,16 +77,16 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
 def test_the_progress_line_says_what_the_ranks_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    progress.Progress(2).update(0, lambda: "3 of 8 measured")
+    monkeypatch.setattr(run, "QUIET_S", 0.0)
+    run.Progress(2).update(0, lambda: "3 of 8 measured")
     assert terminal.getvalue().endswith("ringsim: 2 ranks, 0 s, 0 done, 3 of 8 measured")
 
 
 def test_no_progress_line_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    line = progress.Progress(4)
+    monkeypatch.setattr(run, "QUIET_S", 0.0)
+    line = run.Progress(4)
     line.update(1, lambda: "")
     line.clear()
     assert log.getvalue() == ""

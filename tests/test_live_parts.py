@@ -16,9 +16,9 @@ from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import Posted, Snapshot, analyse
 from ringsim.launch.live_part import LivePart
 from ringsim.launch.live_parts import LiveParts
-from ringsim.traces.buffer import CHUNK, FIRST_CHUNK
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
 from ringsim.traces.parts import read_parts
+from ringsim.traces.recorder import CHUNK, FIRST_CHUNK
 
 STEPS = st.tuples(
     st.integers(0, 2),  # rank

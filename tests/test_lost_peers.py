@@ -8,10 +8,9 @@ import pytest
 
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.traces.events import ERROR, NONE, OP_CODES
-from ringsim.traces.lost_peers import LOST_PEER, fail_posting
 from ringsim.traces.matching import refused
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import LOST_PEER, Recorder, fail_posting
 
 
 @pytest.mark.parametrize(

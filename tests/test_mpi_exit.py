@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from ringsim.comm import mpi_exit
+from ringsim.comm import mpi
 
 PROGRAM = f"""
 import runpy, sys
-undo = runpy.run_path({mpi_exit.__file__!r})["watch_exit"](lambda code: print("abort", code, flush=True))
+undo = runpy.run_path({mpi.__file__!r})["watch_exit"](lambda code: print("abort", code, flush=True))
 """
 
 
@@ -45,5 +45,5 @@ def test_only_an_end_with_another_code_than_0_aborts(ending: str, code: int, sai
 
 def test_undoing_leaves_nothing() -> None:
     before = sys.exit
-    mpi_exit.watch_exit(lambda _: None)()
+    mpi.watch_exit(lambda _: None)()
     assert sys.exit is before

@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm import mpi_buffers as buffers
-from ringsim.comm.mpi_backend import MpiBackend
-from ringsim.comm.mpi_group import MpiGroup
-from ringsim.comm.mpi_handle import MpiHandle, to_seconds
-from ringsim.comm.mpi_reductions import plan_reduction
+from ringsim.comm import collectives as buffers
+from ringsim.comm.mpi import MpiBackend
 from ringsim.comm.mpi_tape import MpiTapes
+from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, plan_reduction, to_seconds
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
-from ringsim.launch.board import FileBoard
+from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
 from ringsim.traces.events import ANY_SOURCE
 from ringsim.traces.parts import read_parts

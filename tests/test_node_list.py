@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringsim.environment import expand_node_list
 from ringsim.errors import RingError
-from ringsim.node_list import expand_node_list
 
 
 def compress(names: list[str]) -> str:

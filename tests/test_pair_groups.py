@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.pair_groups import pair_name, pairs_of
+from ringsim.ring.groups import pair_name, pairs_of
 
 rings = st.lists(st.integers(0, 500), min_size=2, max_size=70, unique=True)
 

@@ -6,10 +6,10 @@ import matplotlib as mpl
 import pytest
 
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.generation_use import measure_stage_use
 from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 from ringsim.schedules.generation import Job, can_finish, idle_of_full_ring, plan_jobs, plan_steps, steady_use, time_generation
 from ringsim.traces.events import OP_CODES, Tables, make_events
+from ringsim.traces.steps import measure_stage_use
 from ringsim.traces.value import Trace
 
 PREFILL, DECODE = 7_000_000, 3_000_000  # ns; no sum of jobs that one waits for is as long as either

@@ -23,7 +23,7 @@ from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import from_text
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 from ringsim.traces.value import Trace
 
 

@@ -16,8 +16,7 @@ from synthetic import Story, many_events, pipeline
 from ringsim.plot import layout as kinds
 from ringsim.plot.layout import MOST_ARROWS, OPERATION_LOOKS, choose_messages, make_bars, merge_short, time_range
 from ringsim.plot.timeline import plot_timeline, trace_png
-from ringsim.traces.events import MARK, OP_CODES, make_events
-from ringsim.traces.notices import word_notice
+from ringsim.traces.events import MARK, OP_CODES, make_events, word_notice
 from ringsim.traces.value import Trace
 
 

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from matplotlib.transforms import Bbox
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.plot import style
 from ringsim.plot.waitfor import plot_waitfor, waitfor_png
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 
 ROTATED = {size: [(rank, (rank + 1) % size) for rank in range(size)] for size in range(2, 13)}
 NAMES = ("a.py", "pipeline_training.py", "a_file_with_a_name_that_nobody_would_want_to_type.py")

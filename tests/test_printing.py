@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringsim.errors import ArgumentError
-from ringsim.printing import restore_output, suppress_output
+from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state
 
 

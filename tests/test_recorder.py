@@ -19,14 +19,12 @@ from torch.distributed import ProcessGroup, Work, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringsim
-from ringsim.comm.group_making import GROUPS
-from ringsim.comm.torch_hooks import install, uninstall
+from ringsim.comm.torch_hooks import GROUPS, install, uninstall
 from ringsim.errors import RingError
 from ringsim.state import get_state
-from ringsim.traces.buffer import CHUNK
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import CHUNK, Recorder
 
 SIZE = 4
 

@@ -16,7 +16,7 @@ import pytest
 from ringsim.comm import recount
 from ringsim.comm.recount import was_refused
 from ringsim.traces.events import COLLECTIVE, ERROR, IN_FLIGHT, NONE, OP_CODES, RECORD
-from ringsim.traces.neighbour import Neighbour
+from ringsim.traces.parts import Neighbour
 
 
 @dataclass

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
-from ringsim.regimes import find_regimes
+from ringsim.traces.bandwidths import find_regimes
 
 SIZES = [2**power for power in range(3, 29)]
 

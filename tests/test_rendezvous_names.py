@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from ringsim.comm.bootstrap import Card, build_default_group, host, leave, listen, meet
 from ringsim.errors import RendezvousFailed
-from ringsim.rendezvous import build_default_group, host, leave, listen, meet
-from ringsim.roll_call import Card
 
 DEBIAN = "127.0.1.1"
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")

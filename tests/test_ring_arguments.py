@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ringsim.errors import ArgumentError, RingError
-from ringsim.ring_arguments import check_ring_arguments
+from ringsim.ring import groups
+from ringsim.ring.groups import check_ring_arguments
 
 GOOD: dict[str, Any] = {
     "head_ip": "127.0.0.1",
@@ -97,10 +98,10 @@ def test_use_before_initialize_says_what_to_do() -> None:
 def test_gpu_without_a_gpu_says_so_and_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from ringsim import ring, ring_building
+    from ringsim import ring
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(ring_building, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
+    monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
     with pytest.raises(
         ArgumentError, match=r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 of 1, local_rank 0\)"
     ):
@@ -127,7 +128,7 @@ import torch
 def refuse(*arguments): raise SystemExit("touched CUDA")
 for name in ("set_device", "is_available", "device_count", "current_device", "init", "_lazy_init"):
     setattr(torch.cuda, name, refuse)
-from ringsim.rendezvous import listen
+from ringsim.comm.bootstrap import listen
 from ringsim.ring import destroy_distributed, initialize
 listener = listen("127.0.0.1", 0)
 initialize("127.0.0.1", listener.getsockname()[1], 1, 0, 0, "cpu", listen_socket=listener)

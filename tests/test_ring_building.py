@@ -16,8 +16,7 @@ from ringsim.comm import set_backend
 from ringsim.comm.backend import Backend
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.ring import current_ring, destroy_distributed, initialize, initialize_distributed
-from ringsim.ring_arguments import check_ring_arguments
-from ringsim.ring_building import build_on_backend
+from ringsim.ring.groups import build_on_backend, check_ring_arguments
 
 
 class Paper(Backend):

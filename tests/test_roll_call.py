@@ -14,8 +14,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringsim.comm.bootstrap import Card, LeftAlready, RollCall, find_fault, in_words
 from ringsim.errors import RendezvousFailed
-from ringsim.roll_call import Card, LeftAlready, RollCall, find_fault, in_words
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))

@@ -15,7 +15,7 @@ from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import Events
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 
 def where(events: Events) -> list[tuple[int, int, int, int, str]]:

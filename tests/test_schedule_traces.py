@@ -15,7 +15,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.simulator import critical_path
 from ringsim.simulator.schedules import ScheduleRun
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 
 def simulate(name: str = "1f1b", p: int = 3, m: int = 5, **given: object) -> ScheduleRun:

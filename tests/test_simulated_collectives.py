@@ -12,7 +12,7 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
 from ringsim.simulator.api import simulate
-from ringsim.simulator.meetings import ReductionRefused
+from ringsim.simulator.collectives import ReductionRefused
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 

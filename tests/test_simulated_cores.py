@@ -12,7 +12,7 @@ from ringsim import comm as dist
 from ringsim.link import Link
 from ringsim.predict.calibration import Calibration
 from ringsim.simulator.api import simulate
-from ringsim.simulator.cores import Cores, SharedCores
+from ringsim.simulator.links import Cores, SharedCores
 from ringsim.topologies import OneMachine
 
 LINK = Link(alpha_s=0.004, beta_s_per_byte=0.0)

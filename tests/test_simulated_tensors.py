@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
+from ringsim.simulator.matching import Send
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
@@ -109,3 +111,70 @@ def test_a_tensor_counts_as_it_is_when_its_message_moves(change: str, who: int, 
 def test_a_tensor_that_has_become_too_small_is_refused(who: int) -> None:
     with pytest.raises(RingError, match=r"RuntimeError: .*(invalid for input of size 2|size)"):
         simulate(changed_in_flight, world_size=2, args=("smaller", who), link=LINK)
+
+
+def pass_on(make: Any) -> list[float]:
+    """Rank 0 sends what is made, of which nobody may read more than is there."""
+    if dist.get_rank() == 0:
+        dist.send(make(), 1)
+        return []
+    target = torch.ones(4)
+    dist.recv(target, 0)
+    return target.tolist()
+
+
+def fake() -> torch.Tensor:
+    return FakeTensorMode().from_tensor(torch.ones(4))
+
+
+def negated() -> torch.Tensor:
+    return torch._neg_view(torch.full((4,), 2.0))
+
+
+def cut() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(4)
+    return tensor
+
+
+@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
+def test_views_and_zero_tensors_arrive_as_their_values(semantics: str) -> None:
+    def zeros() -> torch.Tensor:
+        return torch._efficientzerotensor(4)
+
+    for make, expected in ((negated, -2.0), (zeros, 0.0)):
+        assert simulate(pass_on, world_size=2, args=(make,), link=LINK, semantics=semantics).results[1] == [expected] * 4
+
+
+@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
+@pytest.mark.parametrize(("make", "words"), [(fake, "FakeTensor"), (cut, "storage of 4 bytes for 16")])
+def test_what_torch_cannot_copy_is_refused(make: Any, words: str, semantics: str) -> None:
+    with pytest.raises(RingError, match=words):
+        simulate(pass_on, world_size=2, args=(make,), link=LINK, semantics=semantics)
+
+
+def cut_in_flight(who: int, collective: bool) -> None:
+    """The storage of one side is resized while its message is under way."""
+    rank, tensor = dist.get_rank(), torch.ones(1 << 16)
+    if rank != who:
+        ringsim.compute(1.0)
+    if collective:
+        handle = dist.all_reduce(tensor, async_op=True)
+    else:
+        handle = dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0)
+    assert handle is not None
+    if rank == who:
+        tensor.untyped_storage().resize_(0)
+    handle.wait()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("collective", [False, True])
+def test_a_storage_that_is_resized_under_way_is_refused(who: int, collective: bool) -> None:
+    with pytest.raises(RingError, match="must keep its memory until"):
+        simulate(cut_in_flight, world_size=2, args=(who, collective), link=LINK)
+
+
+def test_a_handle_that_was_never_begun_raises() -> None:
+    with pytest.raises(AttributeError):
+        Send.__new__(Send).wait()

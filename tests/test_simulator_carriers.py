@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.simulator.carriers import PrivateLinks, degraded
+from ringsim.simulator.links import PrivateLinks, degraded
 
 LINK = Link(alpha_s=1.0, beta_s_per_byte=0.5)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.simulator.fair_share import fair_paces
+from ringsim.simulator.links import fair_paces
 
 
 def filled(routes: Sequence[Sequence[int]], speeds: Mapping[int, Fraction]) -> list[Fraction]:

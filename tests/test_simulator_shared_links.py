@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from test_simulator_fair_share import filled
 
 from ringsim.errors import ArgumentError
-from ringsim.injections import Degrade, Slow
+from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
-from ringsim.simulator.carriers import PrivateLinks
-from ringsim.simulator.network import make_carrier
-from ringsim.simulator.shared_links import SharedLinks
+from ringsim.simulator.links import PrivateLinks, SharedLinks, make_carrier
 from ringsim.topologies import FullBisection, GraphLinks, Hop, Hosts, RingLinks, Topology
 
 LINK = Link(alpha_s=100.0, beta_s_per_byte=1.0)
@@ -227,7 +225,7 @@ def test_the_order_of_hashes_decides_nothing() -> None:
     code = """
 from agenda import Agenda
 from ringsim.link import Link
-from ringsim.simulator.shared_links import SharedLinks
+from ringsim.simulator.links import SharedLinks
 from ringsim.topologies import Hosts
 agenda, arrivals = Agenda(), []
 carrier = SharedLinks(agenda, Hosts(3, Link(1e-6, 1e-10), Link(3e-6, 7e-10)), 12, {})

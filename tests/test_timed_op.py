@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from ringsim.comm import configure, timed_op
-from ringsim.comm.handle import Handle
-from ringsim.comm.mpi_group import MpiGroup
-from ringsim.comm.mpi_handle import MpiHandle
+from ringsim.comm.built import Handle
 from ringsim.comm.mpi_tape import MpiTapes
+from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle
 from ringsim.errors import RunTimeout
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ERROR, IN_FLIGHT, OK, OP_NAMES

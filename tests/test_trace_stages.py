@@ -16,8 +16,7 @@ from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import from_text
-from ringsim.traces.live_activations import list_live
-from ringsim.traces.stages import count_steps, find_step, in_step
+from ringsim.traces.steps import count_steps, find_step, in_step, list_live
 
 UNIT_NS = UNIT_MS * MS
 GRID = [

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from ringsim.traces import reached
+from ringsim.traces import lazy
 from ringsim.traces.events import NONE, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
@@ -120,7 +120,7 @@ def test_a_trace_does_not_change() -> None:
 
 def test_notebook_gets_picture_text_and_alternative_text(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = trace_of()
-    monkeypatch.setattr(reached, "reach", lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"")
+    monkeypatch.setattr(lazy, "resolve", lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"")
     data, metadata = trace._repr_mimebundle_()
     assert base64.b64decode(data["image/png"]) == b"the picture"
     assert data["text/plain"] == trace.summary()
@@ -131,7 +131,7 @@ def test_without_matplotlib_the_text_is_shown(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> None:
         raise ImportError(f"No module named 'matplotlib', for {name}")
 
-    monkeypatch.setattr(reached, "reach", missing)
+    monkeypatch.setattr(lazy, "resolve", missing)
     trace = trace_of()
     assert trace._repr_mimebundle_() == ({"text/plain": trace.summary()}, {})
 
@@ -141,13 +141,13 @@ def test_ipython_in_a_terminal_draws_nothing(monkeypatch: pytest.MonkeyPatch, ac
     formatter = types.SimpleNamespace(active_types=active)
     shell = types.SimpleNamespace(display_formatter=formatter)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(reached, "reach", lambda name: lambda trace: b"png")
+    monkeypatch.setattr(lazy, "resolve", lambda name: lambda trace: b"png")
     assert ("image/png" in trace_of()._repr_mimebundle_()[0]) is drawn
 
 
 def test_every_reached_name_exists() -> None:
-    for name in reached.REACHED:
-        assert callable(reached.reach(name))
+    for name in lazy.NAMES:
+        assert callable(lazy.resolve(name))
 
 
 def test_reading_and_matching_import_nothing_heavy() -> None:

@@ -8,8 +8,7 @@ from hypothesis import given
 from random_traces import events as any_events
 
 from ringsim.traces.events import NONE, OP_CODES, Events, make_events
-from ringsim.traces.matching import match
-from ringsim.traces.waits import Waits, split_waits
+from ringsim.traces.matching import Waits, match, split_waits
 
 
 def message(send: tuple[int, int, int], recv: tuple[int, int, int]) -> Events:

@@ -13,7 +13,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import Semantics
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import simulate_schedule
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 SIZE_BYTES = 1000
 

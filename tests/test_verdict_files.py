@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringsim.diagnose.failure import Verdict, read_verdict, write_verdict
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot
 from ringsim.errors import Deadlock
 from ringsim.traces.events import Group
+from ringsim.traces.findings import Operation
 
 
 def receives(rank: int, peer: int) -> RankSnapshot:

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from ringsim.check.examination import Wrong, shown
 from ringsim.check.result import CheckResult
-from ringsim.diagnose.finding import KINDS, Diagnosis, Finding
 from ringsim.traces.events import NONE, OK, SPAN
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.findings import KINDS, Diagnosis, Finding
+from ringsim.traces.value import Trace, count
 
 __all__ = ["diagnose"]
 
@@ -47,7 +46,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
 
     Args:
         trace: of a run that got stuck, failed, or was slow.
-        kind: the name of the fault, one of ``ringsim.diagnose.finding.KINDS``: "deadlock", "tag_mismatch", "straggler", ...
+        kind: the name of the fault, one of ``ringsim.traces.findings.KINDS``: "deadlock", "tag_mismatch", "straggler", ...
         ranks: whom it concerns: all ranks of the circle, both sides of the message, or the one that is slow.
         event: the number of an event that shows it: a row of ``trace.to_pandas()``.
 

@@ -10,8 +10,7 @@ from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.neighbours import ALONE_HINT, RAISED_HINT, judge_way
 from ringsim.check.result import CheckResult
 from ringsim.traces.events import NONE, RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["ring_all_reduce"]
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.result import CheckResult
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["partition"]
 

@@ -12,14 +12,13 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.check.result import CheckResult
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import Deadlock, PeerExited, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.events import NONE, OK, OP_NAMES, RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.findings import Diagnosis
+from ringsim.traces.value import Trace, count
 
 __all__ = ["Examination", "Wrong", "examine", "plain_number", "shown"]
 

@@ -12,8 +12,7 @@ from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.result import CheckResult
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["no_deadlock"]
 

@@ -11,8 +11,7 @@ from ringsim.check.result import CheckResult
 from ringsim.check.small_task import count_microbatches
 from ringsim.schedules.closed_forms import Step, makespan
 from ringsim.schedules.costs import Costs
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["fewest_microbatches"]
 

@@ -11,8 +11,7 @@ from ringsim.check.examination import Examination, Wrong, examine, shown
 from ringsim.check.neighbours import judge_way
 from ringsim.check.result import CheckResult
 from ringsim.traces.events import RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["hand_over"]
 

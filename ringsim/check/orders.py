@@ -13,8 +13,7 @@ from ringsim.schedules.closed_forms import Step, makespan, peak_live
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate, validate
 from ringsim.schedules.schedule import Schedule, parse_action
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["fast_schedule", "schedule"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ringsim.traces.summary import count
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
-    from ringsim.diagnose.finding import Diagnosis
+    from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
 __all__ = ["CheckResult"]

@@ -12,8 +12,7 @@ from ringsim.check.examination import Examination, Wrong, examine, plain_number,
 from ringsim.check.neighbours import ALONE_HINT, RAISED_HINT, judge_way
 from ringsim.check.result import CheckResult
 from ringsim.traces.events import RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["ring"]
 

@@ -13,8 +13,7 @@ from ringsim.check.neighbours import RAISED_HINT, judge_way
 from ringsim.check.result import CheckResult
 from ringsim.schedules.generation import plan_jobs, plan_steps
 from ringsim.traces.events import RECV, SEND
-from ringsim.traces.summary import count
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 __all__ = ["token_ring"]
 

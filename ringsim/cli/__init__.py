@@ -1,4 +1,4 @@
-"""The command line: one verb a job, each in a file of its own with ``add_parser`` and ``run``."""
+"""The command line: one verb a job."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ import sys
 from collections.abc import Sequence
 
 import ringsim
-from ringsim.cli import demo, doctor, explain, generate, measure, script, show, virtual
+from ringsim.cli import demo, doctor, measure, traces, virtual
 from ringsim.errors import ArgumentError, Interrupted, RingError
 
-VERBS = (demo, generate, script, show, explain, measure, virtual, doctor)
+VERBS = (
+    demo.add_demo,
+    demo.add_generate,
+    traces.add_trace,
+    traces.add_show,
+    traces.add_explain,
+    measure.add_parser,
+    virtual.add_parser,
+    doctor.add_parser,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -18,8 +27,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ringsim", description="See how the stages of a pipeline talk.")
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add_parser(verbs)
+    for add_verb in VERBS:
+        add_verb(verbs)
     return parser
 
 

@@ -1,23 +1,40 @@
-"""``ringsim doctor``: what works on this machine, and what of ours runs on it."""
+"""``ringsim doctor``: what works on this machine, which backend each device uses and why, and which processes of ringsim are running.
+
+The backend follows from where the tensors are: "cpu" is always Gloo and "gpu" is always NCCL. Machines differ in whether that works,
+what it runs over, and how fast it is.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
+import itertools
+import math
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from ringsim import provenance
-from ringsim.backend_choice import NO_TORCH, BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.environment import discover
-from ringsim.errors import RingError
+from ringsim.errors import ArgumentError, RingError
+from ringsim.plot.charts import FIGURES
+from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
+
+__all__ = ["BackendChoice", "BackendFacts", "Criterion", "backend_criteria", "backend_facts", "choose_backend", "criteria_text"]
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -46,13 +63,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
-    """Yields (works, what, detail) for everything that ringsim stands on."""
+    """Yields (works, what, detail) for everything that ringsim depends on."""
     machine = provenance.machine()
     memory = bytes_text(machine["memory_bytes"]) if machine["memory_bytes"] else "memory unknown"
     yield True, "machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['platform']}"
     yield True, "Python", f"{sys.version.split()[0]} ({sys.executable})"
     yield from _torch(facts)
     yield _loopback()
+    yield _name_look_up()
     yield _start_method()
     yield _launcher()
     for name in ("numpy", "pandas", "pyarrow", "matplotlib", "networkx", "ipywidgets", "jupyterlab"):
@@ -82,11 +100,38 @@ def _loopback() -> tuple[bool, str, str]:
             socket.create_connection(listener.getsockname(), timeout=5).close()
     except OSError as error:
         return False, "loopback", f"127.0.0.1 cannot be used: {error}"
-    return True, "loopback", "127.0.0.1 works; runs on this machine open no socket beyond it"
+    return True, "loopback", "127.0.0.1 works; ranks on this machine listen nowhere else"
+
+
+def _name_look_up() -> tuple[bool, str, str]:
+    """Times what torch's store client does for each rank: it looks up the name of the address that it has connected to.
+
+    Many ranks ask at once, and a name server may drop some of a burst of questions; so this asks as many times at once.
+    """
+    took_s: list[float] = []
+
+    def look_up() -> None:
+        begin_s = time.monotonic()
+        with contextlib.suppress(OSError):  # "no such name" is an answer, too
+            socket.getnameinfo((_STORE_PEER, 0), socket.NI_NUMERICSERV)
+        took_s.append(time.monotonic() - begin_s)
+
+    threads = [threading.Thread(target=look_up, daemon=True) for _ in range(_LOOK_UPS)]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + _LOOK_UP_LIMIT_S
+    for thread in threads:
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+    slowest_s = max(took_s) if len(took_s) == len(threads) else math.inf
+    if slowest_s < _SLOW_LOOK_UP_S:
+        return True, "name look-up", f"the name of {_STORE_PEER} takes {1e3 * slowest_s:.1f} ms"
+    how_long = f"{slowest_s:.1f} s" if math.isfinite(slowest_s) else f"more than {_LOOK_UP_LIMIT_S:.0f} s"
+    detail = f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank starts"
+    return False, "name look-up", f"{detail}. Add this line to /etc/hosts: {_STORE_PEER} localhost"
 
 
 def _start_method() -> tuple[bool, str, str]:
-    from ringsim.launch.launcher import has_fork_server
+    from ringsim.launch.ranks import has_fork_server
 
     if has_fork_server():
         return True, "start method", "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, however it ends"
@@ -107,7 +152,7 @@ def _launcher() -> tuple[bool, str, str]:
 
 
 def _processes() -> tuple[bool, str, str]:
-    """Lists the processes of ringsim on this machine, those of other sessions of this user too."""
+    """Lists this user's ringsim processes on this machine."""
     found: dict[str, list[str]] = {}
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
@@ -116,3 +161,195 @@ def _processes() -> tuple[bool, str, str]:
     words = {"server": "fork servers", "parked": "parked ranks (they end after a minute)", "rank": "running ranks"}
     text = "; ".join(f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}" for kind, pids in sorted(found.items()))
     return True, "processes", text or "none of ringsim's"
+
+
+_STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
+_LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait
+_LOOK_UP_LIMIT_S: Final = 6.0  # the C library gives up a silent name server after five seconds, and asks again
+_SLOW_LOOK_UP_S: Final = 0.5
+NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
+MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not measured: run `ringsim bandwidth --device gpu`"}
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What decides between the backends, as far as torch and the environment tell.
+
+    Args:
+        has_torch: torch is installed.
+        has_gloo: this torch was built with Gloo.
+        has_nccl: this torch was built with NCCL.
+        gpus: names of the GPUs that torch finds.
+        direct_pairs: pairs of GPUs of which each can read the other's memory, over NVLink or PCIe: torch does not say which.
+        interface: the network interface that Gloo would use among ranks of this machine; None where it is left to Gloo.
+
+    Example:
+        >>> BackendFacts(has_torch=True, has_gloo=True, interface="lo").gpus
+        ()
+    """
+
+    has_torch: bool = False
+    has_gloo: bool = False
+    has_nccl: bool = False
+    gpus: tuple[str, ...] = ()
+    direct_pairs: int = 0
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """What ``comm_device`` means here.
+
+    Args:
+        comm_device: "cpu" or "gpu".
+        backend: "gloo" or "nccl"; None where it cannot run here.
+        reason: why, in one sentence.
+    """
+
+    comm_device: str
+    backend: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One row of the table of criteria.
+
+    Args:
+        name: what is compared.
+        nccl: what holds for NCCL here.
+        gloo: what holds for Gloo here.
+    """
+
+    name: str
+    nccl: str
+    gloo: str
+
+
+def backend_facts() -> BackendFacts:
+    """Finds out what decides between the backends on this machine; starts nothing, and initialises no GPU where torch finds none.
+
+    Returns:
+        The facts.
+
+    Example:
+        >>> backend_facts().has_torch
+        True
+    """
+    if importlib.util.find_spec("torch") is None:
+        return BackendFacts()
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return BackendFacts(has_torch=True)
+    from ringsim.comm.bootstrap import loopback_interface  # needs torch.distributed
+
+    gpus = torch.cuda.device_count()
+    reach = torch.cuda.can_device_access_peer
+    return BackendFacts(
+        has_torch=True,
+        has_gloo=dist.is_gloo_available(),
+        has_nccl=dist.is_nccl_available(),
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(gpus)),
+        direct_pairs=sum(reach(one, other) and reach(other, one) for one, other in itertools.combinations(range(gpus), 2)),
+        interface=os.environ.get("GLOO_SOCKET_IFNAME") or loopback_interface(),
+    )
+
+
+def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
+    """Says which backend ``comm_device`` means, whether it can run here, and why.
+
+    Args:
+        comm_device: "cpu" or "gpu".
+        facts: what is known of the machine.
+
+    Returns:
+        The choice; its backend is None where ranks could not start.
+
+    Raises:
+        ArgumentError: ``comm_device`` is neither.
+
+    Example:
+        >>> choose_backend("gpu", BackendFacts(has_torch=True, has_gloo=True, has_nccl=True)).reason
+        'NCCL moves tensors between GPUs, and torch finds no GPU here'
+        >>> choose_backend("gpu", BackendFacts(has_torch=True, has_nccl=True, gpus=("H200",))).backend
+        'nccl'
+    """
+    if comm_device not in ("cpu", "gpu"):
+        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+    if not facts.has_torch:
+        return BackendChoice(comm_device, None, NO_TORCH)
+    if comm_device == "cpu":
+        if not facts.has_gloo:
+            return BackendChoice("cpu", None, "this torch was built without Gloo, which moves tensors between processors")
+        return BackendChoice("cpu", "gloo", "the tensors are in host memory, and Gloo works on every machine")
+    if not facts.gpus:
+        return BackendChoice("gpu", None, "NCCL moves tensors between GPUs, and torch finds no GPU here")
+    if not facts.has_nccl:
+        return BackendChoice("gpu", None, "this torch was built without NCCL: it needs a CUDA build")
+    ranks = count(len(facts.gpus), "rank")
+    return BackendChoice("gpu", "nccl", f"the tensors are in GPU memory; up to {ranks} here, one on each GPU, for NCCL refuses two on one")
+
+
+def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> list[Criterion]:
+    """Compares the backends by what is known of this machine.
+
+    Args:
+        facts: what is known.
+        table: what was measured here, where somebody did.
+
+    Returns:
+        Rows: tensor location, interconnect, bandwidth, and use.
+
+    Example:
+        >>> for row in backend_criteria(BackendFacts(has_torch=True, has_gloo=True, interface="lo")):
+        ...     print(f"{row.name}: {row.gloo}")
+        tensor location: host memory
+        interconnect: TCP sockets over lo, also between ranks of one machine
+        bandwidth: not measured: run `ringsim bandwidth`
+        use: ranks on processors; tensors that were offloaded to host memory; learning, anywhere
+    """
+    over = f"TCP sockets over {facts.interface}" if facts.interface else "TCP sockets"
+    gpus = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
+    no_use = "" if choose_backend("gpu", facts).backend else " (not on this machine)"
+    return [
+        Criterion("tensor location", f"GPU memory: {gpus}" if gpus else "GPU memory; no GPU here", "host memory"),
+        Criterion("interconnect", _between_gpus(facts), f"{over}, also between ranks of one machine"),
+        Criterion("bandwidth", _bandwidth("nccl", facts, table), _bandwidth("gloo", facts, table)),
+        Criterion(
+            "use", f"ranks on GPUs, one each{no_use}", "ranks on processors; tensors that were offloaded to host memory; learning, anywhere"
+        ),
+    ]
+
+
+def criteria_text(criteria: Sequence[Criterion]) -> str:
+    """Writes the table of criteria as lines of text, a line for each backend under each criterion."""
+    return "\n".join(f"{row.name}\n  NCCL (GPU)  {row.nccl}\n  Gloo (CPU)  {row.gloo}" for row in criteria)
+
+
+def _between_gpus(facts: BackendFacts) -> str:
+    number = len(facts.gpus)
+    if not number:
+        return "NVLink, PCIe or a network between GPUs; none here"
+    if number == 1:
+        return "one GPU: nothing to be connected with on this machine"
+    pairs = number * (number - 1) // 2
+    if facts.direct_pairs == pairs:
+        return f"all {number} GPUs read each other's memory, over NVLink or PCIe (torch does not say which)"
+    return f"{facts.direct_pairs} of {count(pairs, 'pair')} of GPUs read each other's memory; the others go through host memory"
+
+
+def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
+    """What was measured, what others published, or how to find out."""
+    found = [] if table is None else [(key, link) for key, link in table.fits.items() if key[1] == backend and key[0] != "all_reduce"]
+    if table is not None and found:
+        (pattern, _, src, dst), link = max(found, key=lambda one: one[1].beta_s_per_byte)
+        best = float(np.nanmax(table.columns["algbw_gb_per_s"][table.where(pattern, backend, src, dst)]))
+        half = f", half of it from {bytes_text(round(link.n_half_bytes))} on" if math.isfinite(link.n_half_bytes) else ""
+        when = f", measured {table.metadata['date']}" if table.metadata.get("date") else ", measured"
+        return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
+    if backend == "nccl" and not facts.gpus:
+        rates = [figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None]
+        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (docs/bandwidth.md)"
+    return MEASURE[backend]

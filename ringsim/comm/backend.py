@@ -3,7 +3,7 @@
 A backend is an object. Its methods are called exactly as the functions of ``torch.distributed`` are, by position, in torch's order;
 arguments at the end that have torch's default value are left out, so a method needs torch's defaults. Nine things are required (the
 abstract methods); whatever else a backend has (``all_reduce``, ``barrier``, ``send``, ...) is used, and whatever it has not is built from
-what it has (``ringsim.comm.fallbacks``), in the last resort from ``isend`` and ``irecv``. So the smallest backend can do everything.
+what it has (``ringsim.comm.functions``), in the last resort from ``isend`` and ``irecv``. So the smallest backend can do everything.
 
 * Ranks in ``dst`` and ``src`` are global, those in ``group_dst`` and ``group_src`` count within the group; one of the two is given.
 * ``group=None`` means all ranks. A group is an opaque value that answers ``size()``, ``rank()`` and ``group_name``, and that the backend's
@@ -13,17 +13,29 @@ what it has (``ringsim.comm.fallbacks``), in the last resort from ``isend`` and 
   ``complete_record(recorder, slot) -> bool``: its wait then completes that record as well (``timed_op``); False where it is over.
 * Messages of one (group, source, destination, tag) arrive in the order in which they were sent. An ``isend`` may wait for its receiver.
 * A message that a fallback sends has the tag ``FALLBACK_TAG``.
+
+The backend that is there from the start: ``torch.distributed`` itself, with Gloo, NCCL or whatever torch offers.
+
+Which backend is the current one, and how a backend is found by its name.
+
+What the backends that keep groups of their own, MPI and the simulator, answer and check alike: who is in a group, what fits it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from operator import index
 from typing import Any, ClassVar, Final
 
-from ringsim.errors import ArgumentError
+import torch
+import torch.distributed as dist
 
-__all__ = ["FALLBACK_TAG", "Backend"]
+from ringsim.errors import ArgumentError
+from ringsim.state import change_state, get_state
+
+__all__ = ["FALLBACK_TAG", "GROUP", "TORCH", "Backend", "Membership", "TorchBackend", "get_backend_object", "set_backend"]
 
 FALLBACK_TAG: Final = 31_717  # below 2**15, which every MPI can carry
 
@@ -166,3 +178,177 @@ class Backend(ABC):
         if global_rank not in ranks:
             raise ArgumentError(f"global_rank must be one of {ranks}, got {global_rank!r}. Name a member of the group.")
         return ranks.index(global_rank)
+
+
+class TorchBackend(Backend):
+    """Passes everything on to ``torch.distributed``; what torch has, this has, under the same name.
+
+    Example:
+        >>> TorchBackend().supports("all_reduce"), TorchBackend().supports("all_reduce_by_pigeon")
+        (True, False)
+    """
+
+    name = "torch"
+    init_process_group = staticmethod(dist.init_process_group)
+    new_group = staticmethod(dist.new_group)
+    destroy_process_group = staticmethod(dist.destroy_process_group)
+    is_initialized = staticmethod(dist.is_initialized)
+    get_rank = staticmethod(dist.get_rank)
+    get_world_size = staticmethod(dist.get_world_size)
+    get_process_group_ranks = staticmethod(dist.get_process_group_ranks)
+    get_backend = staticmethod(dist.get_backend)
+    get_global_rank = staticmethod(dist.get_global_rank)
+    get_group_rank = staticmethod(dist.get_group_rank)
+    isend = staticmethod(dist.isend)
+    irecv = staticmethod(dist.irecv)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns torch's function ``name``."""
+        return getattr(dist, name)
+
+
+TORCH: Final = TorchBackend()
+
+
+GROUP: Final = "ringsim.backends"  # of the entry points
+# Written as entry points, too: a name costs nothing until it is asked for.
+_BUILT_IN: Final = {
+    name: EntryPoint(name, value, GROUP)
+    for name, value in (("torch", "ringsim.comm.backend:TORCH"), ("mpi", "ringsim.comm.mpi:MpiBackend"))
+}
+
+
+def get_backend_object() -> Backend:
+    """Returns the current backend, which ``ringsim.comm.cdb`` is."""
+    return get_state().backend or TORCH
+
+
+def set_backend(backend: Backend | str) -> Backend:
+    """Makes ``ringsim.comm`` send through another backend from now on.
+
+    Every rank calls it, before ``init_process_group`` and ``initialize_distributed``; it does not block. Groups and handles of one backend
+    mean nothing to another.
+
+    Args:
+        backend: an object that keeps the protocol of ``ringsim.comm.backend.Backend``; or the name of one: "torch", "mpi", or an entry
+            point of the group ``ringsim.backends``, which names a backend or a class that makes one without arguments.
+
+    Returns:
+        The backend.
+
+    Raises:
+        ArgumentError: there is no backend of that name, it cannot be loaded, or it is no backend.
+
+    Example:
+        >>> set_backend("torch").name
+        'torch'
+        >>> set_backend("pigeon")
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.ArgumentError: backend must be one of mpi, torch or a Backend, got 'pigeon'. Install the package that brings it.
+    """
+    found = _load(backend) if isinstance(backend, str) else backend
+    if not isinstance(found, Backend):
+        raise ArgumentError(f"backend must be a ringsim.comm.backend.Backend or a name, got {found!r}. Derive its class from Backend.")
+    change_state(backend=None if found is TORCH else found)
+    return found
+
+
+def _load(name: str) -> object:
+    """Returns what the entry point ``name`` leads to, an object of it if it is a class."""
+    known = {**{each.name: each for each in entry_points(group=GROUP)}, **_BUILT_IN}
+    if name not in known:
+        raise ArgumentError(
+            f"backend must be one of {', '.join(sorted(known))} or a Backend, got {name!r}. Install the package that brings it."
+        )
+    try:
+        found = known[name].load()
+        return found() if isinstance(found, type) else found
+    except ImportError as error:
+        hint = "pip install 'ringsim[mpi]'" if name == "mpi" else "the package that it needs"
+        raise ArgumentError(f"backend must be loadable, got {name!r}, which lacks {error.name or error}. Install it: {hint}.") from error
+
+
+def to_index(what: str, value: Any) -> int:
+    """Returns an argument as an integer.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    try:
+        return index(value)
+    except TypeError:
+        raise ArgumentError(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
+
+
+class Membership:
+    """The part of a backend that asks its groups; they answer ``rank()``, ``size()`` and ``place_of()``, and have ``ranks``."""
+
+    @abstractmethod
+    def here(self) -> str:
+        """Returns which rank this is, for errors."""
+
+    @abstractmethod
+    def _find(self, group: Any) -> Any:
+        """Returns a group given as torch's functions take it; None where this rank is outside."""
+
+    def get_rank(self, group: Any = None) -> int:
+        """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
+        found = self._find(group)
+        return -1 if found is None else int(found.rank())
+
+    def get_world_size(self, group: Any = None) -> int:
+        """Returns how many ranks the group has, -1 outside of it; with None how many there are."""
+        found = self._find(group)
+        return -1 if found is None else int(found.size())
+
+    def get_process_group_ranks(self, group: Any = None) -> list[int]:
+        """Returns the global ranks of a group, in the group's order.
+
+        Raises:
+            ArgumentError: this rank is outside.
+        """
+        found = self._find(group)
+        if found is None:
+            raise ArgumentError(f"the ranks of a group must be asked for within it, got a question from outside ({self.here()}).")
+        return list(found.ranks)
+
+    def _members(self, ranks: Sequence[int] | None, sort_ranks: bool) -> tuple[int, ...]:
+        """Returns the global ranks that ``new_group`` is asked for, in the group's order."""
+        size = self.get_world_size()
+        members = tuple(range(size)) if ranks is None else tuple(to_index("ranks", rank) for rank in ranks)
+        if len(set(members)) != len(members) or not all(0 <= rank < size for rank in members):
+            raise ArgumentError(
+                f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} ({self.here()}). Leave out the others."
+            )
+        return tuple(sorted(members)) if sort_ranks else members
+
+    def _root(self, group: Any, what: str, global_rank: int | None, group_rank: int | None) -> int:
+        """Returns the group rank of a root; rank 0 of all where none is given, as torch has it."""
+        return int(group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank))
+
+    def _check_parts(self, what: str, whole: torch.Tensor, other: str, part: torch.Tensor, group: Any) -> None:
+        if whole.numel() != part.numel() * group.size():
+            raise ArgumentError(
+                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({self.here()}). "
+                "Make it so large."
+            )
+
+    def _cut(self, what: str, tensor: torch.Tensor, sizes: Any, group: Any) -> list[int]:
+        """Returns how many rows of a tensor belong to each rank: the lengths that are given, or equal parts."""
+        if tensor.dim() == 0:
+            raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({self.here()}). Reshape it to (1,).")
+        length, count = tensor.shape[0], group.size()
+        if not sizes:
+            if length % count:
+                raise ArgumentError(
+                    f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({self.here()}). "
+                    f"Give {what}_split_sizes."
+                )
+            return [length // count] * count
+        lengths = [int(size) for size in sizes]
+        if len(lengths) != count or min(lengths) < 0 or sum(lengths) != length:
+            raise ArgumentError(
+                f"{what}_split_sizes must be {count} lengths that add up to {length}, got {lengths} ({self.here()}). Count them again."
+            )
+        return lengths

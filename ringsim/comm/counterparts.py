@@ -20,7 +20,7 @@ from ringsim.comm.follower import PAYLOAD, Channel, Difference, Follower, descri
 from ringsim.comm.recount import count_operations, was_refused
 from ringsim.errors import MessageMismatch, RendezvousFailed
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Payload
-from ringsim.traces.neighbour import Neighbour
+from ringsim.traces.parts import Neighbour
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["Counterparts"]

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringsim import comm
-from ringsim.comm.deepspeed_ops import (
+from ringsim.comm.backend import set_backend as _set_backend
+from ringsim.comm.deepspeed_names import (
     ReduceOp,
     all_gather,
     all_gather_coalesced,
@@ -32,21 +33,8 @@ from ringsim.comm.deepspeed_ops import (
     batch_isend_irecv,
     broadcast,
     broadcast_object_list,
-    gather,
-    inference_all_reduce,
-    irecv,
-    isend,
-    monitored_barrier,
-    recv,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_fn,
-    reduce_scatter_tensor,
-    scatter,
-    send,
-)
-from ringsim.comm.deepspeed_queries import (
     enable_symm_mem_for_group,
+    gather,
     get_all_ranks_from_group,
     get_local_rank,
     get_local_rank_from_launcher,
@@ -57,39 +45,39 @@ from ringsim.comm.deepspeed_queries import (
     has_all_reduce_coalesced,
     has_coalescing_manager,
     has_reduce_scatter_tensor,
-    initialize_mesh_device,
-)
-from ringsim.comm.deepspeed_start import (
     in_aml,
     in_aws_sm,
     in_dlts,
+    inference_all_reduce,
     init_distributed,
+    initialize_mesh_device,
+    irecv,
+    isend,
+    monitored_barrier,
     mpi_discovery,
     patch_aml_env_for_torch_nccl_backend,
     patch_aws_sm_env_for_torch_nccl_backend,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_fn,
+    reduce_scatter_tensor,
+    scatter,
+    send,
 )
 from ringsim.comm.functions import (
     MANAGING,
 )
 from ringsim.comm.log import (
     configure,
-    reset_log,
-)
-from ringsim.comm.log_report import (
     get_comm_operation_count,
     get_logged_comm_ops,
     has_comm_data,
-)
-from ringsim.comm.log_report import log_summary as gather_summary
-from ringsim.comm.log_timed import (
+    reset_log,
     timed_op,
 )
-from ringsim.comm.registry import (
-    set_backend as _set_backend,
-)
-from ringsim.traces.log_table import (
-    LogRow,
-)
+from ringsim.comm.log import log_summary as gather_summary
+from ringsim.comm.log_table import LogRow
 from ringsim.traces.units import bytes_text
 
 __all__ = [

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, ERROR, NONE, OP_CODES, OP_KINDS, OP_NAMES, RECV, Payload
-from ringsim.traces.neighbour import COLUMNS, WORDS, Neighbour
+from ringsim.traces.parts import COLUMNS, WORDS, Neighbour
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["NEVER", "PAYLOAD", "Channel", "Difference", "Follower", "describe_payload", "disagreement"]

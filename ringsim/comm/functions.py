@@ -1,4 +1,23 @@
-"""The functions of ``torch.distributed`` that go through the current backend, made from the signatures of the torch that is installed.
+"""What is done where a backend, or the installed torch, lacks an operation: it is built from those that exist.
+
+| operation | built from, the first that exists |
+|---|---|
+| send, recv, batch_isend_irecv | isend, irecv |
+| barrier | all_reduce; messages |
+| broadcast, gather, scatter, reduce, all_to_all, all_to_all_single, object forms, monitored_barrier | messages |
+| all_reduce, all_gather_single, all_gather_into_tensor | all_gather; messages |
+| all_gather | all_gather_single, all_gather_into_tensor; messages |
+| reduce_scatter_single, reduce_scatter_tensor | reduce_scatter; messages |
+| gather_single, gather_into_tensor | gather; messages |
+| reduce_scatter | messages |
+| all_reduce_coalesced, all_gather_coalesced | all_reduce, all_gather, one after the other; else as these are |
+| new_subgroups, new_subgroups_by_enumeration | new_group |
+
+The result is the native one bit for bit, but for sums and products of floats, which are taken in the order of the ranks (``reductions``).
+
+``P2POp`` for ``batch_isend_irecv``: torch's own, which also takes the ``isend`` and ``irecv`` of ``ringsim.comm``.
+
+The functions of ``torch.distributed`` that go through the current backend, made from the signatures of the torch that is installed.
 
 Each is compiled from a few lines of text, so that a call passes no ``*args, **kwargs`` on. With torch as the backend and no log, ::
 
@@ -22,6 +41,8 @@ import functools
 import inspect
 import linecache
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from types import FunctionType
@@ -29,13 +50,94 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.fallbacks import FALLBACKS, build, find, is_refusal
-from ringsim.comm.log import call
-from ringsim.comm.torch_backend import TORCH
-from ringsim.state import RankState, get_cell, get_simulated
+from ringsim.comm import built, objects
+from ringsim.comm.backend import TORCH, Backend, TorchBackend
+from ringsim.errors import ArgumentError, RingError
+from ringsim.state import RankState, get_cell, get_simulated, get_state
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["FUNCTIONS", "MANAGING", "make_function"]
+__all__ = ["FALLBACKS", "FUNCTIONS", "MANAGING", "P2POp", "find", "make_function"]
+
+FALLBACKS: Final[dict[str, Callable[..., Any]]] = {
+    **{name: getattr(built, name) for name in built.BUILT},
+    **{name: getattr(objects, name) for name in objects.BUILT},
+    "all_gather_into_tensor": built.all_gather_single,
+    "reduce_scatter_tensor": built.reduce_scatter_single,
+    "gather_into_tensor": built.gather_single,
+}
+_SPELLINGS: Final = (  # of one operation
+    ("all_gather_into_tensor", "all_gather_single"),
+    ("reduce_scatter_tensor", "reduce_scatter_single"),
+    ("gather_into_tensor", "gather_single"),
+)
+_REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
+_TWINS: Final = {name: twin for pair in _SPELLINGS for name, twin in (pair, pair[::-1])}
+
+
+def find(backend: Backend, op: str, depth: int = 0) -> Callable[..., Any]:
+    """Returns what does an operation on a backend: its own method, or one that is built; the latter warns once.
+
+    Args:
+        backend: the backend.
+        op: as torch.distributed spells it.
+        depth: whose line the warning names: 0 the caller's, 1 that of its caller, and so on.
+
+    Returns:
+        A function that takes torch's arguments.
+
+    Raises:
+        RingError: neither exists.
+
+    Example:
+        >>> from ringsim.comm.backend import TORCH
+        >>> find(TORCH, "isend").__name__
+        'isend'
+    """
+    if backend.supports(op):
+        method: Callable[..., Any] = getattr(backend, op)
+        return method
+    twin = _TWINS.get(op)
+    if twin is not None and backend.supports(twin):
+        return find(backend, twin)
+    return build(backend, op, depth + 1)
+
+
+def build(backend: Backend, op: str, depth: int) -> Callable[..., Any]:
+    """Returns an operation that is built from others of a backend; warns once.
+
+    Args:
+        backend: the backend.
+        op: as torch.distributed spells it.
+        depth: whose line the warning names: 0 the caller's, 1 that of its caller, and so on.
+
+    Raises:
+        RingError: nobody knows how.
+    """
+    if op not in FALLBACKS:
+        raise RingError(
+            f"ringsim.comm.{op} must be something that the backend {backend.name!r} can do, got a backend without it. "
+            "Use set_backend('torch') for what only torch has."
+        )
+    _warn_once(op, backend.name, 3 + depth)
+    return functools.partial(FALLBACKS[op], backend)
+
+
+def is_refusal(error: RuntimeError, op: str) -> bool:
+    """Returns whether an error says that a backend lacks an operation that can be built: torch offers it, its Gloo or NCCL may not have it.
+
+    Torch says so before anything is sent: ``Backend gloo does not support gather_single`` (torch 2.15).
+    """
+    return op in FALLBACKS and _REFUSAL.match(str(error)) is not None
+
+
+@functools.cache
+def _warn_once(op: str, backend_name: str, stacklevel: int) -> None:
+    warnings.warn(
+        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other operations, which is slower",
+        RuntimeWarning,
+        stacklevel=stacklevel,
+    )
+
 
 _CELL: Final = get_cell()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}
@@ -151,7 +253,7 @@ def _make_elsewhere(op: str, defaults: tuple[Any, ...]) -> Callable[..., Any]:
                 function = functools.partial(function, **named)
             if state.log is None or not extras:
                 return function(*args[:count])
-            return call(op, function, args[:count], *extras)
+            return state.log.call(op, function, args[:count], *extras)
 
         try:
             return run(find(backend, op, 2))
@@ -182,3 +284,49 @@ MANAGING: Final[dict[str, FunctionType]] = {  # those that say who is there
     for name in sorted(_MANAGING)
     if hasattr(dist, name)
 }
+
+_SIGNATURE: Final = inspect.signature(dist.P2POp)
+_ORIGINALS: Final[dict[Any, Any]] = {FUNCTIONS[name]: getattr(dist, name) for name in ("isend", "irecv")}
+
+
+class P2POp(dist.P2POp):
+    """A send or a receive for ``batch_isend_irecv``; those of torch may stand in the same list.
+
+    Its attribute ``op`` is torch's function, whichever was given.
+    """
+
+    __doc__ = dist.P2POp.__doc__
+
+    def __new__(cls, op: Any, *args: Any, **kwargs: Any) -> P2POp:
+        """Checks the arguments as torch does."""
+        made: P2POp = dist.P2POp.__new__(cls, _ORIGINALS.get(op, op), *args, **kwargs)
+        return made
+
+    def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
+        """Takes torch's arguments; peers are found by the current backend."""
+        op = _ORIGINALS.get(op, op)
+        backend = get_state().backend
+        if backend is None or isinstance(backend, TorchBackend):
+            super().__init__(op, *args, **kwargs)
+            return
+        given = _SIGNATURE.bind(op, *args, **kwargs)
+        given.apply_defaults()
+        arguments = given.arguments
+        if (arguments["peer"] is None) == (arguments["group_peer"] is None):
+            raise ArgumentError(
+                f"peer must be given once, got peer={arguments['peer']!r} and group_peer={arguments['group_peer']!r} (P2POp). "
+                "Give one of them."
+            )
+        self.op, self.tensor, self.group, self.tag = op, arguments["tensor"], arguments["group"], arguments["tag"]
+        if arguments["peer"] is None:
+            self.group_peer = arguments["group_peer"]
+            self.peer = backend.get_global_rank(self.group, self.group_peer)
+        else:
+            self.peer = arguments["peer"]
+            self.group_peer = backend.get_group_rank(self.group, self.peer)
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__} peer={self.peer}, tag={self.tag}, {tuple(self.tensor.shape)}, {self.tensor.dtype})"
+
+
+P2POp.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

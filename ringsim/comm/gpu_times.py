@@ -69,7 +69,7 @@ class GpuTimes:
     Any thread may call ``begin`` and ``end``, one after the other around what blocks its stream. Neither blocks, and no method raises.
 
     Args:
-        set_times: ``set_times(slot, wait_ns, done_ns)`` writes them down; see ``ringsim.traces.hot_path``.
+        set_times: ``set_times(slot, wait_ns, done_ns)`` writes them down; see ``ringsim.traces.recorder``.
         rank: whose operations they are, for what ``read`` says.
         now: the host's clock, ns.
 

@@ -19,11 +19,10 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.collectives import COLLECTIVES
-from ringsim.comm.group_names import name_and_ranks
-from ringsim.comm.torch_hooks import find_handle_types, install
-from ringsim.injections import Injection, degraded_by, fails_at, make_failure
+from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks
+from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.traces.events import NONE, OP_KINDS, SEND
-from ringsim.traces.neighbour import COLUMNS, WORDS, Neighbour
+from ringsim.traces.parts import COLUMNS, WORDS, Neighbour
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["install_with"]

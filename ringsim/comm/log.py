@@ -1,4 +1,8 @@
-"""The log of ``ringsim.comm``: which operations ran how long with which bandwidth, computed from what the recorder wrote.
+"""The settings of the log, from arguments and from a DeepSpeed configuration, checked.
+
+Where the log's operations are recorded: by the recorder that is at work, or by one of the log's own in a private directory.
+
+The log of ``ringsim.comm``: which operations ran how long with which bandwidth, computed from what the recorder wrote.
 
 On means recorded: ``configure(enabled=True)`` starts the recorder, or shares the one at work, and there is no second stopwatch. The log has
 the operations that were selected when they were called: all of them (``prof_all``), those of some names (``prof_ops``), or one call
@@ -13,43 +17,279 @@ the operations that were selected when they were called: all of them (``prof_all
 Nothing is synchronised, and no operation is blocked that would not be blocked without the log. On NCCL an operation is done when the GPU
 is, as far as CUDA events tell when the log is read, and blocked while the program's stream is; the lines of ``verbose`` are written before
 that, with the times of the host.
+
+``timed_op``: the log for functions of the user's own.
+
+The logs of all ranks brought together at rank 0, and the table sent back to all.
+
+It goes over the store of the default group, so no operation is posted on the groups whose operations are logged: a rank may have done
+more than another, or hang, and the others' log is still to be had::
+
+    rank r                      store                         rank 0
+      |-- set its operations -->|-----------------------------> wait for each, some seconds
+      |                         |<-- set the table -------------|  compute it
+      |<-- get the table -------|
+      |-- add 1 to "read" ----->|-----------------------------> wait: the store may live in this process
+
+What the log says: of all ranks as a table, and of this rank in a word.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import io
+import json
 import logging
+import os
+import shutil
+import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from ringsim.comm.log_records import Connection, Records, Segment, begin_records, end_records, read_segment
-from ringsim.comm.log_settings import read_settings
-from ringsim.costs import algbw_gb_per_s, busbw_gb_per_s
+from ringsim.comm import torch_hooks
+from ringsim.comm.backend import TORCH, Backend
+from ringsim.comm.functions import find
+from ringsim.comm.log_table import LogTable, is_operation, make_rows
+from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.call_sites import CallSites
-from ringsim.traces.events import OK, OP_CODES, OP_NAMES
-from ringsim.traces.hot_path import label_in_force
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
+from ringsim.traces.events import (
+    COLUMN_DTYPES,
+    NONE,
+    OK,
+    OP_CODES,
+    OP_NAMES,
+    RECV,
+    SEND,
+    SPAN,
+    Events,
+    Group,
+    Ints,
+    make_events,
+    read_tables,
+    write_tables,
+)
+from ringsim.traces.parts import join_events, read_parts
+from ringsim.traces.recorder import CallSites, Recorder, label_in_force
 from ringsim.traces.units import bytes_text, time_text
 
 __all__ = [
+    "Connection",
     "LogOptions",
-    "call",
+    "Records",
+    "Segment",
+    "begin_records",
     "configure",
+    "end_records",
     "enter_label",
+    "gather",
+    "gather_by_objects",
+    "get_comm_operation_count",
+    "get_logged_comm_ops",
+    "has_comm_data",
     "interrupt_log",
+    "join_segments",
+    "log_summary",
+    "make_own_table",
+    "make_table",
     "pause_log",
+    "read_segment",
+    "read_settings",
     "reset_log",
     "resume_log",
+    "timed_op",
     "write_lines",
 ]
+
+_SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
+
+
+def read_settings(
+    deepspeed_config: Any, enabled: object, prof_all: object, prof_ops: object, verbose: object, debug: object
+) -> dict[str, Any]:
+    """Returns the settings that are given; an argument comes before the configuration.
+
+    Args:
+        deepspeed_config: a dictionary with the section "comms_logger", or an object whose ``comms_config`` has it; None for none.
+        enabled: True, False, or None where not given.
+        prof_all: likewise.
+        prof_ops: names, or None where not given.
+        verbose: as ``enabled``.
+        debug: as ``enabled``.
+
+    Raises:
+        ArgumentError: a value is of the wrong kind.
+
+    Example:
+        >>> read_settings({"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}, None, None, None, True, None)
+        {'enabled': True, 'verbose': True, 'prof_ops': frozenset({'isend'})}
+    """
+    given = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "prof_ops": prof_ops}
+    section = _read_section(deepspeed_config)
+    merged = {name: section.get(name) if value is None else value for name, value in given.items()}
+    settings: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
+    for name in _SWITCHES:
+        if not isinstance(settings.get(name, True), bool):
+            raise ArgumentError(f"{name} must be True or False, got {settings[name]!r} (configure). Leave it out to keep it as it is.")
+    if "prof_ops" in settings:
+        names = settings["prof_ops"]
+        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+            raise ArgumentError(f'prof_ops must be a list of names, got {names!r} (configure). Write prof_ops=["all_reduce"].')
+        settings["prof_ops"] = frozenset(names)
+    return settings
+
+
+def _read_section(config: Any) -> Mapping[str, Any]:
+    """Returns the section "comms_logger" of a DeepSpeed configuration, as a mapping; empty where there is none."""
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        section = config.get("comms_logger", {})
+    else:
+        section = getattr(getattr(config, "comms_config", None), "comms_logger", {})
+    if isinstance(section, Mapping):
+        return section
+    return {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops")}
+
+
+_ANY_WORLD: Final = 1 << 16  # a recorder of our own may begin before this rank knows how many there are
+Connection = tuple[Group | None, int | str]  # a group, and the peer there; NONE for its collectives, a name for calls under timed_op
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the log is recorded now.
+
+    Attributes:
+        recorder: who records.
+        first: how many records it had when the log began, or was reset.
+        directory: of a recorder of the log's own, None for one that was at work already.
+        pid: the process that records; one that is forked from it leaves the directory alone.
+    """
+
+    recorder: Recorder
+    first: int
+    directory: str | None
+    pid: int
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """What one recorder saw for the log.
+
+    Attributes:
+        events: the operations to log, of this rank.
+        first: bool, as long: whether it is the first with that peer on that group.
+        met: the connections that were seen.
+        notes: what the recorder had to say, that it stopped for example.
+    """
+
+    events: Events
+    first: Ints
+    met: frozenset[Connection] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def begin_records() -> Records:
+    """Begins to record for the log: shares the recorder at work, or starts one in a private directory, which goes with the process.
+
+    Raises:
+        RingError: the rank is simulated, and nothing of it is recorded.
+    """
+    recorder, directory = get_state().recorder, None
+    if recorder is None and get_state().clock is not None:
+        raise RingError("the log of ringsim.comm must have records on a simulated rank, got record=False. Leave record=False out.")
+    if recorder is None:
+        directory = tempfile.mkdtemp(prefix="ringsim-log-")
+        recorder = Recorder(directory, 0, _ANY_WORLD)
+        weakref.finalize(recorder, _remove, directory, os.getpid())
+    if directory is not None or recorder.users:  # another backend's recorder needs no hooks in torch
+        torch_hooks.install(recorder)
+    return Records(recorder, recorder.count, directory, os.getpid())
+
+
+def end_records(records: Records) -> None:
+    """Ends what ``begin_records`` began."""
+    if records.recorder.users:
+        torch_hooks.uninstall(records.recorder)
+    if records.directory is not None:
+        records.recorder.close()
+        _remove(records.directory, records.pid)
+
+
+def _remove(directory: str, pid: int) -> None:
+    if pid == os.getpid():
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def read_segment(records: Records, periods: tuple[tuple[int, int], ...], met: frozenset[Connection]) -> Segment:
+    """Reads what was recorded for the log until now.
+
+    Args:
+        records: where.
+        periods: when all operations were to be logged, from and to, as counts of records; at other times those with a label were. Counts,
+            for a virtual clock may stand still.
+        met: connections of earlier segments.
+
+    Returns:
+        The operations since the log began, or was reset.
+    """
+    recorder = records.recorder
+    if get_state().clock is None:
+        recorder.complete_times()
+        everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
+    else:
+        simulated: Any = recorder  # a RankRecorder, which writes no parts
+        everything, facts = simulated.read(), {"notes": ()}
+    operations = everything.select(is_operation(everything))
+    connections, first = _find_first(operations, met)
+    chosen = operations.label != NONE
+    for begin, end in periods:
+        chosen |= (operations.seq >= begin) & (operations.seq < end)
+    chosen &= operations.seq >= records.first
+    notes = tuple(note for note in facts["notes"] if note.startswith("Recording of rank"))
+    return Segment(operations.select(chosen), first[chosen], met | connections, notes)
+
+
+def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[Connection], Ints]:
+    """Returns the connections that the events used, and marks the first operation on each that is not in ``met``."""
+    kind = events.kind
+    other = np.where((kind == SEND) | (kind == RECV), events.peer.astype(np.int64), NONE)
+    other = np.where(kind == SPAN, -10 - events.label.astype(np.int64), other)  # numbers that no peer has
+    pairs, places = np.unique(np.stack([events.group.astype(np.int64), other]), axis=1, return_index=True)
+    first = np.zeros(len(events), dtype=bool)
+    found = set()
+    for group, number, place in zip(*pairs.tolist(), places.tolist(), strict=True):
+        name = None if group == NONE else events.tables.groups[group]
+        connection = name, (number if number > -10 else events.tables.labels[-10 - number])
+        found.add(connection)
+        first[place] = connection not in met
+    return frozenset(found), first
+
+
+def join_segments(segments: list[Segment]) -> Segment:
+    """Puts the segments of one rank together, oldest first."""
+    first = [np.zeros(0, dtype=bool), *(segment.first for segment in segments)]
+    notes = tuple(dict.fromkeys(note for segment in segments for note in segment.notes))
+    return Segment(join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes)
+
 
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 _OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
@@ -95,40 +335,42 @@ class LogOptions:
         """The connections of the segments that are kept."""
         return frozenset().union(*(segment.met for segment in self.kept))
 
+    def call(
+        self,
+        op: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        prof: bool = False,
+        log_name: str | None = None,
+        debug: str | None = None,
+    ) -> Any:
+        """Runs an operation of ``ringsim.comm``; it is logged if it is selected.
 
-def call(
-    op: str, function: Callable[..., Any], args: tuple[Any, ...], prof: bool = False, log_name: str | None = None, debug: str | None = None
-) -> Any:
-    """Runs an operation of ``ringsim.comm`` while there is a log; it is logged if it is selected.
+        Args:
+            op: its name, as torch spells it.
+            function: the backend's function.
+            args: its arguments.
+            prof: whether this call is selected, whatever the settings say.
+            log_name: what the log calls it; None for the name of the operation.
+            debug: the name of the caller, for ``configure(debug=True)``; None to find it.
 
-    Args:
-        op: its name, as torch spells it.
-        function: the backend's function.
-        args: its arguments.
-        prof: whether this call is selected, whatever the settings say.
-        log_name: what the log calls it; None for the name of the operation.
-        debug: the name of the caller, for ``configure(debug=True)``; None to find it.
-
-    Returns:
-        What the function returns, handles included.
-    """
-    log = get_state().log
-    if log is None or log.records is None:
-        return function(*args)
-    name = log_name or op
-    if not log.selects(op, name, prof):
-        return function(*args)
-    if log.plain and not prof and name == op and op in OP_CODES:
-        return function(*args)  # its record says it all
-    recorder = log.records.recorder
-    before = recorder.hot.skip() if log.verbose else 0
-    label = enter_label(log, name, debug)
-    try:
-        return function(*args)
-    finally:
-        label_in_force.reset(label)
-        if log.verbose:
-            write_lines(recorder, before)
+        Returns:
+            What the function returns, handles included.
+        """
+        name = log_name or op
+        if self.records is None or not self.selects(op, name, prof):
+            return function(*args)
+        if self.plain and not prof and name == op and op in OP_CODES:
+            return function(*args)  # its record says it all
+        recorder = self.records.recorder
+        before = recorder.hot.skip() if self.verbose else 0
+        label = enter_label(self, name, debug)
+        try:
+            return function(*args)
+        finally:
+            label_in_force.reset(label)
+            if self.verbose:
+                write_lines(recorder, before)
 
 
 def enter_label(log: LogOptions, name: str, debug: str | None) -> Token[int]:
@@ -284,3 +526,337 @@ def pause_log() -> Iterator[None]:
 def _without_events(kept: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """Empties segments: which connections have been made is still true."""
     return tuple(Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met) for each in kept)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def timed_op(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes the calls of a function appear in the log of ``ringsim.comm``: a decorator for collectives of your own.
+
+    While the log is on and the call is selected (``prof_all``, the name in ``prof_ops``, or ``prof=True`` where the function has that
+    parameter), the call is recorded as a span with a size and a group, and what it sends bears its name. It is done when the function
+    returns, or, if that returns the handle of an operation, when the handle has been waited for. At other times it is a plain call. Name,
+    signature, docstring and result are the function's own.
+
+    Args:
+        function: what to log. Its parameters ``prof``, ``log_name``, ``debug`` and ``group``, if it has them, mean what they mean in
+            ``ringsim.comm``; its size is that of the first parameter that holds a tensor, or tensors.
+
+    Returns:
+        The function that stands in for it.
+
+    Example:
+        >>> @timed_op
+        ... def gossip(tensor, group=None):
+        ...     "Tells the neighbours."
+        >>> gossip.__name__, gossip.__doc__, str(inspect.signature(gossip))
+        ('gossip', 'Tells the neighbours.', '(tensor, group=None)')
+
+    Source:
+        DeepSpeed, ``deepspeed.comm.timed_op``: the name. The function that it makes has lost its own name and signature.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+        log = get_state().log
+        if log is None or log.records is None:
+            return function(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # which says what is wrong
+        bound.apply_defaults()
+        given = bound.arguments
+        name = given.get("log_name") or function.__name__
+        if not log.selects(function.__name__, name, bool(given.get("prof", False))):
+            return function(*args, **kwargs)
+        return _record(log, name, given, lambda: function(*args, **kwargs))
+
+    return timed
+
+
+def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[], R]) -> R:
+    """Runs a call that is selected, and records it."""
+    assert log.records is not None
+    recorder = log.records.recorder
+    before = recorder.hot.skip() if log.verbose else 0
+    label = enter_label(log, name, given.get("debug"))
+    slot = recorder.call_begin(label_in_force.get(), _number_group(log, given.get("group")), _number_payload(log, given))
+    failed = True
+    try:
+        result = run()
+        failed = False
+    finally:
+        label_in_force.reset(label)
+        if slot is not None and (failed or not _leave_to_wait(recorder, result, slot)):
+            recorder.span_end(slot, failed=failed)
+        if log.verbose:
+            write_lines(recorder, before)
+    return result
+
+
+def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
+    """Lets the wait for a handle complete a record; False where ``result`` is no handle, or has been waited for."""
+    complete_record = getattr(result, "complete_record", None)  # torch's handles have none: the hooks know them
+    return recorder.complete_with(result, slot) if complete_record is None else complete_record(recorder, slot)
+
+
+def _number_group(log: LogOptions, group: Any) -> int:
+    """Numbers the group of a call; the number of a group of this rank alone where there is no process group."""
+    assert log.records is not None
+    backend = get_state().backend or TORCH
+    if not backend.is_initialized():
+        return log.records.recorder.number("group", name="", ranks=[0])
+    if group is None:
+        return log.records.recorder.number("group", name="world", ranks=list(range(backend.get_world_size())))
+    name = str(getattr(group, "group_name", ""))
+    return log.records.recorder.number("group", name=name, ranks=backend.get_process_group_ranks(group))
+
+
+def _number_payload(log: LogOptions, given: dict[str, Any]) -> int:
+    """Numbers what a call carries: the first of its arguments that is a tensor, or holds some."""
+    assert log.records is not None
+    for value in given.values():
+        tensors = list(_find_tensors(value))
+        if tensors:
+            size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            shape = list(tensors[0].shape) if len(tensors) == 1 else [sum(tensor.numel() for tensor in tensors)]
+            dtype = str(tensors[0].dtype).removeprefix("torch.")
+            return log.records.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
+    return NONE
+
+
+def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _find_tensors(each)
+
+
+WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
+_MARGIN_S: Final = 10.0  # the others wait so much longer, for rank 0 computes
+_READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
+_COLUMNS: Final = [name for name in COLUMN_DTYPES if name not in ("thread", "stage", "microbatch", "file", "line", "seq")]
+
+
+def gather(segment: Segment, rank: int, world_size: int, *, wait_s: float = WAIT_S) -> LogTable:
+    """Makes the table of all ranks. Every rank calls it; it blocks until all have, ``wait_s`` and some seconds at most.
+
+    Args:
+        segment: this rank's operations.
+        rank: this rank.
+        world_size: how many ranks there are.
+        wait_s: how long to wait for the others' logs.
+
+    Returns:
+        The table, the same on every rank. Where a rank did not come in time, a note says so.
+    """
+    default = distributed_c10d._get_default_store()
+    entered = default.add(f"ringsim/log/entered/{rank}", 1)  # the n-th summary of this rank is the n-th of every rank
+    store: Any = dist.PrefixStore(f"ringsim/log/{entered}", default)  # type: ignore[attr-defined]  # torch has it, and does not list it
+    mine = _pack(segment, rank)
+    if rank == 0:
+        packed, late = _wait_for_all(store, mine, world_size, wait_s)
+        table = make_table([_unpack(each) for each in packed], world_size)
+        if late:
+            table = replace(table, notes=(*table.notes, f"ranks {late} had not called log_summary {wait_s:g} s after rank 0"))
+        store.set("table", table.to_json())
+        deadline = time.monotonic() + _READERS_S
+        while (read := store.add("read", 0)) < world_size - 1 - len(late) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if read == world_size - 1:
+            store.delete_key("table")
+            store.delete_key("read")
+        return table
+    store.set(str(rank), mine)
+    try:
+        store.wait(["table"], timedelta(seconds=wait_s + _MARGIN_S))
+    except (RuntimeError, dist.DistStoreError):
+        table = make_table([_unpack(mine)], world_size)
+        return replace(
+            table, notes=(*table.notes, f"rank 0 did not call log_summary in {wait_s:g} s: this is the log of rank {rank} alone")
+        )
+    table = LogTable.from_json(store.get("table"))
+    store.add("read", 1)
+    return table
+
+
+def gather_by_objects(backend: Backend, segment: Segment, rank: int, world_size: int) -> LogTable:
+    """Does the same on a backend that has no store, by ``all_gather_object``, or by its method ``share``: all compute the same table."""
+    packed: list[Any] = [None] * world_size
+    share = getattr(backend, "share", None)  # simulated ranks live in one process, and how many bytes this is depends on the machine
+    if share is None:
+        find(backend, "all_gather_object")(packed, _pack(segment, rank))
+    else:
+        packed = share(_pack(segment, rank))
+    return make_table([_unpack(each) for each in packed], world_size)
+
+
+def _wait_for_all(store: Any, mine: bytes, world_size: int, wait_s: float) -> tuple[list[bytes], list[int]]:
+    """Returns what the ranks have put into the store, in order of ranks, and the ranks that have not in time."""
+    packed, late = [mine], []
+    deadline = time.monotonic() + wait_s
+    for rank in range(1, world_size):
+        try:
+            store.wait([str(rank)], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        except (RuntimeError, dist.DistStoreError):
+            late.append(rank)
+            continue
+        packed.append(store.get(str(rank)))
+        store.delete_key(str(rank))
+    return packed, late
+
+
+def make_table(logs: list[tuple[Events, Ints, dict[str, Any]]], world_size: int) -> LogTable:
+    """Computes the table from the operations of some ranks.
+
+    Args:
+        logs: for each rank, in order: its operations, whether each is a first one, and ``rank``, ``host``, ``backend`` and ``notes``.
+        world_size: how many ranks there are.
+    """
+    facts = [each for _, _, each in logs]
+    one_clock = len({each["host"] for each in facts}) == 1
+    rows = make_rows(
+        join_events([events for events, _, _ in logs]),
+        np.concatenate([first for _, first, _ in logs]),
+        one_clock=one_clock,
+        by_tag=facts[0]["backend"] != "nccl",
+    )
+    notes = list(dict.fromkeys(note for each in facts for note in each["notes"]))
+    if not one_clock:
+        notes.append("the ranks ran on several hosts, whose clocks are not aligned: no straggler time")
+    return LogTable(rows, world_size, tuple(each["rank"] for each in facts), tuple(notes))
+
+
+def _pack(segment: Segment, rank: int) -> bytes:
+    """Returns a rank's operations as bytes: arrays of numbers and JSON, nothing that could be executed."""
+    facts = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "backend": dist.get_backend() if dist.is_initialized() else "",
+        "notes": segment.notes,
+        "tables": write_tables(segment.events.tables._replace(files=())),
+    }
+    columns = {name: getattr(segment.events, name) for name in _COLUMNS}
+    columns["rank"] = np.full(len(segment.events), rank)
+    text = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **columns, first=segment.first, facts=text)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> tuple[Events, Ints, dict[str, Any]]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        facts = json.loads(arrays["facts"].tobytes())
+        columns = {name: arrays[name] for name in _COLUMNS}
+        return make_events(columns, read_tables(facts["tables"])), arrays["first"], facts
+
+
+def make_own_table(segment: Segment, rank: int, world_size: int) -> LogTable:
+    """Computes the table of this rank alone."""
+    return make_table([_unpack(_pack(segment, rank))], world_size)
+
+
+@overload
+def log_summary(show_straggler: bool = False, return_dict: Literal[False] = False) -> LogTable: ...
+
+
+@overload
+def log_summary(show_straggler: bool = False, *, return_dict: Literal[True]) -> dict[str, Any]: ...
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogTable | dict[str, Any]:
+    """Brings the logs of all ranks together; rank 0 prints them as a table.
+
+    All ranks call it, with the log on or stopped; it blocks until all have. With torch as the backend it goes over the store of the default
+    group, not over the groups whose operations are logged, and a rank that does not come within half a minute is left out, which the table
+    says. Before there is a process group, it is this rank's own log.
+
+    Args:
+        show_straggler: whether the printed table has the column of straggler time; the data have it always.
+        return_dict: whether to return a dictionary, of the form of ``LogTable.to_dict``.
+
+    Returns:
+        The table, the same on every rank: ``str`` of it is the text, ``to_pandas()`` gives a DataFrame.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from ringsim.comm.log import configure, reset_log
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> configure(enabled=True)
+        >>> dist.all_reduce(torch.zeros(4))
+        >>> configure(enabled=False)
+        >>> summary = log_summary(return_dict=True)  # doctest: +ELLIPSIS
+        Communication of 1 rank
+        operation       size     n   count ...
+        all_reduce      16 B     1       1 ...
+        >>> summary["summary"]["all_reduce"][16][0]["count"]
+        1
+        >>> reset_log(); dist.destroy_process_group()
+
+    Source:
+        DeepSpeed, ``deepspeed.comm.log_summary``: name and arguments.
+    """
+    state = get_state()
+    backend = state.backend or TORCH
+    joined = backend.is_initialized()
+    rank, world_size = (backend.get_rank(), backend.get_world_size()) if joined else (0, 1)
+    segment = _read_own()
+    if world_size == 1:
+        table = make_own_table(segment, rank, world_size)
+    elif state.backend is None:
+        table = gather(segment, rank, world_size)
+    else:
+        with pause_log():
+            table = gather_by_objects(backend, segment, rank, world_size)
+    table = replace(table, show_straggler=show_straggler)
+    if rank == 0:
+        sys.stdout.write(f"{table}\n")
+        sys.stdout.flush()
+    return table.to_dict() if return_dict else table
+
+
+def _read_own() -> Segment:
+    """Returns what this rank has logged until now."""
+    state = get_state()
+    log = state.log or state.stopped_log
+    if log is None:
+        return join_segments([])
+    now = [] if log.records is None else [read_segment(log.records, log.periods, log.met)]
+    return join_segments([*log.kept, *now])
+
+
+def has_comm_data() -> bool:
+    """Returns whether this rank has logged anything. Any rank calls it at any time; it does not block.
+
+    Example:
+        >>> has_comm_data()
+        False
+    """
+    return len(_read_own().events) > 0
+
+
+def get_comm_operation_count() -> int:
+    """Returns how many operations this rank has logged. Any rank calls it at any time; it does not block.
+
+    Example:
+        >>> get_comm_operation_count()
+        0
+    """
+    return len(_read_own().events)
+
+
+def get_logged_comm_ops() -> list[str]:
+    """Returns the names under which this rank has logged operations, sorted. Any rank calls it at any time; it does not block.
+
+    Example:
+        >>> get_logged_comm_ops()
+        []
+    """
+    segment = _read_own()
+    rows = make_rows(segment.events, np.zeros(len(segment.events), dtype=bool), one_clock=False)
+    return sorted({row.name for row in rows})

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ringsim.comm.collectives import describe
-from ringsim.comm.mpi_group import MpiGroup
 from ringsim.state import get_state
 from ringsim.traces.events import OP_CODES
 from ringsim.traces.recorder import Recorder
@@ -27,12 +26,12 @@ class MpiTape:
     def __init__(self, recorder: Recorder, library: str) -> None:
         self.recorder = recorder
         self._posts: dict[str, Callable[..., int | None]] = {}
-        self._groups: dict[MpiGroup, int] = {}
+        self._groups: dict[Any, int] = {}
         self._payloads: dict[Any, int] = {}
         recorder.set_meta("backend", "mpi")
         recorder.set_meta("mpi_library", library)
 
-    def post(self, op: str, group: MpiGroup, peer: int, tag: int, tensors: Sequence[torch.Tensor], copies: int) -> Begun:
+    def post(self, op: str, group: Any, peer: int, tag: int, tensors: Sequence[torch.Tensor], copies: int) -> Begun:
         """Writes down that an operation begins.
 
         Args:
@@ -69,7 +68,7 @@ class MpiTapes:
         self._library = library
         self._current: MpiTape | None = None
 
-    def post(self, op: str, group: MpiGroup, peer: int, tag: int, tensors: Sequence[torch.Tensor], copies: int = 1) -> Begun:
+    def post(self, op: str, group: Any, peer: int, tag: int, tensors: Sequence[torch.Tensor], copies: int = 1) -> Begun:
         """Writes down that an operation begins, where somebody records; see ``MpiTape.post``."""
         recorder = get_state().recorder
         if recorder is None:

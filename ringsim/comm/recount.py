@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ringsim.traces.events import COLLECTIVE, ERROR, IN_FLIGHT, NONE, OP_KINDS, RECORD, RECV, SEND
-from ringsim.traces.neighbour import WORDS, Neighbour
+from ringsim.traces.parts import WORDS, Neighbour
 
 __all__ = ["count_operations", "was_refused"]
 

@@ -1,4 +1,18 @@
-"""Shows torch's point-to-point operations and collectives to the recorder, by patching the class ``ProcessGroup``.
+"""What a process group is called in the record, and which ranks are in it.
+
+What torch's functions, groups and payloads are called in the records; groups and payloads are numbered when they are first met.
+
+Shows the making and the end of process groups to the recorder.
+
+A rank that makes another group than its peers waits for them for half an hour; one that destroys its groups leaves others in the middle of
+what they do there.
+
+The n-th group that a rank makes meets the n-th of every other, whatever its members: torch numbers them so. A record of it is a collective
+on a group of its own, ``GROUPS``, that carries the members in place of a shape. A group that its members alone make
+(``use_local_synchronization``) torch names by them and by how many groups the rank is in already. So does its record, on a group of these
+members: where they are in different numbers of groups, they wait for each other in vain.
+
+Shows torch's point-to-point operations and collectives to the recorder, by patching the class ``ProcessGroup``.
 
 That is the one point that every operation issued from Python passes, whatever name it was called by and whenever that name was
 imported. The originals are back, the very same objects, when the last user uninstalls the hooks.
@@ -8,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -17,18 +32,262 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from ringsim.comm.buffer_guard import BufferGuard
-from ringsim.comm.collectives import COLLECTIVES, find_unfit
+from ringsim.comm.checks import BufferGuard, Prechecks, make_record_refused
+from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.counterparts import Counterparts
-from ringsim.comm.gpu_times import NO_EVENT, Begun, GpuTimes, find_gpu
-from ringsim.comm.group_making import record_end_of_groups, record_new_groups
-from ringsim.comm.prechecks import Prechecks, make_record_refused
-from ringsim.comm.torch_names import COLLECTIVE_OPS, NOT_RECORDED, RECVS, SENDS, TorchNames
+from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_NAMES
-from ringsim.traces.lost_peers import fail_posting
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
+from ringsim.traces.recorder import Recorder, fail_posting
+
+__all__ = [
+    "COLLECTIVE_OPS",
+    "GROUPS",
+    "NOT_RECORDED",
+    "RECVS",
+    "SENDS",
+    "TorchNames",
+    "name_and_ranks",
+    "record_end_of_groups",
+    "record_new_groups",
+]
+
+
+def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
+    """Returns a group's name, the same on all of its ranks, and the global rank of each of its ranks.
+
+    Args:
+        group: any process group; of one that was made behind torch's back nobody knows which global ranks are in it.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> name_and_ranks(dist.group.WORLD)
+        ('world', [0])
+        >>> dist.destroy_process_group()
+    """
+    name = _name(group)
+    try:
+        return name, dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return f"{name or 'unnamed'} (unregistered: group ranks)", list(range(group.size()))
+
+
+def _name(group: ProcessGroup) -> str:
+    if group is distributed_c10d.GroupMember.WORLD:
+        return "world"
+    try:  # where torch numbered a pair group, its name stands in the description
+        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+    except RuntimeError:  # made behind torch's back
+        return ""
+
+
+NOT_RECORDED: Final = (
+    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
+    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
+)
+
+# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
+SENDS: Final = {
+    "isend": OP_CODES["isend"],
+    "send": OP_CODES["send"],
+    "batch_isend_irecv": OP_CODES["batch_isend"],
+    "send_object_list": OP_CODES["send_object_list"],
+}
+RECVS: Final = {
+    "irecv": OP_CODES["irecv"],
+    "recv": OP_CODES["recv"],
+    "batch_isend_irecv": OP_CODES["batch_irecv"],
+    "recv_object_list": OP_CODES["recv_object_list"],
+}
+# A collective's method is told by its name; torch's functions tell the old spelling from the new.
+COLLECTIVE_OPS: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
+
+
+class TorchNames:
+    """Numbers groups and payloads.
+
+    Args:
+        recorder: gives the numbers, and writes down what they mean.
+        counterparts: is told of the groups whose operations can be compared; None for nobody.
+        on_nccl: is told the number of each group whose operations end on GPUs.
+
+    Attributes:
+        groups: by the id of a group, its number, the global rank of each group rank, and whether its operations are compared with their
+            other sides.
+        payloads: by dtype and shape, the number of what a message carries.
+    """
+
+    def __init__(self, recorder: Recorder, counterparts: Counterparts | None, on_nccl: Callable[[int], None]) -> None:
+        self._recorder, self._counterparts, self._on_nccl = recorder, counterparts, on_nccl
+        self.groups: dict[int, tuple[int, dict[int, int], bool]] = {}
+        self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
+        self._other_payloads: dict[Any, int] = {}
+        self._group_names: set[str] = set()
+        self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
+
+    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
+        """Numbers a group at its first operation; the group itself is not kept alive."""
+        with self._meeting:
+            return self.groups.get(id(group)) or self._number_group(group)
+
+    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
+        name, ranks = name_and_ranks(group)
+        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
+        fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
+        self._group_names.add(name)
+        number = self._recorder.number("group", name=name, ranks=ranks, **({"fresh": True} if fresh else {}))
+        if self._counterparts is not None:
+            if fresh:
+                self._counterparts.meet_group(number, name, ranks)
+            else:
+                self._counterparts.pass_over_group(name)
+        if is_nccl(group):
+            self._recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
+            self._on_nccl(number)
+        entry = number, dict(enumerate(ranks)), fresh
+        key, groups = id(group), self.groups
+        self.groups[key] = entry
+        weakref.finalize(group, groups.pop, key, None).atexit = False
+        return entry
+
+    def meet_message(self, tensors: Any) -> int:
+        """Numbers the payload of a message at its first occurrence; NONE if there is none: the operation will be refused."""
+        try:
+            tensor = tensors[0]
+            if tensor.is_meta:
+                return NONE
+            payload = self._number_payload((1, (tensor.shape, tensor.dtype)), [tensor], 1, {})
+            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
+        except Exception:
+            return NONE
+        return payload
+
+    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
+        try:
+            tensors = find_tensors(collective, args, kwargs)
+            reduction = find_reduction(collective, args, kwargs)
+            copies = group_size if collective.shards else 1
+            strides: list[tuple[int, ...]] = []
+            if collective.raw:
+                strides = [tensor.stride() for tensor in tensors if tensor.layout == torch.strided and not tensor.is_contiguous()]
+            how = {**({"reduction": reduction} if reduction else {}), **({"strides": strides} if strides else {})}
+            key = (copies, reduction, *strides, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            return self._number_payload(key, tensors, copies, how), find_root(collective, args, kwargs)
+        except Exception:
+            return NONE, NONE
+
+    def _number_payload(self, key: Any, tensors: list[torch.Tensor], copies: int, how: dict[str, Any]) -> int:
+        payload = self._other_payloads.get(key)
+        if payload is None:
+            dtype, shape, size_bytes = describe(tensors, copies)
+            payload = self._recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes, **how)
+            self._other_payloads[key] = payload
+        return payload
+
+
+def _is_fresh(group: ProcessGroup) -> bool:
+    """Whether no operation has been posted on a group, on Gloo: it numbers them, whoever posts them."""
+    try:
+        return "gloo" in group.name() and group._get_sequence_number_for_group() == 0  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+
+
+GROUPS: Final = "groups of the world"
+_LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
+_FUNCTION: Final = "_new_group_with_tag"  # what new_group, split_group and device meshes call
+_SETTER: Final = "_update_default_pg"  # what init_process_group and destroy_process_group call
+
+
+def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> dict[tuple[Any, str], Callable[..., Any]]:
+    """Makes the replacement for torch's function that makes groups.
+
+    Args:
+        recorder: writes the records.
+        counterparts: compares them with those of the other ranks; None for no comparison.
+
+    Returns:
+        The replacement by (owner, name); nothing where a version of torch does not have the function, which is private.
+    """
+    call = getattr(distributed_c10d, _FUNCTION, None)
+    if call is None:
+        return {}
+    post = recorder.hot.make_post(OP_CODES["new_group"])
+    met: set[int] = set()
+
+    def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        if not dist.is_initialized():
+            return None
+        try:
+            world = list(range(dist.get_world_size()))
+            members = sorted(world if ranks is None else map(int, ranks))
+        except (TypeError, ValueError):
+            return None  # torch says what is wrong with them
+        if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False):
+            if recorder.rank not in members:
+                return None  # it passes by
+            before = len(distributed_c10d._world.pg_names)
+            group = recorder.number("group", name=f"groups of {members} after {before} others", ranks=members)
+            return post(group, NONE, NONE, recorder.number("payload", dtype="ranks", shape=members, size_bytes=0))
+        group = recorder.number("group", name=GROUPS, ranks=world, **({} if counterparts is None else {"fresh": True}))
+        payload = recorder.number("payload", dtype="ranks", shape=members, size_bytes=0)
+        slot = post(group, NONE, NONE, payload)
+        if slot is not None and counterparts is not None:
+            if group not in met:
+                met.add(group)
+                counterparts.meet_group(group, GROUPS, world)
+            try:
+                counterparts.compare_collective(group, OP_CODES["new_group"], payload, NONE)
+            except BaseException:
+                recorder.hot.fail(slot)
+                raise
+        return slot
+
+    @functools.wraps(call)
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        slot = post_making(ranks, args, kwargs)
+        if slot is None:
+            return call(ranks, *args, **kwargs)
+        recorder.hot.begin_wait(slot)
+        try:
+            group = call(ranks, *args, **kwargs)
+        except BaseException:
+            recorder.hot.fail(slot)
+            recorder.on_failure()
+            raise
+        recorder.hot.finish(slot)
+        return group
+
+    return {(distributed_c10d, _FUNCTION): new_group}
+
+
+def record_end_of_groups(recorder: Recorder) -> dict[tuple[Any, str], Callable[..., Any]]:
+    """Makes the replacement for torch's function that sets the default group: to none when it is destroyed, and all groups with it.
+
+    Args:
+        recorder: writes a mark then, and another where a program makes its groups anew.
+
+    Returns:
+        The replacement by (owner, name); nothing where a version of torch does not have the function, which is private.
+    """
+    call = getattr(distributed_c10d, _SETTER, None)
+    if call is None:
+        return {}
+    destroyed = False
+
+    @functools.wraps(call)
+    def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal destroyed
+        if group is None or destroyed:
+            destroyed = group is None
+            recorder.mark(DESTROYED if destroyed else MADE_ANEW)
+        return call(group, *args, **kwargs)
+
+    return {(distributed_c10d, _SETTER): set_default}
+
 
 _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding
 from ringsim.diagnose.lateness import Activity, find_lateness
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
@@ -20,6 +19,7 @@ from ringsim.diagnose.mismatches import (
 from ringsim.diagnose.snapshot import doubt, read_end_ns, read_end_times, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Snapshot, hindering
+from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:

@@ -43,11 +43,11 @@ from types import TracebackType
 from typing import Any, Final
 
 from ringsim import errors
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
-from ringsim.launch.notebook import name_cells, rename_places
-from ringsim.traces.lost_peers import LOST_PEER
-from ringsim.traces.tables import readable
+from ringsim.traces.events import readable
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.parts import name_cells, rename_places
+from ringsim.traces.recorder import LOST_PEER
 
 __all__ = [
     "OWN",
@@ -139,13 +139,11 @@ def is_internal(filename: str) -> bool:
     """Tells whether a frame's file is one of ringsim or torch, or of Python's own start.
 
     Example:
-        >>> is_internal(__file__), is_internal("ringsim/diagnose/failure.py"), is_internal("/home/me/torch/train.py")
-        (True, True, False)
+        >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
+        (True, False)
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    # What Cython compiled calls its files by their names in the checkout: "ringsim/simulator/hub.py".
-    path = os.path.join(_OURS.parent, filename)
-    return filename.startswith("<frozen ") or path.startswith((f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
+    return filename.startswith("<frozen ") or filename.startswith((f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, Snapshot
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
-from ringsim.traces.summary import count
+from ringsim.traces.findings import Operation
+from ringsim.traces.value import count
 
 __all__ = ["Counterpart", "advise", "advise_in_collective", "find_counterpart", "mismatch_text"]
 

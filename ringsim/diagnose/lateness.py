@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.collective_calls import CollectiveCalls
-from ringsim.diagnose.finding import Finding
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.summary import count
+from ringsim.traces.findings import Finding
+from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.units import time_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

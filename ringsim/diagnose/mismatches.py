@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.collective_calls import CollectiveCalls
-from ringsim.diagnose.finding import Finding, Operation, payload_text
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.diagnose.waitfor import same_collective
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload
-from ringsim.traces.matching import match, number_rows, refused
-from ringsim.traces.notices import read_notice
-from ringsim.traces.summary import count
+from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
+from ringsim.traces.findings import Finding, Operation, payload_text
+from ringsim.traces.matching import CollectiveCalls, match, number_rows, refused
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from ringsim.diagnose.waitfor import Snapshot
@@ -183,7 +181,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
-        >>> from ringsim.traces.notices import word_notice
+        >>> from ringsim.traces.events import word_notice
         >>> names = Tables(labels=(word_notice("buffer_hazard", "two buffers overlap."),))
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'

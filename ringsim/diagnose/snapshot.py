@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.diagnose.collective_calls import CollectiveCalls
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import STATES, Posted, RankSnapshot, Snapshot
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
+    DESTROYED,
     ERROR,
     IN_FLIGHT,
+    MADE_ANEW,
     NONE,
     OK,
     OP_CODES,
@@ -36,8 +36,8 @@ from ringsim.traces.events import (
     Group,
     Ints,
 )
-from ringsim.traces.matching import number_places, number_rows, refused
-from ringsim.traces.notices import DESTROYED, MADE_ANEW
+from ringsim.traces.findings import Operation
+from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
 __all__ = [
     "MOST_POSTED",
@@ -348,7 +348,7 @@ def doubt(world: Snapshot) -> Snapshot:
         The world, in which an operation that is awaited and ``doubtful`` is ``taken``, where its rank can wait for nothing else.
 
     Example:
-        >>> from ringsim.diagnose.finding import Operation
+        >>> from ringsim.traces.findings import Operation
         >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot, analyse
         >>> from ringsim.traces.events import Group
         >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
 from ringsim.diagnose.waitfor import GONE, Hindrance, Snapshot, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
-from ringsim.traces.summary import count
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
+from ringsim.traces.value import count
 
 __all__ = ["judge", "name_ranks", "wait_text"]
 

@@ -24,8 +24,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ringsim.diagnose.finding import Operation
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
+from ringsim.traces.findings import Operation
 
 __all__ = [
     "GONE",

@@ -6,7 +6,7 @@
     run/ringsim.1.et
     run/comm_group.json   {"1": [0, 1]}: the ranks of each group, by the name that the nodes of collectives give
 
-The numbers of the fields are those of the published schema. Node durations are whole µs there; ringsim's files say the ns, too.
+Durations of nodes are whole µs; in the files that ringsim writes, an attribute has the ns.
 
 Source:
     schema/protobuf/et_def.proto of https://github.com/mlcommons/chakra; the attributes are those that its feeder reads
@@ -17,17 +17,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from google.protobuf.proto import serialize_length_prefixed
 
 from ringsim.errors import TraceFileError
 from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs, replay
 from ringsim.exchange.reading import parse_json, read_bytes, reading
-from ringsim.exchange.wire import as_int64, bytes_field, fields, number, number_field, read_number, text_field
+from ringsim.exchange.schemas import chakra_messages, parse_next, plain_text
 from ringsim.traces.events import NONE, Group
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -39,21 +41,13 @@ __all__ = ["read_chakra", "to_chakra"]
 
 VERSION: Final = "0.0.4"
 GROUPS: Final = "comm_group.json"
-# Node: id 1, name 2, type 3, ctrl_deps 4, data_deps 5, start_time_micros 6, duration_micros 7, attr 10.
-ID, NAME, TYPE, CONTROL, DATA, DURATION, ATTRIBUTE = 1, 2, 3, 4, 5, 7, 10
-COMPUTE, SENDS, RECEIVES, COLLECTIVE = 4, 5, 6, 7
-# AttributeProto: name 1, int32 7, int64 9, uint64 13, bool 27, string 29.
-ATTRIBUTE_NAME, INT32, INT64, UINT64, BOOL, STRING = 1, 7, 9, 13, 27, 29
-_TYPES: Final = {WORK: COMPUTE, SEND: SENDS, RECV: RECEIVES, TOGETHER: COLLECTIVE}
-# CollectiveCommType, by what the names of torch's operations begin with; the first that fits.
-_COLLECTIVES: Final = {
-    "all_reduce": 0, "reduce_scatter": 7, "all_gather": 2, "all_to_all": 6, "reduce": 1, "gather": 3, "scatter": 4, "broadcast": 5,
-    "barrier": 9, "monitored_barrier": 9,
-}  # fmt: skip
+COMPUTES, SENDS, RECEIVES, MEETS = 4, 5, 6, 7  # NodeType
+_TYPES: Final = {WORK: COMPUTES, SEND: SENDS, RECV: RECEIVES, TOGETHER: MEETS}
+# CollectiveCommType by number; 8 is a reduce_scatter of blocks.
 _OPS: Final = (
     *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter"),
     *("reduce_scatter", "barrier"),
-)  # by CollectiveCommType
+)
 _NS: Final = "ringsim_ns"
 
 
@@ -88,7 +82,7 @@ def to_chakra(trace: Trace, directory: str | PathLike[str]) -> None:
     # From 1: ASTRA-sim takes no group 0.
     together = dict.fromkeys(step.group for program in programs for step in program if step.group is not None)
     groups = {group: str(place) for place, group in enumerate(together, start=1)}
-    files = [b"".join(_nodes(program, rank, groups)) for rank, program in enumerate(programs)]
+    files = [_encode(program, rank, groups) for rank, program in enumerate(programs)]
     try:
         os.makedirs(directory, exist_ok=True)
         if any(name.endswith(".et") for name in os.listdir(directory)):  # ranks beyond those of this run would stay
@@ -107,50 +101,49 @@ def _write(data: bytes, file: BinaryIO) -> None:
     file.write(data)
 
 
-def _nodes(program: list[Step], rank: int, groups: dict[Group, str]) -> Iterator[bytes]:
-    yield _sized(text_field(1, VERSION))
+def _encode(program: list[Step], rank: int, groups: dict[Group, str]) -> bytes:
+    """Returns the file of one rank."""
+    kinds, file = chakra_messages(), BytesIO()
+    serialize_length_prefixed(kinds.GlobalMetadata(version=VERSION), file)
     for place, step in enumerate(program):
-        attributes = [_attribute("is_cpu_op", BOOL, 0)]
-        if step.kind == WORK:
-            attributes.append(_attribute(_NS, INT64, step.work_ns))
-        else:
-            attributes.append(_attribute("comm_size", INT64, step.size_bytes))
-        if step.kind in (SEND, RECV):
-            src, dst = (rank, step.peer) if step.kind == SEND else (step.peer, rank)
-            attributes += [_attribute("comm_src", INT32, src), _attribute("comm_dst", INT32, dst), _attribute("comm_tag", INT32, step.tag)]
-        elif step.group is not None:
-            attributes += [_attribute("comm_type", INT64, _type(step.op)), _text_attribute("pg_name", groups[step.group])]
-            if step.peer != NONE:
-                attributes.append(_attribute("root", INT32, step.peer))
-        attributes += [_attribute(name, INT32, getattr(step, name)) for name in ("stage", "microbatch") if getattr(step, name) != NONE]
-        name = step.label or (f"{step.op} {'to' if step.kind == SEND else 'from'} {step.peer}" if step.kind in (SEND, RECV) else step.op)
-        yield _sized(
-            number_field(ID, place)
-            + text_field(NAME, name or "work")
-            + number_field(TYPE, _TYPES[step.kind])
-            + (bytes_field(DATA, b"".join(map(number, step.needs))) if step.needs else b"")
-            + number_field(DURATION, round(step.work_ns / 1000))
-            + b"".join(attributes)
+        is_message = step.kind in (SEND, RECV)
+        name = step.label or (f"{step.op} {'to' if step.kind == SEND else 'from'} {step.peer}" if is_message else step.op)
+        node = kinds.Node(
+            id=place,
+            name=plain_text(name or "work"),
+            type=_TYPES[step.kind],
+            data_deps=step.needs,
+            duration_micros=round(step.work_ns / 1000),
+            attr=_describe(step, rank, groups),
         )
+        serialize_length_prefixed(node, file)
+    return file.getvalue()
 
 
-def _type(op: str) -> int:
-    for begin, kind in _COLLECTIVES.items():
-        if op.startswith(begin):
-            return kind
-    raise TraceFileError(f"A collective must be one that Chakra has a word for, got {op!r}. Leave it out of the trace.")
+def _describe(step: Step, rank: int, groups: dict[Group, str]) -> list[dict[str, Any]]:
+    """Returns the attributes of a node."""
+    told: list[dict[str, Any]] = [{"name": "is_cpu_op", "bool_val": False}]
+    if step.kind == WORK:
+        told.append({"name": _NS, "int64_val": step.work_ns})
+    else:
+        told.append({"name": "comm_size", "int64_val": step.size_bytes})
+    numbers: dict[str, int] = {}
+    if step.kind in (SEND, RECV):
+        src, dst = (rank, step.peer) if step.kind == SEND else (step.peer, rank)
+        numbers |= {"comm_src": src, "comm_dst": dst, "comm_tag": step.tag}
+    elif step.group is not None:
+        told += [{"name": "comm_type", "int64_val": _find_type(step.op)}, {"name": "pg_name", "string_val": groups[step.group]}]
+        numbers |= {"root": step.peer} if step.peer != NONE else {}
+    numbers |= {name: getattr(step, name) for name in ("stage", "microbatch") if getattr(step, name) != NONE}
+    return told + [{"name": name, "int32_val": value} for name, value in numbers.items()]
 
 
-def _sized(message: bytes) -> bytes:
-    return number(len(message)) + message
-
-
-def _attribute(name: str, kind: int, value: int) -> bytes:
-    return bytes_field(ATTRIBUTE, text_field(ATTRIBUTE_NAME, name) + number_field(kind, value))
-
-
-def _text_attribute(name: str, value: str) -> bytes:
-    return bytes_field(ATTRIBUTE, text_field(ATTRIBUTE_NAME, name) + text_field(STRING, value))
+def _find_type(op: str) -> int:
+    """Returns Chakra's number for an operation, by the longest of its words that the name begins with."""
+    words = [word for word in _OPS if op.removeprefix("monitored_").startswith(word)]
+    if not words:
+        raise TraceFileError(f"A collective must be one that Chakra has a word for, got {op!r}. Leave it out of the trace.")
+    return _OPS.index(max(words, key=len))
 
 
 def read_chakra(directory: str | PathLike[str], *, link: Link) -> Trace:
@@ -214,79 +207,32 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 def _read_program(data: bytes, rank: int, groups: dict[str, Group]) -> list[Step]:
-    nodes = [dict[int, Any](_gather(message)) for message in _messages(data)][1:]  # the first is the metadata
-    numbers = {node.get(ID, 0): place for place, node in enumerate(nodes)}
+    kinds, stream = chakra_messages(), BytesIO(data)
+    parse_next(kinds.GlobalMetadata, stream)
+    nodes = list(iter(lambda: parse_next(kinds.Node, stream), None))
+    numbers = {node.id: place for place, node in enumerate(nodes)}
     if len(numbers) < len(nodes):
         raise ValueError("two nodes have one number")
-    program = []
-    for node in nodes:
-        needs = tuple(sorted({numbers[need] for need in node[CONTROL] + node[DATA]}))
-        program.append(_read_step(node, needs, rank, groups))
-    return program
+    return [_read_step(node, tuple(sorted({numbers[need] for need in (*node.ctrl_deps, *node.data_deps)})), rank, groups) for node in nodes]
 
 
-def _messages(data: bytes) -> Iterator[memoryview]:
-    place, whole = 0, memoryview(data)
-    while place < len(data):
-        length, place = read_number(data, place)
-        if length > len(data) - place:
-            raise ValueError("a message is longer than its file")
-        yield whole[place : place + length]
-        place += length
-
-
-def _gather(message: memoryview) -> list[tuple[int, Any]]:
-    """Returns the fields of a node, with those that repeat as lists."""
-    found: dict[int, Any] = {CONTROL: [], DATA: [], ATTRIBUTE: {}}
-    value: Any
-    for field, value in fields(message):
-        if field in (CONTROL, DATA):
-            found[field] += [value] if isinstance(value, int) else _packed(value)
-        elif field == ATTRIBUTE:
-            parts: dict[int, Any] = dict(fields(value))
-            name = _text(parts.get(ATTRIBUTE_NAME, b""))
-            for kind in (INT32, INT64, UINT64, BOOL):
-                if kind in parts:
-                    found[ATTRIBUTE][name] = as_int64(parts[kind])
-            if STRING in parts:
-                found[ATTRIBUTE][name] = _text(parts[STRING])
-        else:
-            found[field] = value
-    return list(found.items())
-
-
-def _packed(value: memoryview) -> list[int]:
-    numbers, place = [], 0
-    while place < len(value):
-        one, place = read_number(value, place)
-        numbers.append(one)
-    return numbers
-
-
-def _read_step(node: dict[int, Any], needs: tuple[int, ...], rank: int, groups: dict[str, Group]) -> Step:
-    told, kind = node[ATTRIBUTE], node.get(TYPE, 0)
+def _read_step(node: Any, needs: tuple[int, ...], rank: int, groups: dict[str, Group]) -> Step:
+    told: dict[str, Any] = {one.name: value for one in node.attr for field, value in one.ListFields() if field.name != "name"}
     where = {name: told[name] for name in ("stage", "microbatch") if name in told}
-    if kind in (SENDS, RECEIVES):
-        peer = told["comm_dst"] if kind == SENDS else told["comm_src"]
-        mine = told.get("comm_src" if kind == SENDS else "comm_dst", rank)
+    if node.type in (SENDS, RECEIVES):
+        peer = told["comm_dst"] if node.type == SENDS else told["comm_src"]
+        mine = told.get("comm_src" if node.type == SENDS else "comm_dst", rank)
         if mine != rank:
             raise ValueError(f"a message of rank {rank} is said to be one of rank {mine}")
-        return Step(SEND if kind == SENDS else RECV, needs, peer=peer, tag=told.get("comm_tag", 0), size_bytes=told["comm_size"], **where)
-    if kind == COLLECTIVE:
-        group = groups[told["pg_name"]] if told.get("pg_name") in groups else None
-        size = told.get("comm_size", 0)
-        return Step(TOGETHER, needs, peer=told.get("root", NONE), size_bytes=size, op=_op(told["comm_type"]), group=group, **where)
-    work_ns = told.get(_NS, node.get(DURATION, 0) * 1000)
-    return Step(WORK, needs, work_ns=work_ns, label=_text(node.get(NAME, b"")), **where)
+        kind = SEND if node.type == SENDS else RECV
+        return Step(kind, needs, peer=peer, tag=told.get("comm_tag", 0), size_bytes=told["comm_size"], **where)
+    if node.type == MEETS:
+        group, size = groups.get(told.get("pg_name", "")), told.get("comm_size", 0)
+        return Step(TOGETHER, needs, peer=told.get("root", NONE), size_bytes=size, op=_find_op(told["comm_type"]), group=group, **where)
+    return Step(WORK, needs, work_ns=told.get(_NS, node.duration_micros * 1000), label=node.name, **where)
 
 
-def _op(kind: Any) -> str:
+def _find_op(kind: Any) -> str:
     if not 0 <= kind < len(_OPS):
         raise ValueError(f"a collective is of kind {kind}")
     return _OPS[kind]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, int):  # of which bytes() would make so many zeros
-        raise ValueError("a name is a number")
-    return bytes(value).decode("utf-8")

@@ -48,7 +48,7 @@ from ringsim.exchange.slices import (
     unpack_run,
 )
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike

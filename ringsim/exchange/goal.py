@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 
 from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs, replay
 from ringsim.exchange.reading import read_bytes, reading
-from ringsim.exchange.rounds import make_rounds
 from ringsim.link import Link
-from ringsim.traces.whole_files import write_whole
+from ringsim.traces.collectives import make_rounds
+from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -50,7 +50,7 @@ def to_goal(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes what the ranks of a trace did as a program for LogGOPSim and ATLAHS; times of work in ns.
 
     The times of messages are not in it: these the simulator finds. What a thread did between its operations is work, except while it was
-    blocked. Collectives stand as the messages of ``ringsim.exchange.rounds``. Operations that met nobody are left out.
+    blocked. Collectives stand as the messages of ``ringsim.traces.collectives``. Operations that met nobody are left out.
 
     Args:
         trace: any trace.

@@ -430,7 +430,7 @@ class _Reader:
 
 
 def _whole(op: str, sent: int, received: int, ranks: int) -> int:
-    """Returns the S of ``ringsim.costs`` from what one rank sends and receives."""
+    """Returns the S of ``ringsim.traces.collectives`` from what one rank sends and receives."""
     if op == "gather":
         return max(sent * ranks, received)
     if op == "scatter":

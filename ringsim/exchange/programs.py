@@ -13,7 +13,7 @@ Programs of other tools on the virtual clock.
 Every message leaves when its step begins and takes the link of its pair of ranks, one after the other: it is over for the sender when its
 bytes are on their way, and for the receiver when it has arrived. So a send never waits for its recv, as in LogGOPSim below its limit for
 eager messages. Work of one thread of a rank is done one after the other. A collective begins when all have come to it, and takes as long as
-its rounds (``ringsim.exchange.rounds``).
+its rounds (``ringsim.traces.collectives``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ringsim.exchange.reading import Rows
-from ringsim.exchange.rounds import count_rounds
 from ringsim.link import Link, check_link
-from ringsim.simulator.carriers import PrivateLinks
+from ringsim.simulator.links import PrivateLinks
+from ringsim.traces.collectives import count_rounds
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OK, OP_NAMES, SPAN, Events, Group, Payload
 from ringsim.traces.matching import refused
 from ringsim.traces.value import Trace
@@ -55,7 +55,7 @@ class Step:
         work_ns: of work, how long it takes.
         peer: of a message the other side; of a collective the root, -1 for none.
         tag: of a message.
-        size_bytes: of what moves; of a collective the S of ``ringsim.costs``.
+        size_bytes: of what moves; of a collective the S of ``ringsim.traces.collectives``.
         op: how torch calls it; empty for work.
         group: of a collective.
         label: of work, the name of the innermost span around it.

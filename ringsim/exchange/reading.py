@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ringsim.errors import RingError, TraceFileError
-from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Payload, Tables, make_events
+from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Payload, Tables, make_events, readable
 from ringsim.traces.files import check_run
-from ringsim.traces.tables import readable
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

@@ -28,9 +28,25 @@ import numpy as np
 
 from ringsim.errors import TraceFileError
 from ringsim.exchange.reading import Rows, whole_rows
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, IN_FLIGHT, MARK, NONE, OK, OPS, RECV, SEND, SPAN, STATUS_NAMES, Events, Tables
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    IN_FLIGHT,
+    MARK,
+    NONE,
+    OK,
+    OPS,
+    RECV,
+    SEND,
+    SPAN,
+    STATUS_NAMES,
+    Events,
+    Tables,
+    read_tables,
+    readable,
+    write_tables,
+)
 from ringsim.traces.files import check_run
-from ringsim.traces.tables import read_tables, readable, write_tables
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

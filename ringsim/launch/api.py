@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from ringsim.arguments import say
-from ringsim.errors import ArgumentError
-from ringsim.injections import Degrade, Injection, check_injections
-from ringsim.launch.config import CHECKS, Kind, start_environment
-from ringsim.launch.job import pack_call
+from ringsim.errors import ArgumentError, check_worker, say
+from ringsim.faults import Degrade, Injection, check_injections
+from ringsim.launch.job import CHECKS, Kind, pack_call, start_environment
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
 
@@ -165,18 +162,3 @@ def check_seed(seed: object, world_size: int) -> None:
     """
     if not _is_integer(seed) or not -(2**63) <= seed <= 2**64 - world_size:  # type: ignore[operator]
         raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
-
-
-def check_worker(worker: object) -> None:
-    """Checks that a worker is a function that can be called.
-
-    Raises:
-        ArgumentError: it is not.
-    """
-    if not callable(worker):
-        raise ArgumentError(
-            f"worker must be a function, got {worker!r}. "
-            "Pass the function itself, trace(worker, ...), not what it returns, trace(worker(), ...)."
-        )
-    if inspect.iscoroutinefunction(worker) or inspect.isgeneratorfunction(worker) or inspect.isasyncgenfunction(worker):
-        raise ArgumentError(f"worker must be an ordinary function, got {worker!r}, which is async or a generator. Call it inside one.")

@@ -1,4 +1,4 @@
-"""Packing a function for its ranks: what travels with a call, and what to say when something cannot travel."""
+"""What travels to the ranks: who each of them is, and the call, packed; what to say of a value that cannot travel."""
 
 from __future__ import annotations
 
@@ -6,22 +6,86 @@ import dis
 import inspect
 import linecache
 import os
+import re
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
 
-from ringsim.arguments import say
-from ringsim.errors import ArgumentError
-from ringsim.injections import Injection
-from ringsim.launch.notebook import name_cells
+from ringsim.errors import ArgumentError, say
+from ringsim.faults import Injection
+from ringsim.traces.parts import name_cells
 
+CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
+# Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
+# started with other values than the caller's must not run the caller's job.
+START_VALUES: Final = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
+    r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
+)
+HIDE, SHOW = "\x0e", "\x0f"  # "shift out" and "shift in": print suppression hid what lies between them in the output of a rank
 LARGE_CAPTURE_BYTES: Final = 10_000_000
-_CELL_LINES_BYTES: Final = 1_000_000  # of source text without a file that travels with a call
+_CELL_LINES_BYTES: Final = 1_000_000  # limit of the source text of notebook cells that travels with a call
+
+
+def start_environment() -> tuple[tuple[str, str], ...]:
+    """Returns the part of the environment that is read once, when a process starts."""
+    return tuple(sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name)))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What fresh ranks and a call must have in common for the ranks to take it."""
+
+    world_size: int
+    comm_device: str
+    timeout_s: float
+    ring: bool
+    environment: tuple[tuple[str, str], ...]
+    interpreter: str = sys.executable
+
+
+@dataclass(frozen=True)
+class RankConfig:
+    """What a rank is told when it starts, before it has a job.
+
+    Attributes:
+        directory: the run's private directory, for the rank's records, output and exit status.
+        keep: whether the directory outlives a launcher that was killed (the run was given a path).
+        ring: whether the rank joins the default group and the ring before it takes a job.
+    """
+
+    directory: str
+    rank: int
+    world_size: int
+    comm_device: str
+    timeout_s: float
+    ring: bool
+    keep: bool = False
+
+    def for_rank(self, rank: int) -> RankConfig:
+        """Returns the same for another rank."""
+        return replace(self, rank=rank)
+
+    @property
+    def output_file(self) -> Path:
+        """Where everything that the rank prints goes."""
+        return Path(self.directory, f"rank-{self.rank}.out")
+
+    @property
+    def exit_file(self) -> Path:
+        """Where the process that reaps the rank writes its exit status."""
+        return Path(self.directory, f"rank-{self.rank}.exit")
+
+    @property
+    def port_file(self) -> Path:
+        """Where rank 0 writes the port of the rendezvous."""
+        return Path(self.directory, "port")
 
 
 @dataclass(frozen=True)
@@ -35,7 +99,7 @@ class Job:
         lines: source lines of code that is in no file (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
         check: which mistakes are refused, see ``ringsim.trace``.
-        inject: what shall go wrong, of all ranks.
+        inject: the faults to inject, on any rank.
     """
 
     call: bytes | None
@@ -92,12 +156,12 @@ def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) ->
 
 
 def _cell_lines() -> dict[str, list[str]]:
-    """Returns the source lines that only this process knows: those of notebook cells, newest first, up to a limit."""
+    """Returns the source lines that only this process has: those of notebook cells, the newest first, up to a limit."""
     lines: dict[str, list[str]] = {}
     left = _CELL_LINES_BYTES
     for name, entry in reversed(list(linecache.cache.items())):
         if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
-            continue  # lazy, or read from a file: a rank finds these by itself
+            continue  # lazy, or from a file: a rank reads it by itself
         left -= entry[0]
         if left < 0:
             break
@@ -106,7 +170,7 @@ def _cell_lines() -> dict[str, list[str]]:
 
 
 def _captures(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, int | None]]:
-    """Yields (what it is, value, line that uses it) for all that travels with ``worker``."""
+    """Yields (what it is, value, line that uses it) for everything that travels with ``worker``."""
     yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
     yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
     function = inspect.unwrap(worker)
@@ -145,7 +209,7 @@ def _explain_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs
 def _find_unpicklable(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
 ) -> tuple[str, Any, str] | None:
-    """Returns (what, value, where it is used) of the first thing that cannot be pickled, looking into the functions that are used."""
+    """Returns (what, value, where it is used) of the first value that cannot be pickled, also of one that a used function uses."""
     for what, value, line in _captures(worker, args, kwargs):
         try:
             cloudpickle.dumps(value)
@@ -155,11 +219,8 @@ def _find_unpicklable(
             code = getattr(inspect.unwrap(worker), "__code__", None)
             if code is None or line is None:
                 return what, value, ""
-            return (
-                what,
-                value,
-                f" ({name_cells([code.co_filename]).get(code.co_filename, code.co_filename)}, line {line}, in {code.co_name})",
-            )
+            file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
+            return what, value, f" ({file}, line {line}, in {code.co_name})"
     return None
 
 

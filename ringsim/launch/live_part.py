@@ -19,9 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.snapshot import MOST_REFUSED
-from ringsim.launch.notebook import name_cells
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
@@ -37,8 +35,11 @@ from ringsim.traces.events import (
     Group,
     Ints,
     Payload,
+    read_group,
+    read_payload,
 )
-from ringsim.traces.tables import read_group, read_payload
+from ringsim.traces.findings import Operation
+from ringsim.traces.parts import name_cells
 
 __all__ = ["Channel", "Head", "LivePart"]
 

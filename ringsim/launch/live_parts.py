@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringsim.diagnose.finding import Operation
 from ringsim.diagnose.waitfor import GONE, Posted, RankSnapshot, Snapshot
 from ringsim.launch.live_part import Channel, Head, LivePart
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND, Group
+from ringsim.traces.findings import Operation
 
 __all__ = ["LiveParts"]
 

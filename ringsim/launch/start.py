@@ -18,9 +18,9 @@ def main() -> None:
 
         forkserver.main(*arguments)
     else:
-        from ringsim.launch import portable
+        from ringsim.launch import ranks
 
-        portable.main()
+        ranks.become_rank()
 
 
 if __name__ == "__main__":

@@ -43,15 +43,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.diagnose.finding import Diagnosis, Finding
 from ringsim.diagnose.snapshot import doubt
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import GONE, Snapshot, Stuck, analyse
 from ringsim.launch.live_part import Head
 from ringsim.launch.live_parts import LiveParts
 from ringsim.launch.stillness import at_rest
-from ringsim.traces.call_sites import CallSites
 from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.findings import Diagnosis, Finding
+from ringsim.traces.recorder import CallSites
 
 __all__ = [
     "ANSWER_S",

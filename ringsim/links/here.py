@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from ringsim.comm.log_records import begin_records, end_records
+from ringsim.comm.log import begin_records, end_records
 from ringsim.errors import ArgumentError
 from ringsim.links.plan import Plan
 from ringsim.links.rows import Samples, samples_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.costs import bus_factor
 from ringsim.links.plan import PATTERNS, Block
 from ringsim.links.samples import Floats, combine, step_ns, timed_ranks
 from ringsim.traces.bandwidths import CEILINGS
+from ringsim.traces.collectives import bus_factor
 from ringsim.traces.events import NONE, Events
 
 __all__ = ["make_rows", "samples_of"]

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ringsim import __version__
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
@@ -22,6 +21,7 @@ from ringsim.links.patterns import make_step
 from ringsim.links.plan import Block, Plan
 from ringsim.links.rows import make_rows
 from ringsim.links.samples import parts_of, timed_ranks
+from ringsim.provenance import __version__
 from ringsim.ring import current_ring
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state

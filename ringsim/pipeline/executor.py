@@ -9,7 +9,7 @@ What an action does with the tensors of stage s and microbatch i, on one rank::
 Neither sends nor receives block: a computation waits for its receive, and the end of the step for the sends. So a message travels while the
 ranks compute. Two stages on one rank hand tensors over directly.
 
-In a trace the step and each computation are spans, from which ``ringsim.traces.stages`` reads them again: "step 1f1b" around "forward",
+In a trace the step and each computation are spans, from which ``ringsim.traces.steps`` reads them again: "step 1f1b" around "forward",
 "backward", "input_grad" and "weight_grad", each with its stage and microbatch.
 """
 
@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ringsim.charging import charge
-from ringsim.computing import stretched
+from ringsim.compute_costs import charge, stretched
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringsim.charging import charge
+from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters.protocol import Adapter
 from ringsim.pipeline.generation_link import GenerationLink

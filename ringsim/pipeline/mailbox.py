@@ -27,7 +27,7 @@ from ringsim.pipeline.headers import Header, Payload
 from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route, find_routes
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
-from ringsim.traces.hot_path import meaning
+from ringsim.traces.recorder import meaning
 
 __all__ = ["Mailbox", "about", "find_boundary"]
 

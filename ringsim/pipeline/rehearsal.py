@@ -17,9 +17,8 @@ from typing import Final
 
 import torch
 
-from ringsim.arguments import check_duration, is_integer, say
-from ringsim.computing import compute
-from ringsim.errors import ArgumentError
+from ringsim.compute_costs import compute
+from ringsim.errors import ArgumentError, check_duration, is_integer, say
 from ringsim.pipeline.headers import Payload
 from ringsim.pipeline.mailbox import about, find_boundary
 from ringsim.pipeline.routes import Posted, find_routes
@@ -29,7 +28,7 @@ from ringsim.schedules.lowering import get_recv, lower, lower_in_step
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 
 __all__ = ["rehearse"]
 

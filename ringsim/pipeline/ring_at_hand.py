@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ringsim.printing import restore_output
 from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
+from ringsim.ring.printing import restore_output
 from ringsim.state import get_state
 
 __all__ = ["find_ring"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ringsim.charging import CostTable, Work
+from ringsim.compute_costs import CostTable, Work
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.stage import Stage
 from ringsim.schedules.costs import Costs

@@ -51,13 +51,11 @@ from ringsim.link import Link
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, GREEN, LETTER, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
-from ringsim.regimes import Regime, find_regimes
 from ringsim.schedules.generation import steady_use
-from ringsim.traces.bandwidths import CEILINGS, Bandwidths
+from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
 from ringsim.traces.events import NONE, OK
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text, time_text
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -687,7 +685,7 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
     """Draws bandwidth and, below, time against message size.
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
-    A curve is interrupted where one line does not hold (``ringsim.regimes`` has the rule). Where the table has messages and no NCCL, what
+    A curve is interrupted where one line does not hold (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no NCCL, what
     others published of NCCL stands beside, dashed, with its source.
 
     Of a trace, every message is a point: its size by the time from the moment at which both sides had posted it until it was there. Open

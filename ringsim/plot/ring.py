@@ -44,8 +44,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from ringsim.plot import style
 from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND, Ints
-from ringsim.traces.summary import count
 from ringsim.traces.units import bytes_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -28,7 +28,6 @@ from ringsim.plot import style
 from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows
 from ringsim.plot.steps import (
     ACTION_LOOKS,
-    NAMES,
     PHASE_NAME_POINTS,
     RECV_LANE,
     SEND_LANE,
@@ -45,9 +44,10 @@ from ringsim.provenance import footer
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
 from ringsim.traces.events import NONE, SPAN, Ints
-from ringsim.traces.stages import KINDS, StageActions, count_steps, find_step
-from ringsim.traces.summary import count
+from ringsim.traces.lazy import NAMES
+from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import bytes_text, time_text, time_unit
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -36,15 +36,11 @@ from ringsim.plot import style
 from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows, TimeAxis, draw_long, make_bars
 from ringsim.plot.style import Look
 from ringsim.schedules.engine import Evaluation, evaluate
-from ringsim.schedules.schedule import Schedule
-from ringsim.schedules.schedule import COMPUTE_KINDS
-from ringsim.traces.bubbles import Bubble, measure_bubble
+from ringsim.schedules.schedule import COMPUTE_KINDS, Schedule
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
-from ringsim.traces.live_activations import list_live, measure_peaks
-from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
-from ringsim.traces.summary import count
+from ringsim.traces.steps import Bubble, StageActions, count_steps, find_step, in_step, list_live, measure_bubble, measure_peaks
 from ringsim.traces.units import time_text, time_unit
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -32,11 +32,10 @@ from ringsim.plot.layout import (
 )
 from ringsim.plot.ring import SIZE_INCHES, draw_ring
 from ringsim.plot.steps import draw_step, microbatch_entry, picture_step, plot_step, shows_step, step_height
-from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN
-from ringsim.traces.notices import read_notice
-from ringsim.traces.stages import find_step
-from ringsim.traces.summary import count
+from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.steps import find_step
 from ringsim.traces.units import time_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
 
-from ringsim.diagnose.finding import Diagnosis, Edge, Finding, Operation
 from ringsim.plot import style
 from ringsim.plot.ring import BOW, Box, bowed, label_edges, node_angle, place, words_box
 from ringsim.plot.timeline import WIDTH_INCHES, draw_timeline, timeline_height
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
-from ringsim.traces.joining import join_events
-from ringsim.traces.summary import count
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.parts import join_events
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

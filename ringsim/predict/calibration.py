@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.computing import read_label
+from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, fit_link
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Action
 from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
-from ringsim.traces.stages import STEP, count_steps, find_step
+from ringsim.traces.steps import STEP, count_steps, find_step
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
-    from ringsim.charging import Work
+    from ringsim.compute_costs import Work
 
 __all__ = ["Calibration", "calibrate", "median_costs"]
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringsim.computing import read_label
+from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError, RingError
 from ringsim.predict.calibration import median_costs
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
-from ringsim.traces.reached import bundle, reach
-from ringsim.traces.stages import STEP, StageActions, count_steps, find_step, in_step
+from ringsim.traces.lazy import bundle, resolve
+from ringsim.traces.steps import STEP, StageActions, count_steps, find_step, in_step
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Comparison:
             step: which step, from 0; None for the one of median length.
             ax: where to draw.
         """
-        axes: Axes = reach("plot_overlay")(self, step=step, ax=ax)
+        axes: Axes = resolve("plot_overlay")(self, step=step, ax=ax)
         return axes
 
     def __repr__(self) -> str:

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.arguments import check_integer, is_integer, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer, is_integer, say
 from ringsim.link import Link
 from ringsim.predict.calibration import calibrate
 from ringsim.schedules.costs import Costs
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.traces.events import NONE, Ints
-from ringsim.traces.stages import StageActions, count_steps, find_step, in_step
+from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
 from ringsim.traces.value import Trace, check_trace
 
 __all__ = ["scale"]

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ringsim.arguments import is_integer, is_one_of, say
-from ringsim.errors import ScheduleError
+from ringsim.errors import ScheduleError, is_integer, is_one_of, say
 from ringsim.schedules.linear import gpipe, one_f_one_b, zb_h1, zb_h2
 from ringsim.schedules.looped import interleaved_1f1b, looped_bfs
 from ringsim.schedules.schedule import Schedule, check_size

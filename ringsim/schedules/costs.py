@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Final
 
-from ringsim.arguments import is_list, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, is_list, is_number, say
 from ringsim.schedules.schedule import Action
 
 __all__ = ["Costs", "Time"]

@@ -49,8 +49,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from ringsim.arguments import check_integer
-from ringsim.errors import ScheduleError
+from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
 
 __all__ = ["check_ahead", "check_messages", "check_order", "check_places", "get_needs", "get_recv", "get_send", "lower", "lower_in_step"]

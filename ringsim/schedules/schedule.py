@@ -43,8 +43,7 @@ from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
-from ringsim.arguments import check_integer
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ArgumentError, ScheduleError, check_integer
 
 __all__ = [
     "COMPUTE_KINDS",

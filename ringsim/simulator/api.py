@@ -1,26 +1,54 @@
-"""``ringsim.simulate``: a worker on a virtual clock."""
+"""``ringsim.simulate``: a worker on a virtual clock.
+
+What simulated ranks print: kept by rank, and shown as that of real ranks is.
+
+One simulated run: from a worker to a trace, or to one error that carries what was recorded until then.
+"""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ringsim import __version__
-from ringsim.arguments import check_duration, say
-from ringsim.charging import check_costs
-from ringsim.errors import ArgumentError, RingError
-from ringsim.injections import Injection, check_injections
-from ringsim.launch.api import check_seed, check_worker
+from greenlet import GreenletExit
+
+from ringsim.compute_costs import check_costs
+from ringsim.diagnose.explain import explain
+from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
+from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
+from ringsim.diagnose.verdict import judge, name_ranks, wait_text
+from ringsim.diagnose.waitfor import Snapshot
+from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_worker, say
+from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
+from ringsim.launch.api import check_seed
 from ringsim.launch.job import pack_call
 from ringsim.link import Link, check_links
-from ringsim.simulator.run import Run, Settings
-from ringsim.simulator.semantics import read_semantics
-from ringsim.state import get_state
+from ringsim.predict.calibration import Calibration
+from ringsim.provenance import __version__
+from ringsim.ring import Ring
+from ringsim.ring.groups import pair_name
+from ringsim.ring.printing import Quiet, make_print
+from ringsim.simulator.clock import Clock
+from ringsim.simulator.isolation import Isolation
+from ringsim.simulator.links import SharedCores, make_carrier
+from ringsim.simulator.matching import OrderedOffice, PostOffice, Semantics, SimulatedGroup, read_semantics
+from ringsim.simulator.rank import SimulatedRank, World
+from ringsim.simulator.recording import Tape
+from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
+from ringsim.traces.events import NONE
+from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.parts import name_cells
 from ringsim.traces.value import Trace
 
-__all__ = ["simulate"]
+__all__ = ["Outputs", "Run", "Settings", "simulate"]
 
 _WORLD_SIZE_MAX: Final = 1_000_000
 
@@ -145,3 +173,354 @@ def _is_integer(value: object) -> bool:
 
 def _write_link(link: Link) -> dict[str, float]:
     return {"alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}
+
+
+class Outputs:
+    """Stands in for ``sys.stdout`` (and ``sys.stderr``) while ranks are simulated.
+
+    Args:
+        clock: knows which rank runs.
+        world_size: how many ranks there are.
+    """
+
+    encoding = "utf-8"
+    errors = "strict"
+
+    def __init__(self, clock: Clock, world_size: int) -> None:
+        self._clock = clock
+        self._shown = sys.stdout
+        self._kept: list[list[str]] = [[] for _ in range(world_size)]
+        self._lines: dict[int, str] = {}  # of a rank that no line end has followed yet
+
+    def write(self, text: str) -> int:
+        """Keeps what the rank that runs prints, and shows its whole lines."""
+        rank = self._clock.current.number
+        if rank < 0:
+            return self._shown.write(text)
+        self._kept[rank].append(text)
+        *lines, self._lines[rank] = (self._lines.get(rank, "") + text).split("\n")
+        for line in lines:
+            self._shown.write(f"[rank {rank}] {line}\n")
+        return len(text)
+
+    def hide(self, text: str) -> None:
+        """Keeps what print suppression hides."""
+        self._kept[self._clock.current.number].append(text)
+
+    def flush(self) -> None:
+        """Shows at once what is to be shown."""
+        self._shown.flush()
+
+    def isatty(self) -> bool:
+        """Returns False: what a rank prints goes through here first."""
+        return False
+
+    def finish(self) -> list[str]:
+        """Shows the last lines that have no end; returns all that was printed, by rank."""
+        for rank, line in sorted(self._lines.items()):
+            if line:
+                self._shown.write(f"[rank {rank}] {line}\n")
+        return ["".join(kept) for kept in self._kept]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
+
+
+_PORT: Final = 29_500  # of nobody: a ring has one
+_TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
+_SHOWN: Final = 4  # ranks whose lines an error shows
+_MOST_REFUSALS: Final = 1000  # of operations of a rank that catches what says that it can never go on; then it is ended
+_TICK_S: Final = 1e-9  # the unit that traces count in
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is simulated; see ``ringsim.simulate``.
+
+    Attributes:
+        world_size: number of ranks.
+        link: what a message costs, None where a topology says so.
+        topology: which links there are, None where each pair has one of its own.
+        semantics: when messages leave.
+        costs: what computing costs, None for nothing; a ``Calibration`` also says what posting a message costs.
+        measures: whether computing takes the time that it takes here.
+        seed: rank r seeds its generators with ``seed + r``.
+        inject: what goes wrong.
+        record: whether operations are recorded.
+        metadata: of the trace.
+    """
+
+    world_size: int
+    link: Link | Mapping[tuple[int, int], Link] | None
+    topology: Topology | None
+    semantics: Semantics
+    costs: Any
+    measures: bool
+    seed: int
+    inject: tuple[Injection, ...]
+    record: bool
+    metadata: dict[str, Any]
+
+
+class Run:
+    """One run.
+
+    Args:
+        call: what each rank does.
+        settings: and how.
+    """
+
+    def __init__(self, call: Callable[[], Any], settings: Settings) -> None:
+        self._call = call
+        self._settings = settings
+        self._size = size = settings.world_size
+        self._isolation = Isolation(settings.seed)
+        self._clock = clock = Clock(self._isolation, measures=settings.measures)
+        self._tape = tape = Tape()
+        everyone = tuple(range(size))
+        carrier = make_carrier(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject)
+        clock.cores = carrier.cores if isinstance(carrier, SharedCores) else None
+        everybody = SimulatedGroup(clock, "world", everyone, tape.number_group("world", everyone), "default_pg")
+        when = settings.semantics
+        office = OrderedOffice(clock, carrier) if when.in_order else PostOffice(clock, carrier, when.limit_bytes)
+        self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
+        self._everybody = everybody
+        self._world = world = World(clock, tape, settings.record, carrier, office, everybody, self._calibration, when.in_order)
+        self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
+        self._pairs = self._make_pairs() if size > 1 else []
+        self._outputs = Outputs(clock, size)
+        self._results: list[Any] = [None] * size
+        self._returned: set[int] = set()
+        self._reports: list[Report] = []
+        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
+        self._given_up_ns: int | None = None  # and when
+        self._printed: list[str] = []
+
+    def finish(self) -> Trace:
+        """Sees the run through.
+
+        Returns:
+            The trace.
+
+        Raises:
+            RingError: a rank has raised, or ranks can never go on.
+            Interrupted: the user has stopped the run.
+        """
+        try:
+            with self._isolation, simulated_states(), self._printing():
+                self._clock.run([(rank, self._make_life(rank)) for rank in self._ranks])
+                error = self._judge()
+        except KeyboardInterrupt:
+            raise self._explained(Interrupted(f"the simulation was interrupted at {self._clock.now:.6g} s of virtual time.")) from None
+        if error is not None:
+            raise error
+        if self._reports:
+            raise self._explained(make_error(self._reports, self._size, []))
+        return self._make_trace(complete=True)
+
+    def _make_pairs(self) -> list[SimulatedGroup]:
+        pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)]
+        return [SimulatedGroup(self._clock, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
+
+    def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
+        """Returns what the greenlet of a rank does."""
+
+        def live() -> None:
+            enter_rank(self._make_state(rank))
+            try:
+                self._results[rank.number] = self._call()
+                if self._clock.measures:
+                    self._clock.pay()
+                self._isolation.leave()
+                self._returned.add(rank.number)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                if not isinstance(error, GreenletExit):
+                    self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._end_ns))
+                with contextlib.suppress(RingError):  # the first error counts
+                    self._isolation.leave()
+
+        return live
+
+    def _make_state(self, rank: SimulatedRank) -> RankState:
+        size, number, settings = self._size, rank.number, self._settings
+        inject = settings.inject
+        pred_group: Any = self._pairs[number - 1] if size > 1 else None  # the types are torch's: other backends have groups of their own
+        succ_group: Any = self._pairs[number] if size > 1 else None
+        recorder: Any = rank.recorder
+        ring = Ring(
+            rank=number,
+            world_size=size,
+            pred=(number - 1) % size,
+            succ=(number + 1) % size,
+            ranks=rank.everybody.ranks,
+            pred_group=pred_group,
+            succ_group=succ_group,
+            local_rank=number,
+            port=_PORT,
+            backend=rank,
+        )
+        return RankState(
+            ring=ring,
+            recorder=recorder,
+            hidden_output=self._outputs.hide,
+            undo_print=Quiet(number),
+            backend=rank,
+            clock=self._clock,
+            slowdown=slowed_by(inject, number),
+            jitter=jitter_of(inject, number),
+            costs=settings.costs,
+            sleep_s=self._calibration.sleep_s if self._calibration is not None else 0.0,
+            around_s=self._calibration.around_s if self._calibration is not None else 0.0,
+        )
+
+    @contextlib.contextmanager
+    def _printing(self) -> Iterator[None]:
+        """Lets the ranks print each into an output of its own."""
+
+        def hides() -> bool:
+            quiet = get_state().undo_print
+            return isinstance(quiet, Quiet) and quiet.rank != 0
+
+        before, stdout, stderr = builtins.print, sys.stdout, sys.stderr
+        builtins.print = make_print(before, hides)
+        outputs: Any = self._outputs  # has all that print needs of a file
+        sys.stdout = sys.stderr = outputs
+        try:
+            yield
+        finally:
+            builtins.print, sys.stdout, sys.stderr = before, stdout, stderr
+            self._printed = self._outputs.finish()
+
+    # -- the end
+
+    def _judge(self) -> RingError | None:
+        """Ends the ranks that can never go on, and says why they cannot; None where there are none, or one has failed before."""
+        failed = {report.rank for report in self._reports}
+        stuck = [rank for rank in self._ranks if rank.number not in self._returned and rank.number not in failed]
+        if not stuck:
+            return None
+        if failed:
+            self._give_up(stuck)
+            self._end(stuck)
+            return None
+        self._write_waiting()
+        events = self._tape.read()
+        world = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
+        diagnosis = judge(world)
+        if not diagnosis.findings:  # each side of what they wait for has been posted
+            diagnosis = _judge_order(world, diagnosis)
+        text = str(diagnosis)
+        self._give_up(stuck)
+        for rank in stuck:
+            rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
+        for rank in stuck:
+            for _ in range(_MOST_REFUSALS):  # whoever catches it and waits again gets it again
+                if rank.greenlet.dead:
+                    break
+                self._clock.throw(rank, impose(diagnosis.kind, text))
+        self._end(stuck)
+        if any(report.waited for report in self._reports):
+            return None
+        reports = {report.rank: report for report in self._reports}
+        for finding in diagnosis.findings[:1]:
+            text += "".join(raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports)
+        error = error_of_kind(diagnosis.kind)(text)
+        error.trace = self._make_trace(complete=False)
+        error.diagnosis = replace(diagnosis, trace=error.trace)
+        return error
+
+    def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
+        """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
+        self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._end_ns
+        self._clock.now += _TICK_S
+
+    def _end(self, ranks: Sequence[SimulatedRank]) -> None:
+        """Takes down the stacks of ranks that will never go on."""
+        for rank in ranks:
+            self._clock.throw(rank, GreenletExit())
+
+    def _write_waiting(self) -> None:
+        """Writes down the operations that wait for their other side, where nothing was recorded before."""
+        if self._settings.record:
+            return
+        groups = [self._everybody, *self._pairs, *(making.group for making in self._world.made)]
+        parts = [part for group in groups for met in group.meetings.values() for part in met]
+        parts += [part for making in self._world.made for part in making.parts if part.waiting]
+        for each in sorted(self._world.office.waiting(), key=lambda message: message.number) + parts:
+            frame = each.rank.greenlet.gr_frame if each.waiting else None
+            place = (NONE, NONE) if frame is None else self._tape.find_place(frame)
+            numbers = each.group.number, each.peer, each.tag, each.kind.number
+            slot = self._tape.write(self._clock.now, each.rank.number, each.op, *numbers, NONE, place)
+            if each.waiting:
+                self._tape.times[slot + 1] = self._clock.now
+
+    def _explained(self, error: Any) -> Any:
+        """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
+        error.trace = self._make_trace(complete=False)
+        error.diagnosis = explain(error.trace)
+        return error
+
+    # -- the trace
+
+    @property
+    def _end_ns(self) -> int:
+        return round(self._clock.now * 1e9)
+
+    def _make_trace(self, *, complete: bool) -> Trace:
+        events = self._tape.read()
+        cells = name_cells(events.tables.files)
+        events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
+        groups = [[group.group_name, list(group.ranks)] for group in self._pairs]
+        metadata = {**self._settings.metadata, "ring_groups": groups, "not_recorded": [], "notes": [], "complete": complete}
+        if not self._settings.record:
+            metadata["notes"].append("operations were not recorded: record=False")
+        if self._settings.measures:
+            metadata["notes"].append("computing took the time of the thread that simulated it: another run gives other times")
+        if self._isolation.shared_draws:
+            names = " and ".join(self._isolation.shared_draws)
+            metadata["notes"].append(f"ranks drew from the streams of {names} that they share, by functions imported by name")
+        metadata["ends"], metadata["end_ns"] = self._ends(), self._end_ns
+        if self._given_up_ns is not None:
+            metadata["given_up_ns"] = self._given_up_ns
+        return Trace(events, metadata, results=self._results, output=self._printed)
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Says how the ranks ended, for ``explain``; nothing of those that were ended here, unless an exception was held up by the wait."""
+        returned = [
+            {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
+            for rank in self._returned
+            if rank not in self._stuck
+        ]
+        failed = [
+            {**end, "at_ns": report.at_ns}
+            for report in self._reports
+            if (report.rank not in self._stuck or report.waited) and (end := describe_end(report)) is not None
+        ]
+        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
+
+
+def _explain_torch(error: BaseException, rank: SimulatedRank) -> BaseException:
+    """Returns an error that says what to do, where ``torch.distributed`` itself was called; any other error as it is."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, RingError) or not frames or not frames[-1][0].f_code.co_filename.endswith(_TORCH_FILE):
+        return error
+    explained = RingError(
+        f"a simulated rank must talk with ringsim.comm, got a call of torch.distributed, which says: {error} ({rank.here()}). "
+        "Write: from ringsim import comm as dist."
+    )
+    explained.__cause__ = error
+    return explained.with_traceback(error.__traceback__)
+
+
+def _judge_order(world: Snapshot, nothing: Diagnosis) -> Diagnosis:
+    """Says why ranks can never go on whose operations are posted on both sides: each stands behind another of its rank."""
+    awaited = [(rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited]
+    ranks = sorted({rank for rank, _ in awaited})
+    waits = "; ".join(wait_text(operation) for _, operation in awaited[:_SHOWN])
+    message = f"{name_ranks(ranks)} wait for what stands behind something else in the order of a rank's operations on a group: {waits}."
+    hint = "Post the sends and recvs that belong together with batch_isend_irecv, or let one side receive first."
+    finding = Finding("deadlock", tuple(ranks), tuple(operation for _, operation in awaited), message, hint)
+    edges = tuple(Edge(rank, operation.peer, operation) for rank, operation in awaited if operation.peer >= 0)
+    return replace(nothing, findings=(finding,), edges=edges)

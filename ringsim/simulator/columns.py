@@ -27,8 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.arguments import is_integer, is_list, say
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, say
 from ringsim.link import Link, check_links
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import check_ahead, check_messages, check_order, check_places, lower

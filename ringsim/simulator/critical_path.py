@@ -26,13 +26,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.arguments import LONGEST_S, is_integer, is_number, say
-from ringsim.errors import ArgumentError
+from ringsim.errors import LONGEST_S, ArgumentError, is_integer, is_number, say
 from ringsim.schedules.costs import Time
 from ringsim.schedules.schedule import Action
 from ringsim.simulator.columns import FORWARD, Columns, Prices
 from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, make_events
-from ringsim.traces.stages import KINDS, STEP
+from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
 __all__ = [

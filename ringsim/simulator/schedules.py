@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 
 from ringsim import __version__
-from ringsim.arguments import check_integer, is_list, is_number, is_one_of, say
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ArgumentError, ScheduleError, check_integer, is_list, is_number, is_one_of, say
 from ringsim.link import Link
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
@@ -33,7 +32,7 @@ from ringsim.simulator.critical_path import (
 )
 from ringsim.simulator.levels import Levels, Wave, find_levels, find_wave, sweep
 from ringsim.traces.events import Ints
-from ringsim.traces.reached import bundle, reach
+from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ class ScheduleRun:
         Returns:
             The axes.
         """
-        axes: Axes = reach("plot_schedule_run")(self, ax=ax)
+        axes: Axes = resolve("plot_schedule_run")(self, ax=ax)
         return axes
 
     def __repr__(self) -> str:

@@ -7,6 +7,8 @@ The file is a zip of two stored members::
 
 so any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are looked at before
 anything is parsed, and every number that points into a table is checked after.
+
+Files that are there whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,27 +16,43 @@ from __future__ import annotations
 import io
 import json
 import os
+import secrets
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
 from ringsim import __version__
 from ringsim.errors import TraceFileError
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, ERROR, IN_FLIGHT, NONE, OPS, Events, Ints, make_events
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OPS,
+    Events,
+    Ints,
+    are_all,
+    check_words,
+    make_events,
+    no_constant,
+    read_tables,
+    readable,
+    write_tables,
+)
 from ringsim.traces.parts import read_run
-from ringsim.traces.tables import are_all, check_words, no_constant, read_tables, readable, write_tables
 from ringsim.traces.value import Trace
-from ringsim.traces.whole_files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike
 
     import pyarrow as pa
 
-__all__ = ["check_run", "load", "save"]
+__all__ = ["check_run", "load", "save", "write_whole"]
 
 FORMAT: Final = 1
 NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
@@ -326,3 +344,43 @@ def check_run(events: Events, metadata: Any) -> None:
     step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
     if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
         raise ValueError("the events are not in the order of ranks and of posting")
+
+
+def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], None]) -> None:
+    """Writes a file beside its final place and then renames it: a reader never sees half of it, and a failure leaves what was there.
+
+    Args:
+        path: where to; an existing file is replaced, what a symbolic link points to as well.
+        write: writes the content to the file that it is given.
+
+    Raises:
+        TraceFileError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     write_whole(f"{directory}/one", lambda file: print(file.write(b"hello")))
+        ...     print(os.listdir(directory))
+        5
+        ['one']
+    """
+    try:
+        if "\0" in os.fsdecode(path):
+            raise OSError("embedded null byte")
+        target = os.path.realpath(path)  # a symbolic link stays, what it points to is replaced
+        if os.path.exists(target) and not os.path.isfile(target):
+            raise OSError("this is no file")
+        temporary = os.path.join(os.path.dirname(target), f".ringsim-{secrets.token_hex(6)}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise TraceFileError(f"The path of a trace must be writable, got {path}: {reason}. Make the directory, or choose one.") from error

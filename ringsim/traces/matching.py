@@ -6,17 +6,50 @@ each other, so the k-th send meets the k-th recv::
     rank 0 posts  send#0(tag 7)  send#1(tag 7)  send#2(tag 9)
                        |              |              |
     rank 1 posts  recv#0(tag 7)  recv#1(tag 7)       x          tag 9: nobody received it
+
+Why an operation was blocked: its partner came late, or the bytes were on their way.
+
+The time from wait to done of a matched operation splits in two::
+
+    recv   post ...... wait =================== done
+    send                       post                     the receiver waited for a late sender until here;
+                                |---------------|       from here on it is transfer
+
+A send that waits for its recv to be posted splits in the same way, into late receiver and transfer.
+
+On NCCL wait and done are those of the program's stream, and post is the program's own: the transfer then includes the time in which the
+partner's GPU had other work to do before it came to what its program had posted.
+
+Source:
+    F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale parallel applications", 2008: the
+    wait states "late sender" and "late receiver". ringsim counts from the moment at which the program began to wait (Scalasca's enter),
+    so that time in which an asynchronous operation overlapped with computing is no wait.
+
+Which collective of one rank met which of another: the k-th of each on a group belong together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, ERROR, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
 
-__all__ = ["Messages", "Unmatched", "describe_unmatched", "match", "number_places", "number_rows", "refused"]
+__all__ = [
+    "CollectiveCalls",
+    "Messages",
+    "Unmatched",
+    "Waits",
+    "describe_unmatched",
+    "match",
+    "number_places",
+    "number_rows",
+    "refused",
+    "split_waits",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,3 +251,125 @@ def _first_of_each(key: Ints, allowed: Ints) -> tuple[Ints, Ints]:
     ordered = key[order]
     place = np.arange(len(key)) - np.searchsorted(ordered, ordered)  # 0, 1, 2, ... within each key
     return order, place < allowed[ordered]
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """How long each event was blocked, and why: int64 columns in ns, as long as the events.
+
+    For a matched operation that is done, ``late_sender_ns + late_receiver_ns + transfer_ns == blocked_ns``. Operations without a
+    partner, collectives, spans and marks have 0 in the three parts: nothing is known of their causes here.
+
+    Attributes:
+        blocked_ns: from wait to done; -1 while it is not done, and where nobody waited.
+        late_sender_ns: of a recv, how long it was blocked before its send was posted.
+        late_receiver_ns: of a send, how long it was blocked before its recv was posted.
+        transfer_ns: the rest; 0 while it is not done.
+    """
+
+    blocked_ns: Ints
+    late_sender_ns: Ints
+    late_receiver_ns: Ints
+    transfer_ns: Ints
+
+
+def split_waits(events: Events, messages: Messages) -> Waits:
+    """Splits the blocked time of every event.
+
+    Args:
+        events: the events.
+        messages: their messages, as ``match(events)`` returns them.
+
+    Returns:
+        The parts, one row an event.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.matching import match
+        >>> events = make_events({
+        ...     "rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "group": [0, 0], "tag": [0, 0],
+        ...     "post_ns": [500, 100], "wait_ns": [500, 100], "done_ns": [900, 950],
+        ... })
+        >>> waits = split_waits(events, match(events))
+        >>> waits.late_sender_ns.tolist(), waits.transfer_ns.tolist()  # rank 1 waited 400 ns for rank 0 to begin
+        ([0, 400], [400, 450])
+
+    Source:
+        Scalasca's patterns "late sender" and "late receiver", see the module.
+    """
+    waited = events.wait_ns != NONE
+    blocked = np.where(waited & (events.done_ns != NONE), np.maximum(events.done_ns - events.wait_ns, 0), NONE)
+    late_sender = np.zeros(len(events), dtype=np.int64)
+    late_receiver = np.zeros(len(events), dtype=np.int64)
+    transfer = np.zeros(len(events), dtype=np.int64)
+    late_sender[messages.recv] = _late(events, messages.recv, messages.send)
+    late_receiver[messages.send] = _late(events, messages.send, messages.recv)
+    matched = np.concatenate([messages.send, messages.recv])
+    transfer[matched] = np.maximum(blocked[matched] - late_sender[matched] - late_receiver[matched], 0)
+    return Waits(blocked, late_sender, late_receiver, transfer)
+
+
+def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
+    """How long each ``waiter`` was blocked before its ``partner`` was posted, in ns; one that is not done may be blocked still."""
+    wait, done = events.wait_ns[waiter], events.done_ns[waiter]
+    posted = events.post_ns[partner]
+    until = np.where(done == NONE, posted, np.minimum(posted, done))
+    return np.where(wait == NONE, 0, np.maximum(until - wait, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveCalls:
+    """The collectives of a run.
+
+    Attributes:
+        event: index of each among the events (int64).
+        call: number of the call that it is part of (int64).
+        place: the how-manieth of its rank on the group it is, from 0 (int64).
+        last: by call, the event that was posted last (int64).
+        complete: by call, whether every member of the group takes part (bool).
+    """
+
+    event: Ints
+    call: Ints
+    place: Ints
+    last: Ints
+    complete: Ints
+
+    @classmethod
+    def of(cls, events: Events) -> Self:
+        """Sorts the collectives of a run into calls.
+
+        Example:
+            >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
+            >>> barrier = {"rank": [0, 0, 1], "op": [OP_CODES["barrier"]] * 3, "group": [0] * 3, "post_ns": [1, 5, 2]}
+            >>> calls = CollectiveCalls.of(make_events(barrier, Tables(groups=(Group("world", (0, 1)),))))
+            >>> calls.call.tolist(), calls.last.tolist(), calls.complete.tolist()
+            ([0, 1, 0], [2, 1], [True, False])
+            >>> calls.call_of(2), calls.events_of(0)
+            (0, (0, 2))
+        """
+        event = np.flatnonzero((events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events))
+        place = number_places(number_rows(events.group[event], events.rank[event]))
+        call = number_rows(events.group[event], place)
+        number = int(call.max(initial=-1)) + 1
+        last = np.zeros(number, dtype=np.int64)
+        order = np.argsort(events.post_ns[event], kind="stable")
+        last[call[order]] = event[order]
+        sizes = np.array([len(group.ranks) for group in events.tables.groups], dtype=np.int64)
+        return cls(event, call, place, last, np.bincount(call, minlength=number) >= sizes[events.group[last]])
+
+    def call_of(self, event: int) -> int:
+        """Returns the number of the call that an event is part of, -1 for none."""
+        at = int(np.searchsorted(self.event, event))
+        return int(self.call[at]) if at < len(self.event) and self.event[at] == event else NONE
+
+    def events_of(self, call: int) -> tuple[int, ...]:
+        """Returns the events that a call is made of, ascending."""
+        order, starts = self._by_call
+        return tuple(self.event[order[starts[call] : starts[call + 1]]].tolist())
+
+    @cached_property
+    def _by_call(self) -> tuple[Ints, Ints]:
+        """The events in the order of their calls, and where each call begins."""
+        order = np.argsort(self.call, kind="stable")
+        return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))

@@ -3,13 +3,26 @@
 A directory of parts holds, for each rank, ``rank-<r>.events`` (an array of ``RECORD``, zero beyond its end) and ``rank-<r>.names`` (JSON
 lines: the names that the records number, and what the rank says of itself), and for the run ``run.json``. A rank may have been killed at
 any moment, so any file may be missing and the last record or line may be cut. What is readable is read, and what is not is noted.
+
+Several sets of events made into one, as if they had been recorded together.
+
+The part of another rank of the same machine, read while that rank writes it: its records as numbers, and what its numbers mean.
+
+``ringsim.traces.parts`` reads the parts of all ranks once; this reads one from inside another rank, in the middle of its operations.
+
+What is particular to a Jupyter kernel: that it is one, and what it calls the cell that a piece of code came from.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import re
-from collections.abc import Callable
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from os import SEEK_END
@@ -19,10 +32,26 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.errors import TraceFileError
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OPS, RECORD, Events, Group, Ints, Payload, Tables, make_events
-from ringsim.traces.tables import read_group, read_payload, read_word
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OPS,
+    RECORD,
+    Events,
+    Group,
+    Ints,
+    Payload,
+    Tables,
+    make_events,
+    read_group,
+    read_payload,
+    read_word,
+)
 
-__all__ = ["read_parts", "read_run"]
+__all__ = ["COLUMNS", "WORDS", "Neighbour", "join_events", "read_parts", "read_run"]
 
 _FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _LOOK: Final = 1 << 14  # records that are looked at in one go, from the end
@@ -319,3 +348,190 @@ def _ends(parts: dict[int, _Part]) -> list[dict[str, Any]]:
 
 def _entries(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+_TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
+
+
+def join_events(parts: Sequence[Events]) -> Events:
+    """Puts events together, one part after the other; names that several parts have become one.
+
+    Args:
+        parts: each with tables of its own. Those of one rank stand in the order in which they were recorded.
+
+    Returns:
+        The events of all parts. ``seq`` counts anew within each rank.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, Group, make_events
+        >>> one = make_events({"rank": [0], "op": [OP_CODES["send"]], "group": [0]}, Tables(groups=(Group("world", (0, 1)),)))
+        >>> joined = join_events([one, one])
+        >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
+        ([0, 0], [0, 1], 1)
+    """
+    merged: dict[str, dict[Any, int]] = {column: {} for column in _TABLE_OF}
+    columns: dict[str, list[Ints]] = {name: [np.zeros(0, dtype)] for name, dtype in COLUMN_DTYPES.items() if name != "seq"}
+    for part in parts:
+        for name, pieces in columns.items():
+            values = getattr(part, name)
+            if name in _TABLE_OF:
+                values = _renumber_joining(values, getattr(part.tables, _TABLE_OF[name]), merged[name])
+            pieces.append(values)
+    tables = Tables(**{table: tuple(merged[column]) for column, table in _TABLE_OF.items()})
+    return make_events({name: np.concatenate(pieces) for name, pieces in columns.items()}, tables)
+
+
+def _renumber_joining(numbers: Ints, names: Sequence[Any], merged: dict[Any, int]) -> Ints:
+    """Turns the numbers of one table into those of the merged one."""
+    to_merged = np.array([*(merged.setdefault(name, len(merged)) for name in names), NONE], dtype=np.int32)
+    return to_merged[numbers]  # -1 picks the last, which is NONE
+
+
+WORDS: Final = RECORD.itemsize // 4  # of 4 bytes, in a record
+# Where a record has its columns, counted in these words; of op and status, which share one, status is the upper half.
+COLUMNS: Final = {name: offset // 4 for name, (_, offset, *_) in (RECORD.fields or {}).items() if name != "status"}
+
+
+class Neighbour:
+    """Another rank's part.
+
+    Args:
+        directory: where the ranks write their parts.
+        rank: whose part.
+
+    Attributes:
+        view: its records as words of 4 bytes; what they mean stands in ``COLUMNS``. Zero from where the rank has not written yet.
+        elsewhere: whether the rank runs on another machine, so that its records cannot be read while it writes them.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.rank = rank
+        self.view: memoryview = memoryview(b"").cast("i")
+        self.elsewhere = False
+        self._events_path = directory / f"rank-{rank}.events"
+        self._names_path = self._events_path.with_suffix(".names")
+        self._file = self._names = -1
+        self._rest = b""  # of the names: a line whose end is not there yet
+        self._meta: dict[str, Any] = {}
+        self._tables: dict[str, dict[int, dict[str, Any]]] = {}
+
+    def __del__(self) -> None:
+        """Lets go of the files."""
+        for file in (self._file, self._names):
+            if file >= 0:
+                os.close(file)
+
+    def open(self) -> bool:
+        """Begins to read; False where there is nothing to be read, or not yet."""
+        if self._file >= 0:
+            return True
+        if self.elsewhere:
+            return False
+        try:
+            file = os.open(self._events_path, os.O_RDONLY)
+            self._names = os.open(self._names_path, os.O_RDONLY)
+        except OSError:
+            return False
+        self._read_names()
+        if self._is_writing():
+            self._file = file
+            self.extend()
+            return True
+        self.elsewhere = self._meta.get("host", socket.gethostname()) != socket.gethostname()
+        os.close(file)
+        os.close(self._names)
+        self._names, self._rest, self._meta, self._tables = -1, b"", {}, {}
+        return False
+
+    def _is_writing(self) -> bool:
+        """Whether the process that began this part lives, here: what an earlier run left is not to be taken for the present."""
+        pid, start_ns = self._meta.get("pid"), self._meta.get("start_ns")
+        if not isinstance(start_ns, int) or self._meta.get("host") != socket.gethostname():
+            return False
+        try:
+            born_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+            asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        except (OSError, ValueError, IndexError, AttributeError):  # the process is gone; or this is not Linux
+            return False
+        return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
+
+    def starved_s(self) -> float:
+        """Returns how long the rank's first thread has waited for a processor in its life, in seconds; 0 where the system does not tell.
+
+        Each wait counts when it is over: one that still lasts is not in it.
+        """
+        try:
+            _, waited_ns, _ = Path(f"/proc/{self._meta.get('pid')}/schedstat").read_text().split()
+            return int(waited_ns) / 1e9
+        except (OSError, ValueError):
+            return 0.0
+
+    def extend(self) -> bool:
+        """Sees more of the file, where it has grown; False where it has not."""
+        length = os.fstat(self._file).st_size // RECORD.itemsize * RECORD.itemsize
+        if length <= self.view.nbytes:
+            return False
+        self.view = memoryview(mmap.mmap(self._file, length, access=mmap.ACCESS_READ)).cast("i")
+        return True
+
+    def entry(self, table: str, number: int) -> dict[str, Any]:
+        """Returns what the rank wrote down of one of its numbers; empty where it wrote nothing."""
+        entries = self._tables.setdefault(table, {})
+        if number not in entries and self._names >= 0:
+            self._read_names()
+        return entries.get(number, {})
+
+    def payload(self, number: int) -> Payload | None:
+        """Returns one of the rank's payloads, None where it has no name."""
+        try:
+            return read_payload(self.entry("payload", number))
+        except ValueError:
+            return None
+
+    def _read_names(self) -> None:
+        pieces = [self._rest]
+        while piece := os.read(self._names, 1 << 16):
+            pieces.append(piece)
+        *lines, self._rest = b"".join(pieces).split(b"\n")
+        for line in lines:
+            entry = json.loads(line)
+            if entry["table"] == "meta":
+                self._meta[entry["key"]] = entry["value"]
+            else:
+                self._tables.setdefault(entry["table"], {})[entry["id"]] = entry
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process."""
+    return hasattr(_shell(), "kernel")
+
+
+def name_cells(filenames: Iterable[str]) -> dict[str, str]:
+    """Returns what the notebook calls those of some file names that are its cells: ``{"/tmp/...": "Cell In[5]"}``."""
+    compiler: Any = getattr(_shell(), "compile", None)
+    if not hasattr(compiler, "format_code_name"):
+        return {}
+    found = {filename: compiler.format_code_name(filename) for filename in filenames}
+    return {filename: " ".join(label) for filename, label in found.items() if label is not None}
+
+
+def rename_places(text: str, names: Mapping[str, str]) -> str:
+    """Returns a text in which the lines of cells are called by the names that ``name_cells`` gave.
+
+    Args:
+        text: has places in it, as "/tmp/ipykernel_7/123.py:4", or "123.py:4".
+        names: of cells, by file name.
+
+    Example:
+        >>> rename_places("got 5 here and 4 in rank 0's send at 123.py:4", {"/tmp/ipykernel_7/123.py": "Cell In[5]"})
+        "got 5 here and 4 in rank 0's send at Cell In[5]:4"
+    """
+    for filename, name in names.items():
+        text = text.replace(f"{filename}:", f"{name}:").replace(f"{os.path.basename(filename)}:", f"{name}:")
+    return text
+
+
+def _shell() -> Any:
+    """Returns IPython's shell, None outside of it."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None

@@ -1,36 +1,66 @@
-"""The recorder: writes a rank's events to its part, as they happen, for whatever carries the messages; and spans and marks."""
+"""The recorder: writes a rank's events to its part, as they happen, for whatever carries the messages; and spans and marks.
+
+Which source file a stack frame belongs to: the user's, ringsim's, the communication library's, or Python's.
+
+The line of an event is the user's: the recorder walks outward from the operation, past every frame that is not the user's own.
+
+What a rank leaves on disk while it runs: a memory-mapped array of records, and the names that the records number.
+
+The kernel keeps what was written to the map whatever happens to the process, so a rank that is killed leaves everything up to that
+moment, and a watcher can read the file live::
+
+    rank-2.events   [record][record][record][ 0 ][ 0 ] ... grown chunk by chunk; a slot with status 0 is empty
+    rank-2.names    {"table": "group", "id": 0, "name": "world", "ranks": [0, 1, 2, 3]}
+                    {"table": "payload", "id": 0, "dtype": "float32", "shape": [1024], "size_bytes": 4096}
+
+The functions that write a rank's records while its operations run: the part of the recorder that has to be fast.
+
+They are closures over one preallocated ``struct`` and one memory map. An operation costs one record written when it is posted, one number
+when the program begins to wait for it, and two when it is done; nothing is allocated, locked or looked up twice.
+
+How an operation is recorded whose connection was gone when it was posted: as a wait that broke, not as a refusal.
+
+A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. To the user
+both are the same: a message to a rank that is gone. What was refused never reached the wire and says nothing of the other side.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
+import mmap
 import os
 import socket
+import struct
+import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from operator import index
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from threading import Lock
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.state import get_state
-from ringsim.traces.buffer import RECORD_BYTES, PartBuffer
-from ringsim.traces.call_sites import CallSites
-from ringsim.traces.events import NONE, OP_CODES, RECORD, Ints
-from ringsim.traces.hot_path import make_hot_path, meaning
-from ringsim.traces.notices import word_notice
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Ints, word_notice
+
+__all__ = ["LOST_PEER", "fail_posting"]
 
 
 class Recorder:
     """Writes the events of one rank to ``directory``, from any thread.
 
-    Operations go through ``hot``, the functions of ``ringsim.traces.hot_path``.
+    Operations go through ``hot``, the functions of ``ringsim.traces.recorder``.
 
     Args:
-        directory: where the part goes; see ``ringsim.traces.buffer``.
+        directory: where the part goes; see ``ringsim.traces.recorder``.
         rank: the rank that is recorded.
         world_size: how many ranks the run has.
         max_records: recording stops there, and says so; the program runs on. 72 bytes each.
@@ -153,7 +183,7 @@ class Recorder:
             self.hot.finish(slot)
 
     def notice(self, kind: str, message: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
-        """Writes down that something wrong was found (see ``ringsim.traces.notices``), in the operation that the numbers describe."""
+        """Writes down that something wrong was found (see ``ringsim.traces.events``), in the operation that the numbers describe."""
         slot = self._post_mark(group, peer, tag, payload, self.number_label(word_notice(kind, message)))
         if slot is not None:
             self.hot.finish(slot)
@@ -300,3 +330,432 @@ def _measure_cost_ns() -> int:
             hot.finish(slot)
         costs.append(time.thread_time_ns() - start_ns)
     return min(costs) // 100
+
+
+OURS: Final = -1  # ringsim itself
+LIBRARY: Final = -2  # torch, Python's own modules
+SPEAKER: Final = -3  # the library file whose functions name the operations
+
+_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
+_DEMONSTRATIONS: Final = (_RINGSIM + "cli/demo_programs.py",)  # it stands for the program of a user
+_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
+_DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
+_INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
+
+
+class CallSites(dict[str, int]):
+    """Says of each source file what it is: its number if it is the user's, else OURS, LIBRARY or SPEAKER.
+
+    ``places`` says the same of the user's instructions that were met before, with the line: Python finds the line of a frame by reading
+    its function's table from the start, which in a function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address
+    of the instruction but for a constant: a code object holds its instructions, so no two have the same key while both live.
+
+    Args:
+        number: gives a file name its number.
+    """
+
+    def __init__(self, number: Callable[[str], int]) -> None:
+        super().__init__()
+        self._number = number
+        self.places: dict[int, tuple[int, int]] = {}
+        self._alive: list[CodeType] = []  # those in `places`
+        self._libraries: tuple[str, ...] = ("<frozen ",)
+
+    def declare_library(self, directory: str, speaker: str) -> None:
+        """Counts the files under ``directory`` as the library's, and ``speaker``, one of them, as the one that names operations."""
+        self.clear()
+        self.places.clear()
+        self._libraries = (*self._libraries, directory + os.sep)
+        self[speaker] = SPEAKER
+
+    def learn(self, filename: str) -> int:
+        """Returns what a file is, and remembers it; afterwards ``sites[filename]`` says the same."""
+        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
+        if filename.startswith(_RINGSIM) and filename not in _DEMONSTRATIONS:
+            kind = OURS
+        elif of_python or filename.startswith(self._libraries) or filename.endswith(_DECORATOR):
+            kind = LIBRARY
+        else:
+            kind = self._number(filename)
+        self[filename] = kind
+        return kind
+
+    def learn_place(self, frame: FrameType) -> tuple[int, int]:
+        """Returns file number and line of a frame of the user's, and remembers them."""
+        code = frame.f_code
+        place = self[code.co_filename], frame.f_lineno
+        self._alive.append(code)  # first, for the key is good only while it lives
+        self.places[id(code) + frame.f_lasti] = place
+        return place
+
+    def find_stand_in(self, frame: FrameType) -> tuple[int, int]:
+        """Returns file number and line where no frame is the user's: the innermost outside the library, else ``frame`` itself."""
+        innermost, outward = frame, frame.f_back
+        while outward is not None:
+            if self.get(outward.f_code.co_filename) == OURS:
+                frame = outward
+                break
+            outward = outward.f_back
+        else:
+            frame = innermost
+        return self._number(frame.f_code.co_filename), frame.f_lineno
+
+
+RECORD_BYTES: Final = RECORD.itemsize
+FIRST_CHUNK: Final = 512  # records that there is room for at the start: every rank of a large run pays for them
+CHUNK: Final = 4096  # records by which the array grows: 72 pages, a tenth of a millisecond
+_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
+
+
+class PartBuffer:
+    """The two files that one rank writes: slots for records, and lines for names.
+
+    Args:
+        directory: where the files go; made if it does not exist.
+        rank: whose files these are.
+        max_records: where the array ends; ``grow`` returns None from there on.
+
+    Raises:
+        TraceFileError: the files cannot be made (no permission, disk full).
+
+    Example:
+        >>> import struct, tempfile
+        >>> from ringsim.traces.events import OK, RECORD_FORMAT
+        >>> buffer = PartBuffer(tempfile.mkdtemp(), rank=0, max_records=10)
+        >>> struct.pack_into(RECORD_FORMAT, buffer.memory, 0, *range(14), OK)
+        >>> buffer.count, buffer.number("label", name="compute"), buffer.number("label", name="compute")
+        (1, 0, 0)
+        >>> buffer.close()
+    """
+
+    def __init__(self, directory: Path | str, rank: int, *, max_records: int) -> None:
+        self._lock = Lock()
+        self._numbers: dict[str, dict[str, int]] = {}
+        self.entries: dict[str, list[dict[str, Any]]] = {}  # what each number of a table means
+        self._capacity = 0  # records that the file has room for
+        self._max_records = max_records
+        self._closed = False
+        events_path = Path(directory, f"rank-{rank}.events")
+        try:
+            events_path.parent.mkdir(parents=True, exist_ok=True)
+            for path in (events_path, events_path.with_suffix(".names")):
+                path.unlink(missing_ok=True)  # rather than cut it: whoever has mapped the one of an earlier recording would crash
+            self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            self.memory = self._extend(min(FIRST_CHUNK, max_records))
+        except OSError as error:
+            raise TraceFileError(
+                f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
+                "Choose another path or free some space."
+            ) from error
+
+    def _extend(self, capacity: int) -> mmap.mmap:
+        """Gives the file room for ``capacity`` records and maps it whole. A full disk shows here, as an error, and nowhere else."""
+        start, length = self._capacity * RECORD_BYTES, (capacity - self._capacity) * RECORD_BYTES
+        if hasattr(os, "posix_fallocate"):  # not on macOS and Windows, where writing has to do
+            os.posix_fallocate(self._events, start, length)
+        # Zeros are there already, but writing them makes the pages known: the first touch of each through the map costs a fifth.
+        os.lseek(self._events, start, os.SEEK_SET)
+        zeros = memoryview(bytes(length))
+        while zeros:
+            zeros = zeros[os.write(self._events, zeros) :]
+        self._capacity = capacity
+        # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
+        memory = mmap.mmap(self._events, capacity * RECORD_BYTES)
+        try:
+            memory.madvise(_POPULATE, start, length)  # map the pages now, at once, rather than one by one in the middle of operations
+        except (AttributeError, OSError, ValueError):
+            pass  # not Linux, or one before 5.14
+        return memory
+
+    def grow(self, offset: int) -> mmap.mmap | None:
+        """Makes room for the record at ``offset``.
+
+        Args:
+            offset: in bytes from the start of the file.
+
+        Returns:
+            The map to write it to; None where the array has its largest size, or is closed.
+
+        Raises:
+            OSError: the disk is full. What was written stays valid.
+        """
+        with self._lock:
+            if self._closed or offset >= self._max_records * RECORD_BYTES:
+                return None
+            while offset >= self._capacity * RECORD_BYTES:
+                self.memory = self._extend(min(self._capacity + CHUNK, self._max_records))
+            return self.memory
+
+    @property
+    def count(self) -> int:
+        """How many records have been written."""
+        return int(np.count_nonzero(np.frombuffer(self.memory, dtype=RECORD)["status"]))
+
+    def number(self, table: str, **entry: Any) -> int:
+        """Returns the number of a name, and writes the name down when it is new.
+
+        Args:
+            table: "group", "payload", "label" or "file".
+            entry: what the table's lines hold, JSON-able.
+        """
+        key = json.dumps(entry)
+        with self._lock:
+            numbers = self._numbers.setdefault(table, {})
+            if key not in numbers:
+                # On disk before in memory: whoever reads a record that bears the number finds the name.
+                self._append({"table": table, "id": len(numbers), **entry})
+                self.entries.setdefault(table, []).append(entry)
+                numbers[key] = len(numbers)
+            return numbers[key]
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Writes down one fact about the rank; the last value of a key counts."""
+        with self._lock:
+            self._append({"table": "meta", "key": key, "value": value})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if not self._closed:
+            os.write(self._names, json.dumps(line).encode() + b"\n")  # one write a line: a kill leaves a whole line or none
+
+    def close(self) -> None:
+        """Closes the files. The map stays valid for threads that are in the middle of a record."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._events)
+                os.close(self._names)
+
+    def abandon(self) -> None:
+        """Writes nothing more, in a process that was forked from the one that does."""
+        self._lock = Lock()  # another thread may have held the old one when the process was forked
+        self._closed = True
+
+
+_PEER, _STATUS = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
+_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
+_UNSET: Final[Any] = object()
+_NO_OPS: Final[Mapping[str, int]] = {}
+
+# Globals rather than variables of the closures, which Python copies at every call.
+_now: Final = time.monotonic_ns
+_thread_of: Final = threading.get_ident
+_frame_at: Final = sys._getframe
+_pack_record: Final = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
+_pack_rank: Final = struct.Struct("<i").pack_into
+
+# The stage and the microbatch of the innermost span, joined.
+meaning: Final[ContextVar[int]] = ContextVar("ringsim_meaning", default=NONE)
+_meaning_of: Final = meaning.get
+# The label of the operations that are posted now, where whoever calls them gave one: the name they have in the log.
+label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
+_label_of: Final = label_in_force.get
+
+
+class HotPath(NamedTuple):
+    """The functions, to be bound once by whoever shows operations to a recorder. A slot is the place of a record.
+
+    Attributes:
+        make_post: ``make_post(op, ops={}, poster=None, blocking=None, status=IN_FLIGHT)`` makes the function that begins operations of one
+            kind, ``post(group, peer, tag, payload, label=None) -> slot``. It is called by a hook that the library, or the user, called;
+            the line is the user's, and the label the one in force where none is given. The slot is None once recording has stopped.
+            ``op`` is the operation's code; where a frame of the library's speaking file (see ``CallSites``) on the way to the user bears
+            a name in ``ops``, the code there is the better one. ``poster`` and ``blocking``, which calls it, are the library's functions
+            on the two commonest ways. ``status`` is the one that a record has from the beginning: ERROR for what is refused at once.
+        make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
+            it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
+            is called instead. ``failed(self)`` is called when ``call`` raises; where it raises, the record stays as it is: the wait was
+            cut short, the operation is not done.
+        begin_wait: ``begin_wait(slot)``: the program begins to wait.
+        finish: ``finish(slot)``: the operation is done.
+        finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
+        fail: ``fail(slot)``: it raised.
+        set_times: ``set_times(slot, wait_ns, done_ns)``: of a finished one it is known better when it began to block, and when it was done.
+            Neither is before the program's own call, which caused it: what says so is inexact, and is set right.
+        set_peer: ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
+        skip: ``skip() -> slot`` takes a slot that stays empty: what is posted from now on has a later one.
+        detach: ``detach()``: what is written from now on goes nowhere, not even to the records that there are.
+    """
+
+    make_post: Callable[..., Callable[..., int | None]]
+    make_wait: Callable[..., Callable[..., Any]]
+    begin_wait: Callable[[int], None]
+    finish: Callable[[int], None]
+    finish_at_once: Callable[[int], None]
+    fail: Callable[[int], None]
+    set_times: Callable[[int, int, int], None]
+    set_peer: Callable[[int, int], None]
+    skip: Callable[[], int]
+    detach: Callable[[], None]
+
+
+def _fit(value: Any) -> int:
+    """Returns a peer or tag as it can be written down: NONE for what no column holds (the library itself will refuse it)."""
+    return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
+
+
+def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> HotPath:
+    """Makes the functions that write records.
+
+    A slot is a record's place counted in words of 8 bytes, so that its times are ``words[slot + 1]`` and ``words[slot + 2]``. Where
+    neighbouring columns are known together they are written as one: wait_ns and done_ns, stage and microbatch, op and status.
+
+    Args:
+        memory: where the records go, a writable buffer.
+        grow: given an offset in bytes, returns the buffer that has room for a record there, None where there is none.
+        sites: what each source file is.
+    """
+    words = memoryview(memory).cast("B").cast("q")
+    place_of = sites.places.get
+    claim = itertools.count(step=RECORD_BYTES // 8).__next__  # atomic: every thread gets slots of its own
+
+    def make_post(
+        op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None, status: int = IN_FLIGHT
+    ) -> Callable[..., int | None]:
+        posted = op | status << 16  # the column after op
+        posted_as = {name: code | status << 16 for name, code in ops.items()}
+        poster_code = poster and poster.__code__
+        blocking_code, blocking_depth, blocking_posted = None, 0, posted
+        if blocking:
+            function, blocking_depth = blocking, 4  # post, hook, poster, blocking, and then the decorators
+            while hasattr(function, "__wrapped__"):
+                function, blocking_depth = function.__wrapped__, blocking_depth + 1
+            blocking_code, blocking_posted = function.__code__, posted_as[blocking.__name__]
+
+        def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
+            nonlocal memory, words
+            state = posted
+            frame: Any
+            try:
+                frame = innermost = _frame_at(2)
+                code = frame.f_code
+                if code is poster_code:  # the two commonest ways to come here, without a look-up
+                    frame = frame.f_back
+                    code = frame.f_code
+                    if code is blocking_code:
+                        state = blocking_posted
+                        frame = _frame_at(blocking_depth)
+                        code = frame.f_code
+            except (ValueError, AttributeError):  # a thread that begins in the library: no frame is the user's
+                frame = innermost = _frame_at(1)
+                code = frame.f_code
+            place = place_of(id(code) + frame.f_lasti)
+            while place is None:
+                try:
+                    file = sites[code.co_filename]
+                except KeyError:
+                    file = sites.learn(code.co_filename)
+                if file >= 0:
+                    place = place_of(id(code) + frame.f_lasti) or sites.learn_place(frame)
+                    break
+                if file == SPEAKER:
+                    state = posted_as.get(code.co_name, state)
+                frame = frame.f_back
+                if frame is None:
+                    place = sites.find_stand_in(innermost)
+                    break
+                code = frame.f_code
+            file, line = place
+            slot = claim()
+            if label is None:
+                label = _label_of()
+            about = _meaning_of()
+            thread = _thread_of()
+            try:
+                _pack_record(memory, slot * 8, _now(), _NOT_YET, thread, group, payload, label, file, line, peer, tag, about, state)
+            except struct.error:
+                grown = grow(slot * 8)
+                if grown is None:
+                    return None
+                words = memoryview(grown).cast("B").cast("q")  # before `memory`: who finds room there finds it here
+                memory = grown
+                values = (thread, group, payload, label, file, line, _fit(peer), _fit(tag), about, state)
+                _pack_record(memory, slot * 8, _now(), _NOT_YET, *values)
+            return slot
+
+        return post
+
+    def make_wait(
+        call: Callable[..., Any], take: Callable[..., int | None], otherwise: Callable[..., Any], failed: Callable[[Any], None]
+    ) -> Callable[..., Any]:
+        def wait(self: Any, timeout: Any = _UNSET) -> Any:
+            slot = take(self, None)
+            if slot is None:
+                return otherwise(self) if timeout is _UNSET else otherwise(self, timeout)
+            words[slot + 1] = _now()
+            try:
+                result = call(self) if timeout is _UNSET else call(self, timeout)
+            except BaseException:
+                failed(self)
+                fail(slot)
+                raise
+            words[slot + 2] = _now()
+            memory[slot * 8 + _STATUS] = OK
+            return result
+
+        return wait
+
+    def begin_wait(slot: int) -> None:
+        words[slot + 1] = _now()
+
+    def finish(slot: int) -> None:
+        words[slot + 2] = _now()
+        memory[slot * 8 + _STATUS] = OK
+
+    def finish_at_once(slot: int) -> None:
+        words[slot + 1] = words[slot]
+        finish(slot)
+
+    def fail(slot: int) -> None:
+        words[slot + 2] = _now()
+        memory[slot * 8 + _STATUS] = ERROR
+
+    def set_times(slot: int, wait_ns: int, done_ns: int) -> None:
+        words[slot + 1] = wait_ns = max(wait_ns, words[slot + 1])
+        words[slot + 2] = max(done_ns, wait_ns, words[slot + 2])
+
+    def set_peer(slot: int, peer: int) -> None:
+        _pack_rank(memory, slot * 8 + _PEER, peer)
+
+    def skip() -> int:
+        slot = claim()
+        if slot * 8 < len(memory):
+            words[slot] = NONE  # a reader that follows sees that nothing will come here
+        return slot
+
+    def detach() -> None:
+        nonlocal memory, words
+        memory = bytearray(memory)
+        words = memoryview(memory).cast("q")
+
+    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_times, set_peer, skip, detach)
+
+
+LOST_PEER: Final = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "closed the connection",
+    "Failed to recv",
+    "failed to recv",
+    "Socket is closed",
+)  # how torch words an error of a rank whose peer is gone
+
+
+def fail_posting(hot: HotPath, slot: int, error: BaseException) -> bool:
+    """Completes the record of an operation that raised when it was posted.
+
+    Args:
+        hot: of the recorder that has the record.
+        slot: where the record is.
+        error: what was raised.
+
+    Returns:
+        Whether the operation was refused: False where its peer is gone.
+    """
+    lost = any(words in str(error) for words in LOST_PEER)
+    if lost:
+        hot.begin_wait(slot)
+    hot.fail(slot)
+    return not lost

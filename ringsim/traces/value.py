@@ -1,20 +1,28 @@
-"""What a run leaves behind: one value, whether it came from real ranks, from the simulator or from a file."""
+"""What a run leaves behind: one value, whether it came from real ranks, from the simulator or from a file.
+
+A trace as pandas tables.
+
+``events``, one row an event, and ``messages``, one row a message; the columns stand below, in order. Words are categoricals. What does
+not apply, or has not come yet, is NA, never -1: a duration reckoned from it is NA too, not a wrong number. Times are ns from the start
+of the run. ``message_id`` of an event is the row of its message in the other table.
+
+A trace in words: a few lines for a terminal, one sentence for those who cannot see its picture.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.arguments import say
-from ringsim.errors import ArgumentError
-from ringsim.traces import frames, summary
-from ringsim.traces.events import COLUMN_DTYPES, Events
-from ringsim.traces.matching import Messages, Unmatched, describe_unmatched, match
-from ringsim.traces.reached import bundle, reach
-from ringsim.traces.waits import Waits, split_waits
+from ringsim.errors import ArgumentError, say
+from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
+from ringsim.traces.lazy import bundle, resolve
+from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
+from ringsim.traces.steps import Bubble, PeakActivations, bubble, count_steps, peak_activations
+from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -22,12 +30,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from ringsim.diagnose.finding import Diagnosis
     from ringsim.traces.bandwidths import Bandwidths
-    from ringsim.traces.bubbles import Bubble
-    from ringsim.traces.live_activations import PeakActivations
+    from ringsim.traces.findings import Diagnosis
 
-__all__ = ["Trace", "check_trace"]
+__all__ = ["EVENT_COLUMNS", "MESSAGE_COLUMNS", "Trace", "check_trace", "count", "describe", "summarise", "to_pandas"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,7 +99,7 @@ class Trace:
         """Gives the trace as a table.
 
         Args:
-            which: "events" for one row an event, "messages" for one row a message. ``ringsim.traces.frames`` lists the columns.
+            which: "events" for one row an event, "messages" for one row a message. ``ringsim.traces.value`` lists the columns.
 
         Returns:
             A new pandas DataFrame.
@@ -101,7 +107,7 @@ class Trace:
         Raises:
             ArgumentError: ``which`` names no table.
         """
-        return frames.to_pandas(self, which)
+        return to_pandas(self, which)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the trace to one file, usually ``*.ringtrace``, all of it or nothing; ``ringsim.load`` reads it.
@@ -114,31 +120,31 @@ class Trace:
         Raises:
             TraceFileError: the file cannot be written.
         """
-        reach("save")(self, path)
+        resolve("save")(self, path)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Writes the trace as ui.perfetto.dev opens it, usually ``*.pftrace``; ``ringsim.exchange.perfetto`` says what it shows."""
-        reach("to_perfetto")(self, path)
+        resolve("to_perfetto")(self, path)
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
         """Writes the trace in Chrome's Trace Event Format, usually ``*.json``; ``ringsim.exchange.chrome`` says what it shows."""
-        reach("to_chrome")(self, path)
+        resolve("to_chrome")(self, path)
 
     def to_goal(self, path: str | PathLike[str]) -> None:
         """Writes the trace as a program for LogGOPSim and ATLAHS, usually ``*.goal``; ``ringsim.exchange.goal`` says what is in it."""
-        reach("to_goal")(self, path)
+        resolve("to_goal")(self, path)
 
     def to_chakra(self, directory: str | PathLike[str]) -> None:
         """Writes the trace as Chakra execution traces, a file a rank; ``ringsim.exchange.chakra`` says what is in them."""
-        reach("to_chakra")(self, directory)
+        resolve("to_chakra")(self, directory)
 
     def to_otf2(self, directory: str | PathLike[str]) -> None:
         """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2`` says what is in it."""
-        reach("to_otf2")(self, directory)
+        resolve("to_otf2")(self, directory)
 
     def plot_ring(self, *, ax: Axes | None = None) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
-        axes: Axes = reach("plot_ring")(self, ax=ax)
+        axes: Axes = resolve("plot_ring")(self, ax=ax)
         return axes
 
     def plot_timeline(self, *, step: int | None = None, ax: Axes | None = None) -> Axes:
@@ -154,12 +160,12 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        axes: Axes = reach("plot_timeline")(self, step=step, ax=ax)
+        axes: Axes = resolve("plot_timeline")(self, step=step, ax=ax)
         return axes
 
     def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
         """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
-        axes: Axes = reach("plot_bandwidth")(self, curve=curve, ax=ax)
+        axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax)
         return axes
 
     def bubble(self, step: int | None = None) -> Bubble:
@@ -174,8 +180,7 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        measured: Bubble = reach("bubble")(self, step)
-        return measured
+        return bubble(self, step)
 
     def peak_activations(self, step: int | None = None) -> PeakActivations:
         """Counts the most activations that each rank of a pipeline held at a time in one step, beside what the closed form says.
@@ -189,21 +194,20 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        measured: PeakActivations = reach("peak_activations")(self, step)
-        return measured
+        return peak_activations(self, step)
 
     def explain(self) -> Diagnosis:
         """Says why the run ended as it did, or what made it slow; printing what it returns gives sentences, ``plot()`` a picture."""
-        diagnosis: Diagnosis = reach("explain")(self)
+        diagnosis: Diagnosis = resolve("explain")(self)
         return diagnosis
 
     def summary(self) -> str:
         """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing."""
-        return summary.summarise(self)
+        return summarise(self)
 
     def describe(self) -> str:
         """Returns the trace in one sentence, for those who cannot see its picture."""
-        return summary.describe(self)
+        return describe(self)
 
     def __repr__(self) -> str:
         """Returns the summary."""
@@ -239,3 +243,266 @@ def check_trace(name: str, value: object) -> None:
     """
     if not isinstance(value, Trace):
         raise ArgumentError(f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or load returns.")
+
+
+EVENT_COLUMNS: Final = (
+    "run", "rank", "thread", "seq", "kind", "op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "stage", "microbatch",
+    "label", "file", "line", "post_ns", "wait_ns", "done_ns", "status", "message_id",
+)  # fmt: skip
+MESSAGE_COLUMNS: Final = (
+    "src", "dst", "tag", "group", "size_bytes", "dtype", "shape", "send_post_ns", "send_done_ns", "recv_post_ns", "recv_done_ns",
+    "late_sender_ns", "late_receiver_ns", "transfer_ns", "stage", "microbatch",
+)  # fmt: skip
+
+
+def to_pandas(trace: Trace, which: str = "events") -> pd.DataFrame:
+    """Makes a table of a trace.
+
+    Args:
+        trace: the trace.
+        which: "events" or "messages".
+
+    Returns:
+        A new DataFrame with the columns ``EVENT_COLUMNS`` or ``MESSAGE_COLUMNS``. ``shape`` reads "4x1024", and "" for a scalar.
+        ``peer`` is NA for a recv from any source that has not met its sender. In the messages, ``late_sender_ns`` is how long the
+        receiver was blocked before the send was posted, ``late_receiver_ns`` the reverse, and ``transfer_ns`` the time from the
+        later of the two posts to the end of the recv, NA while it has not ended.
+
+    Raises:
+        ArgumentError: ``which`` names no table.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
+        ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+        >>> to_pandas(Trace(events, {}), "messages")[["src", "dst", "transfer_ns"]]
+           src  dst  transfer_ns
+        0    0    1         3000
+    """
+    if which == "events":
+        return _events(trace)
+    if which == "messages":
+        return _messages(trace)
+    raise ArgumentError(f'which must be "events" or "messages", got {which!r}. Choose one of the two tables.')
+
+
+def _events(trace: Trace) -> pd.DataFrame:
+    import pandas as pd
+
+    events, messages, tables = trace.events, trace.messages, trace.events.tables
+    message_id = np.full(len(events), NONE, dtype=np.int64)
+    message_id[messages.send] = message_id[messages.recv] = np.arange(len(messages))
+    peer = np.where(events.peer == ANY_SOURCE, NONE, events.peer)
+    dtype, shape = _payload_words(tables)
+    columns: dict[str, Any] = {
+        "run": _words(np.zeros(len(events), dtype=np.int8), [str(trace.metadata.get("run_id", ""))]),
+        "rank": events.rank,
+        "thread": events.thread,
+        "seq": events.seq,
+        "kind": _words(events.kind, KIND_NAMES),
+        "op": _words(events.op, OP_NAMES),
+        "group": _words(events.group, [group.name for group in tables.groups]),
+        "peer": _numbers(peer),
+        "tag": _numbers(events.tag),
+        "size_bytes": _numbers(events.size_bytes),
+        "dtype": _words(events.payload, dtype),
+        "shape": _words(events.payload, shape),
+        "stage": _numbers(events.stage),
+        "microbatch": _numbers(events.microbatch),
+        "label": _words(events.label, tables.labels),
+        "file": _words(events.file, tables.files),
+        "line": _numbers(events.line),
+        "post_ns": events.post_ns,
+        "wait_ns": _numbers(events.wait_ns),
+        "done_ns": _numbers(events.done_ns),
+        "status": _words(events.status, STATUS_NAMES),
+        "message_id": _numbers(message_id),
+    }
+    return pd.DataFrame({name: columns[name] for name in EVENT_COLUMNS}, copy=True)
+
+
+def _messages(trace: Trace) -> pd.DataFrame:
+    import pandas as pd
+
+    events, messages, waits = trace.events, trace.messages, trace.waits
+    send, recv = messages.send, messages.recv
+    dtype, shape = _payload_words(events.tables)
+    recv_done = events.done_ns[recv]
+    both_posted = np.maximum(events.post_ns[send], events.post_ns[recv])
+    columns: dict[str, Any] = {
+        "src": messages.src,
+        "dst": messages.dst,
+        "tag": _numbers(messages.tag),
+        "group": _words(messages.group, [group.name for group in events.tables.groups]),
+        "size_bytes": _numbers(events.size_bytes[send]),
+        "dtype": _words(messages.payload, dtype),
+        "shape": _words(messages.payload, shape),
+        "send_post_ns": events.post_ns[send],
+        "send_done_ns": _numbers(events.done_ns[send]),
+        "recv_post_ns": events.post_ns[recv],
+        "recv_done_ns": _numbers(recv_done),
+        "late_sender_ns": waits.late_sender_ns[recv],
+        "late_receiver_ns": waits.late_receiver_ns[send],
+        "transfer_ns": _numbers(np.where(recv_done == NONE, NONE, np.maximum(recv_done - both_posted, 0))),
+        "stage": _numbers(messages.stage),
+        "microbatch": _numbers(messages.microbatch),
+    }
+    return pd.DataFrame({name: columns[name] for name in MESSAGE_COLUMNS}, copy=True)
+
+
+def _numbers(values: Ints) -> pd.api.extensions.ExtensionArray:
+    """Makes a nullable column (Int32 or Int64) in which -1 is NA."""
+    import pandas as pd
+
+    return pd.arrays.IntegerArray(np.array(values), values == NONE)
+
+
+def _words(codes: Ints, names: Any) -> pd.Categorical:
+    """Makes a categorical of ``names[code]``, NA for -1 and for a name of None; names that several codes share become one category."""
+    import pandas as pd
+
+    unique = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    number_of = np.array([unique.get(name, NONE) for name in names] + [NONE], dtype=np.int64)
+    return pd.Categorical.from_codes(number_of[codes], categories=pd.Index(list(unique), dtype="str"))
+
+
+def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
+    """Returns the dtype and the shape of each payload as words, None for one that carries nothing (a barrier's)."""
+    dtypes = [payload.dtype or None for payload in tables.payloads]
+    return dtypes, ["x".join(map(str, payload.shape)) if payload.dtype else None for payload in tables.payloads]
+
+
+_SHOWN = 3  # lines of one sort before "and n more"
+
+
+def summarise(trace: Trace) -> str:
+    """Returns the summary that a terminal shows.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> tables = Tables(payloads=(Payload("float32", (1024,), 4096),))
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
+        ...                       "tag": [0, 0], "payload": [0, 0], "post_ns": [500, 0], "wait_ns": [500, 0],
+        ...                       "done_ns": [2000, 3000]}, tables)
+        >>> print(summarise(Trace(events, {"world_size": 2, "source": "measured", "backend": "gloo"})))
+        Trace of 2 ranks (measured, gloo)
+          messages      1 message, 4 KiB, 2 events in 3 µs
+          busiest edge  0 -> 1: 1 message, 4 KiB
+          longest wait  rank 1 waited 500 ns in recv for rank 0 to send
+          unmatched     none
+    """
+    events, metadata = trace.events, trace.metadata
+    about = ", ".join(str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key))
+    total = int(np.maximum(events.size_bytes[trace.messages.send], 0).sum())
+    lines = [
+        f"Trace of {count(trace.world_size, 'rank')}" + (f" ({about})" if about else ""),
+        f"  messages      {count(len(trace.messages), 'message')}, {bytes_text(total)}, {_events_in_time(trace)}",
+    ]
+    edge = _busiest_edge(trace)
+    if edge is not None:
+        others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
+        lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
+        lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
+    if count_steps(events):
+        lines.append(f"  pipeline      {_last_step(trace)}")
+    unmatched = trace.unmatched
+    lines.append(f"  unmatched     {count(len(unmatched), 'operation') if unmatched else 'none'}")
+    lines += _some([f"    {operation!r}" for operation in unmatched])
+    lines += _some([f"  note: {note}" for note in metadata.get("notes", ())])
+    lines += _some([f"  not recorded: {what}" for what in metadata.get("not_recorded", ())])
+    return "\n".join(lines)
+
+
+def describe(trace: Trace) -> str:
+    """Returns one sentence that says what a picture of the trace shows: its alternative text.
+
+    Example:
+        >>> from ringsim.traces.events import make_events
+        >>> from ringsim.traces.value import Trace
+        >>> describe(Trace(make_events({"rank": [], "op": []}), {"world_size": 4}))
+        'Trace of 4 ranks that exchanged no message in 0 ns.'
+    """
+    number = len(trace.messages)
+    exchanged = count(number, "message") if number else "no message"
+    sentence = f"Trace of {count(trace.world_size, 'rank')} that exchanged {exchanged} in {time_text(trace.makespan_s * 1e9)}"
+    edge = _busiest_edge(trace)
+    if edge is not None and not edge.equals:
+        sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"
+    wait = _longest_wait(trace)
+    if wait is not None:
+        sentence += f"; the longest wait: {wait}"
+    if count_steps(trace.events):
+        sentence += f"; {_last_step(trace)}"
+    if trace.unmatched:
+        sentence += f"; {count(len(trace.unmatched), 'operation')} without a partner"
+    return sentence + "."
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
+
+    Example:
+        >>> count(1, "rank"), count(12000, "message")
+        ('1 rank', '12,000 messages')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _events_in_time(trace: Trace) -> str:
+    return f"{count(len(trace.events), 'event')} in {time_text(trace.makespan_s * 1e9)}"
+
+
+def _last_step(trace: Trace) -> str:
+    """Returns what a pipeline's last step was, and its bubble, in words."""
+    measured = bubble(trace)
+    said = f"{count(count_steps(trace.events), 'step')}, the last one of {measured.schedule}: bubble {100 * measured.of_total:.0f} %"
+    return said if measured.closed_form is None else f"{said} (closed form {100 * measured.closed_form.of_total:.0f} %)"
+
+
+class _Edge(NamedTuple):
+    """What went from ``src`` to ``dst``, and how many other edges carried exactly as much."""
+
+    src: int
+    dst: int
+    number: int
+    total_bytes: int
+    equals: int
+
+
+def _busiest_edge(trace: Trace) -> _Edge | None:
+    """Returns the edge that carried most bytes, None where there are no messages; of several alike, that of the lowest ranks."""
+    messages = trace.messages
+    if len(messages) == 0:
+        return None
+    edges, edge_of, number = np.unique(messages.src.astype(np.int64) << 32 | messages.dst, return_inverse=True, return_counts=True)
+    total = np.zeros(len(edges), dtype=np.int64)
+    np.add.at(total, edge_of, np.maximum(trace.events.size_bytes[messages.send], 0))
+    best = int(np.lexsort((-number, -total))[0])
+    equals = int(np.count_nonzero((total == total[best]) & (number == number[best]))) - 1
+    return _Edge(int(edges[best]) >> 32, int(edges[best]) & 0xFFFFFFFF, int(number[best]), int(total[best]), equals)
+
+
+def _longest_wait(trace: Trace) -> str | None:
+    """Returns who waited longest for whom, in words, None where nobody waited for a partner."""
+    waits, messages = trace.waits, trace.messages
+    if len(messages) == 0:
+        return None
+    late_sender, late_receiver = waits.late_sender_ns[messages.recv], waits.late_receiver_ns[messages.send]
+    worst = int(np.argmax(np.maximum(late_sender, late_receiver)))
+    by_sender = late_sender[worst] >= late_receiver[worst]
+    longest = int(max(late_sender[worst], late_receiver[worst]))
+    if longest == 0:
+        return None
+    src, dst = int(messages.src[worst]), int(messages.dst[worst])
+    waiter, late, verb, index = (dst, src, "send", messages.recv[worst]) if by_sender else (src, dst, "receive", messages.send[worst])
+    events = trace.events
+    file = events.file[index]
+    place = f" ({events.tables.files[file]}:{events.line[index]})" if file != NONE else ""
+    return f"rank {waiter} waited {time_text(longest)} in {OP_NAMES[events.op[index]]}{place} for rank {late} to {verb}"
+
+
+def _some(lines: list[str]) -> list[str]:
+    """Returns the first lines, and how many more there are."""
+    return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"    ... and {len(lines) - _SHOWN} more"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch.ranks import get_launcher
 
 
 @pytest.fixture(scope="module")

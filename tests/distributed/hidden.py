@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ringsim.comm.handle import Handle
-from ringsim.comm.torch_backend import TorchBackend
+from ringsim.comm.backend import TorchBackend
+from ringsim.comm.built import Handle
 
 
 class Hiding(TorchBackend):

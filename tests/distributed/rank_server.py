@@ -64,7 +64,7 @@ class RankServer:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Returns a port that is free now."""
-    from ringsim.rendezvous import listen
+    from ringsim.comm.bootstrap import listen
 
     with listen(host, 0) as listener:
         port: int = listener.getsockname()[1]

@@ -16,8 +16,8 @@ from verdicts import never_ends, verdict
 import ringsim
 from ringsim import check
 from ringsim.check import examination
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import ArgumentError
+from ringsim.traces.findings import Diagnosis
 
 pytestmark = pytest.mark.timeout(60)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest

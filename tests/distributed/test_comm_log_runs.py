@@ -21,7 +21,7 @@ from rank_server import RankServer, results
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.comm import log_gather
+from ringsim.comm import log
 from ringsim.state import get_state
 
 pytestmark = pytest.mark.timeout(90)
@@ -169,7 +169,7 @@ def one_stays_away(directory: str, rank: int, size: int) -> Any:
         time.sleep(3)
         return None
     dist.configure(enabled=False)
-    table = log_gather.gather(get_state().stopped_log.kept[0], rank, size, wait_s=1.0)  # type: ignore[union-attr]
+    table = log.gather(get_state().stopped_log.kept[0], rank, size, wait_s=1.0)  # type: ignore[union-attr]
     return counts(table), table.ranks, table.notes
 
 

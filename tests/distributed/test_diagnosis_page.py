@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import ringsim
-from ringsim.diagnose.finding import KINDS
 from ringsim.errors import RingError
+from ringsim.traces.findings import KINDS
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -15,7 +15,7 @@ from hidden import CASES, Hiding, Scene
 
 import ringsim
 from ringsim import comm
-from ringsim.comm.fallbacks import FALLBACKS
+from ringsim.comm.functions import FALLBACKS
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
 
@@ -213,7 +213,7 @@ def test_everything_that_communicates_can_be_built() -> None:
 
 
 def test_reduction_that_cannot_be_built_is_named() -> None:
-    from ringsim.comm.reductions import reduce_parts
+    from ringsim.comm.built import reduce_parts
 
     with pytest.raises(ArgumentError, match=r"op must be one of SUM, AVG, .*"):
         reduce_parts([torch.ones(1)], "PREMUL_SUM")

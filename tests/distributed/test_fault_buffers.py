@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ringsim
 from ringsim.errors import ArgumentError, RingError
-from ringsim.traces.notices import read_notice
+from ringsim.traces.events import read_notice
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_behind")]
 LIMIT_S = 40

@@ -17,8 +17,8 @@ import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import Deadlock, MessageMismatch, RankFailed, RingError
+from ringsim.traces.findings import Diagnosis
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import ringsim
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import RankFailed, RingError, RunTimeout
+from ringsim.traces.findings import Diagnosis
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import ringsim
-from ringsim.diagnose.finding import Diagnosis
 from ringsim.errors import RunTimeout
+from ringsim.traces.findings import Diagnosis
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 

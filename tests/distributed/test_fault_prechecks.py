@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 import ringsim
 from ringsim.errors import ArgumentError, MessageMismatch, PeerExited, RingError
-from ringsim.traces.events import ERROR, MARK, OP_NAMES
-from ringsim.traces.notices import read_notice
+from ringsim.traces.events import ERROR, MARK, OP_NAMES, read_notice
 from ringsim.traces.value import Trace
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_behind")]

@@ -9,7 +9,7 @@ import pytest
 
 import ringsim
 from ringsim.errors import ArgumentError, RankFailed
-from ringsim.injections import jitter_of, slowed_by
+from ringsim.faults import jitter_of, slowed_by
 from ringsim.traces.events import COLLECTIVE, SPAN
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
@@ -193,7 +193,7 @@ def test_each_rank_draws_its_jitter_in_the_order_of_its_computations() -> None:
     inject = [ringsim.Jitter(0.5, seed=11), ringsim.Slow(1, 2)]
 
     def worker() -> list[float]:
-        from ringsim.computing import stretch
+        from ringsim.compute_costs import stretch
 
         return [stretch(1.0) for _ in range(3)]
 

@@ -17,7 +17,7 @@ from launching import running_script
 
 import ringsim
 from ringsim.errors import PeerExited, RankFailed, RingError
-from ringsim.launch.rank_set import EXIT_S
+from ringsim.launch.ranks import EXIT_S
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 

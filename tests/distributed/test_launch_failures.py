@@ -16,7 +16,7 @@ from launching import pass_round
 
 import ringsim
 from ringsim.errors import Interrupted, RankFailed, RunTimeout
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch.ranks import get_launcher
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 

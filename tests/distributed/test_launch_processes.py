@@ -19,10 +19,9 @@ from launching import pass_round, running_script
 
 import ringsim
 from ringsim.errors import Deadlock, RankFailed
-from ringsim.launch import launcher
-from ringsim.launch.config import Kind, start_environment
-from ringsim.launch.forked import ForkedRanks, ForkServer
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch import ranks
+from ringsim.launch.job import Kind, start_environment
+from ringsim.launch.ranks import ForkedRanks, ForkServer, get_launcher
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -164,7 +163,7 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
 
 
 def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "has_fork_server", lambda: False)
+    monkeypatch.setattr(ranks, "has_fork_server", lambda: False)
     trace = ringsim.trace(pass_round, world_size=2, kwargs={"step": 3.0})
     assert trace.results == [4.0, 3.0]
     assert len(trace.to_pandas("messages")) == 2

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import ringsim
-from ringsim.launch.launcher import get_launcher
+from ringsim.launch.ranks import get_launcher
 
 HERE, THERE = "198.51.100.1", "198.51.100.2"  # of the two machines, which nobody else sees
 PROGRAM = Path(__file__).with_name("reachable_ports.py")

@@ -12,7 +12,7 @@ from ringsim.pipeline import make_schedule, train_step_pipeline
 from ringsim.pipeline.training import eval_step_pipeline
 from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.schedules.closed_forms import Step
-from ringsim.traces.stages import count_steps, find_step
+from ringsim.traces.steps import count_steps, find_step
 
 NAMES = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
 NUM_MICROBATCHES = 8

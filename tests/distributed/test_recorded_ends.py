@@ -20,7 +20,7 @@ from rank_server import RankServer
 from test_recording import join
 
 import ringsim
-from ringsim.launch.block_ends import gather_ends, hold_back_sigterm
+from ringsim.launch.recording import gather_ends, hold_back_sigterm
 
 pytestmark = pytest.mark.timeout(90)
 

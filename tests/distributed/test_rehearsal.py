@@ -10,7 +10,7 @@ import pytest
 import ringsim
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import Costs, lower, make_schedule, rehearse
-from ringsim.traces.stages import find_step
+from ringsim.traces.steps import find_step
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rank_server import Ended, RankServer, free_port
 
-from ringsim import rendezvous
+from ringsim.comm import bootstrap
+from ringsim.comm.bootstrap import listen
 from ringsim.errors import ArgumentError, RendezvousFailed
-from ringsim.rendezvous import listen
 from ringsim.ring import current_ring, destroy_distributed, initialize_distributed
 
 pytestmark = pytest.mark.timeout(60)
@@ -114,7 +114,7 @@ def test_under_torchrun_the_agents_store_is_used_again_and_again(server: RankSer
     """Torchrun keeps a store at MASTER_PORT itself, so rank 0 must not try to listen there."""
     listener = listen(HERE, 0)
     port = listener.getsockname()[1]
-    store = rendezvous.host(listener, LONG_S)
+    store = bootstrap.host(listener, LONG_S)
     environment = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0"}
     for _ in range(2):
         met(server.run(join, [(port, 3, rank) for rank in range(3)], environment=environment))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from rank_server import RankServer, free_port, results
 
-import ringsim.ring_building
+import ringsim.ring.groups
 from ringsim.errors import RendezvousFailed
 from ringsim.ring import current_ring, destroy_distributed, initialize_distributed
 
@@ -75,7 +75,7 @@ def fail_while_building(port: int, rank: int, how: str) -> None:
         raise RuntimeError("no route to anybody\nsecond line")
 
     if rank == 1:
-        ringsim.ring_building.build_pair_groups = fail  # type: ignore[assignment]
+        ringsim.ring.groups.build_pair_groups = fail  # type: ignore[assignment]
     initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=2)
 
 

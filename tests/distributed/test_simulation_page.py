@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringsim.cli.description import read_description
-from ringsim.cli.toml_table import TomlTable
+from ringsim.cli.description import TomlTable, read_description
 from ringsim.schedules.closed_forms import Step
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"

@@ -1,0 +1,200 @@
+"""``ringsim trace``: an unmodified script of ``torch.distributed`` on N ranks, recorded.
+
+``ringsim show``: what a trace file says, in words, in pictures and in the files of other tools.
+
+``ringsim explain``: why a run ended as it did, of a trace file or of a script that is run for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import ringsim
+from ringsim.cli.verb import Verbs, add_verb, write_pictures
+from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.launch.job import CHECKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ringsim.traces.findings import Diagnosis
+    from ringsim.traces.value import Trace
+
+
+def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb to the command line."""
+    parser = add_verb(
+        verbs,
+        "trace",
+        "run a torch.distributed script on N ranks, as torchrun would, and record it",
+        "ringsim trace -n 4 -o run.ringtrace train.py --steps 10",
+        run_trace,
+    )
+    add_rank_options(parser)
+    parser.add_argument("-o", "--out", type=Path, default=None, metavar="FILE", help="trace file to write (default: SCRIPT.ringtrace)")
+    parser.add_argument("script", metavar="SCRIPT", help="the script; what follows are its own arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the ranks that a script runs on."""
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the ranks compute on (default: cpu)")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the run after this long")
+    parser.add_argument(
+        "--check",
+        choices=CHECKS,
+        default="basic",
+        help="which mistakes raise an error; full: also buffers used too early and handles never waited for (default: basic)",
+    )
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    """Does what the verb says; returns the exit code."""
+    out: Path = options.out or Path(Path(options.script).stem + ".ringtrace")
+    try:
+        trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
+    except (RingError, Interrupted) as error:
+        if error.trace is not None:
+            error.trace.save(out)
+            print(f"what was recorded until then: {out}")
+        raise
+    trace.save(out)
+    print(trace.summary())
+    print(f"wrote {out}")
+    return 0
+
+
+def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
+    """Runs ``options.script`` with ``options.arguments`` on the ranks that ``add_rank_options`` describes.
+
+    Args:
+        options: the parsed command line.
+        keep_at: where the ranks' records go, None for a directory that is removed.
+
+    Raises:
+        ArgumentError: there is no such script, or what an earlier run left is in the way.
+        RingError: the run failed; ``error.trace`` is what was recorded until then.
+    """
+    from ringsim.launch.api import make_kind
+    from ringsim.launch.job import pack_script
+    from ringsim.launch.run import RunOptions
+    from ringsim.launch.run import run as run_job
+
+    script = Path(options.script)
+    if not script.is_file():
+        raise ArgumentError(f"SCRIPT must be a Python file, got {options.script!r}, which is not there.")
+    if keep_at is not None and keep_at.exists():
+        file = keep_at.with_suffix("")
+        raise ArgumentError(
+            f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: ringsim show {file}. Then remove it."
+        )
+    kind = make_kind(options.ranks, options.device, 1800, ring=False)  # torch's own limit: the script sets what it wants
+    job = replace(pack_script(str(script), options.arguments, seed=0), check=options.check)
+    return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
+
+
+# The method of Trace, by the ending of the path; .chakra and .otf2 are directories.
+EXPORTS: Final = {
+    ".pftrace": "to_perfetto", ".json": "to_chrome", ".goal": "to_goal", ".chakra": "to_chakra", ".otf2": "to_otf2",
+}  # fmt: skip
+
+
+def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb to the command line."""
+    parser = add_verb(verbs, "show", "summarise a trace file, and draw it", "ringsim show demo/run.ringtrace -o pictures", run_show)
+    parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="draw ring.png and timeline.png into this directory")
+    parser.add_argument(
+        "--export",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help=f"write it for another tool, which the ending says: {', '.join(EXPORTS)}",
+    )
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Does what the verb says; returns the exit code."""
+    trace = ringsim.load(options.file)
+    print(trace.summary())
+    if options.out is not None:
+        for written in write_pictures(trace, options.out):
+            print(f"wrote {written}")
+    for path in options.export:
+        export(trace, path)
+        print(f"wrote {path}")
+    return 0
+
+
+def export(trace: Trace, path: Path) -> None:
+    """Writes a trace for the tool that the ending of the path names.
+
+    Raises:
+        ArgumentError: it names none.
+        TraceFileError: the file cannot be written.
+    """
+    if path.suffix not in EXPORTS:
+        raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {path.suffix!r} ({path}). Choose one.")
+    getattr(trace, EXPORTS[path.suffix])(path)
+
+
+def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb to the command line."""
+    parser = add_verb(
+        verbs,
+        "explain",
+        "say why a run ended as it did, or what made it slow",
+        "ringsim explain run.ringtrace\n  ringsim explain -n 4 -o waits.png train.py --steps 10",
+        run_explain,
+    )
+    add_rank_options(parser)
+    parser.add_argument("-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file")
+    parser.add_argument("script", metavar="FILE|SCRIPT", help="a trace file, or a script (.py) to run; what follows are its own arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Does what the verb says; returns the exit code: 1 where a script failed."""
+    failed = False
+    if Path(options.script).suffix == ".py":
+        try:
+            trace = run_script(options)
+        except (RingError, Interrupted) as error:
+            if error.trace is None:
+                raise
+            trace, failed = error.trace, True
+    else:
+        trace = ringsim.load(options.script)
+    print(say(trace))
+    if options.out is not None:
+        draw(trace.explain(), options.out)
+        print(f"wrote {options.out}")
+    return 1 if failed else 0
+
+
+def say(trace: Trace) -> str:
+    """Returns the diagnosis of a trace as a terminal shows it: a blank line between findings."""
+    diagnosis = trace.explain()
+    return "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
+
+
+def draw(diagnosis: Diagnosis, path: Path) -> None:
+    """Draws a diagnosis into a file.
+
+    Raises:
+        RingError: the file cannot be written.
+    """
+    import matplotlib.pyplot as plt
+
+    figure = cast("Figure", diagnosis.plot().figure)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise RingError(f"the picture must be writable to {path}, got {error}. Choose another file, such as waits.png.") from None
+    finally:
+        plt.close(figure)

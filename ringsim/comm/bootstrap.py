@@ -1,0 +1,673 @@
+"""A call in a thread of its own, for what may take too long or must go on beside something else.
+
+The roll-call: every rank says who it is before any of them builds anything that could hang.
+
+Ranks that disagree (two of one number, other world sizes, one that never came) would make torch wait for half an hour, or run a smaller
+world in silence. So each rank first puts a card into the store and waits for one verdict on all cards::
+
+    rank                      store                         what it costs a rank
+      |-- get "head" --------->|  rank 0's card               one wait
+      |-- compare_set card/r ->|  mine, unless taken          one operation
+      |-- add "count" -------->|  I am the n-th               one operation
+      |      (the last one reads all cards and writes the verdict)
+      |-- get "verdict" ------>|  who rings with whom, or why not
+
+Whoever finds a fault, or runs out of time, writes the verdict instead. The first verdict stands, so every rank ends with the same words.
+
+How ranks find each other: the socket they meet at, the store behind it, and the default process group.
+
+Rank 0 opens the listening socket itself and hands it to torch's store, for torch's own would listen on every network of the machine. The
+others come to it by a numeric address. Whoever listens there may be a stranger that never answers, and torch's client then ignores its
+time-out; so it runs in a thread that can be left behind.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import ipaddress
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringsim.errors import ArgumentError, RendezvousFailed
+
+__all__ = [
+    "BackgroundCall",
+    "Card",
+    "LeftAlready",
+    "Rendezvous",
+    "RollCall",
+    "build_default_group",
+    "find_fault",
+    "host",
+    "in_words",
+    "leave",
+    "listen",
+    "loopback_interface",
+    "meet",
+    "meet_over",
+]
+
+T = TypeVar("T")
+
+
+class BackgroundCall(Generic[T]):
+    """Runs a call in a thread that can be left behind, also when the process ends: torch has calls that no limit reaches.
+
+    Args:
+        call: what to run.
+
+    Example:
+        >>> BackgroundCall(lambda: 6 * 7).result(limit_s=10)
+        42
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._values: list[T] = []
+        self._errors: list[Exception] = []
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+        # threading.Thread would wait here until the new thread runs: with many ranks on few cores, that is a turn of all of them.
+        _thread.start_new_thread(self._run, ())
+
+    def result(self, limit_s: float) -> T:
+        """Waits for the call and returns what it returned.
+
+        Args:
+            limit_s: how long to wait, in seconds; the call goes on afterwards.
+
+        Returns:
+            The call's value.
+
+        Raises:
+            TimeoutError: it has not returned by then.
+            Exception: whatever the call raised.
+        """
+        if self._running.acquire(timeout=max(limit_s, 0.0)):
+            self._running.release()
+        if self._errors:
+            raise self._errors[0]
+        if not self._values:
+            raise TimeoutError(f"no answer within {limit_s:.1f} s")
+        return self._values[0]
+
+    def _run(self) -> None:
+        try:
+            self._values.append(self._call())
+        except Exception as error:
+            self._errors.append(error)
+        finally:
+            self._running.release()
+
+
+_READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why, and for those that are just starting
+_POLL_S = 0.005
+
+
+class LeftAlready(Exception):
+    """The store belongs to a ring that is being taken down; the next one is not there yet."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank says of itself at the roll-call.
+
+    Attributes:
+        world_size: how many ranks it expects.
+        comm_device: "cpu" or "gpu".
+        ring: the global ranks of its ring, in order.
+        gpu: the GPU it uses, "" on the CPU.
+        token: tells two processes of the same rank apart.
+    """
+
+    world_size: int
+    comm_device: str
+    ring: tuple[int, ...]
+    gpu: str = ""
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def to_json(self) -> str:
+        """Returns the card as text for the store; a ring over all ranks in order is left out, to keep N cards short."""
+        values = asdict(self)
+        if self.ring == tuple(range(self.world_size)):
+            values["ring"] = None
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Card:
+        """Returns the card that ``to_json`` wrote."""
+        values = json.loads(text)
+        ring = range(values["world_size"]) if values["ring"] is None else values["ring"]
+        return cls(values["world_size"], values["comm_device"], tuple(ring), values["gpu"], values["token"])
+
+
+def in_words(ranks: list[int]) -> str:
+    """Names ranks in a sentence.
+
+    Example:
+        >>> in_words([]), in_words([2]), in_words([0, 1, 2, 5])
+        ('no rank', 'rank 2', 'ranks 0-2, 5')
+    """
+    if not ranks:
+        return "no rank"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def find_fault(cards: list[Card]) -> str | None:
+    """Finds what is wrong with a full set of cards, or None.
+
+    Args:
+        cards: one for each rank, in order of ranks.
+
+    Returns:
+        The sentence that says what must hold and what was found, None where all is well.
+
+    Example:
+        >>> find_fault([Card(2, "cpu", (0, 1)), Card(2, "cpu", (0, 1))]) is None
+        True
+        >>> find_fault([Card(2, "cpu", (0, 1)), Card(2, "cpu", (1, 0))])
+        'ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [1, 0] on rank 1'
+    """
+    users: dict[str, int] = {}
+    for rank, card in enumerate(cards):
+        disagreement = _disagreement(cards[0], card, rank)
+        if disagreement is not None:
+            return disagreement
+        if card.gpu and users.setdefault(card.gpu, rank) != rank:
+            return f"a GPU must be used by one rank only, got ranks {users[card.gpu]} and {rank} on GPU {card.gpu}"
+        for other in card.ring:
+            if cards[other].ring != card.ring:
+                return (
+                    f"ring_ranks must be the same on every rank of a ring, got {list(card.ring)} on rank {rank} "
+                    f"and {list(cards[other].ring)} on rank {other}"
+                )
+    return None
+
+
+def _disagreement(head: Card, card: Card, rank: int) -> str | None:
+    """Says what differs between rank 0's card and that of ``rank``, None where they agree."""
+    for name in ("world_size", "comm_device"):
+        if getattr(card, name) != getattr(head, name):
+            return (
+                f"{name} must be the same on every rank, got {getattr(head, name)!r} on rank 0 and {getattr(card, name)!r} on rank {rank}"
+            )
+    return None
+
+
+class RollCall:
+    """One rank's part in the roll-call over a store.
+
+    Every rank of the world calls ``start``, ``finish`` and at the end ``leave``, in this order. The first two block until all ranks have
+    called them.
+
+    Args:
+        store: the store that all ranks reach.
+        rank: this rank.
+        world_size: how many ranks it expects.
+        hosts: the store lives in this process, so it must outlast the others' last look at it.
+        reused: the store outlives the ring, so each roll-call on it needs keys of its own.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, *, hosts: bool, reused: bool) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.hosts = hosts
+        self._expected = world_size  # the larger of this rank's and rank 0's, once known: the ranks that a message must name
+        self._listed = False  # this process has this rank's number, and no other has it
+        # All ranks take part in a roll-call before any can begin the next, so this count is the same number of full rounds on each of them.
+        generation = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
+        self.store = PrefixStore(f"ringsim/{generation}", store)
+        if not reused and self.store.add("left", 0) > 0:
+            raise LeftAlready
+
+    def start(self, card: Card, deadline: float) -> list[tuple[int, ...]]:
+        """Meets all ranks and compares their cards.
+
+        Args:
+            card: what this rank says of itself.
+            deadline: when to give up, on ``time.monotonic``'s clock.
+
+        Returns:
+            Every ring of this world, as its global ranks in order.
+
+        Raises:
+            RendezvousFailed: a rank is missing, there twice, or disagrees; the message names those present and those missing.
+        """
+        with self._connection():
+            mine = card.to_json()
+            if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
+                self._refuse("start", f"each rank must be there once, got two processes that say they are rank {self.rank}")
+            self._listed = True
+            if self.rank == 0:
+                self.store.set("head", mine)
+            elif not self._wait("head", deadline):
+                self._refuse("start", "rank 0 must be there in time, got a time-out")
+            head = Card.from_json(self.store.get("head"))
+            self._expected = max(self.world_size, head.world_size)
+            disagreement = _disagreement(head, card, self.rank)
+            if disagreement is not None:
+                self._refuse("start", disagreement)
+            if self.store.add("start/count", 1) == self.world_size:
+                cards = [Card.from_json(text) for text in self.store.multi_get([f"start/{rank}" for rank in range(self.world_size)])]
+                fault = find_fault(cards)
+                if fault is not None:
+                    self._refuse("start", fault)
+                self._publish("start", {"rings": sorted({each.ring for each in cards})})
+            verdict = self._verdict("start", deadline)
+        return [tuple(ring) for ring in verdict["rings"]]
+
+    def finish(self, deadline: float, failure: str | None = None) -> None:
+        """Waits until every rank has built its groups, so that none uses, or takes down, what another still needs.
+
+        Args:
+            deadline: when to give up, on ``time.monotonic``'s clock.
+            failure: why this rank could not build its groups; the others then end with these words at once.
+
+        Raises:
+            RendezvousFailed: a rank failed, or did not come this far in time.
+        """
+        with self._connection():
+            self.store.set(f"built/{self.rank}", "")
+            if failure is not None:
+                self._refuse("built", failure)
+            if self.store.add("built/count", 1) == self.world_size:
+                self._publish("built", {})
+            self._verdict("built", deadline)
+
+    def leave(self, limit_s: float) -> None:
+        """Says that this rank is done with the store; the host stays until all are, at most ``limit_s`` seconds."""
+        try:
+            if self.store.add("left", 1) == self.world_size:
+                self.store.set("all left", "")
+            if self.hosts:
+                self._wait("all left", time.monotonic() + limit_s)
+        except RuntimeError:
+            pass  # the store is gone already: nobody is left to tell
+
+    @contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Says in ringsim's words that the store was lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RendezvousFailed(
+                f"rank 0 must stay until every rank has built its groups, got a lost connection ({self._where()}). See why rank 0 ended."
+            ) from error
+
+    def _where(self) -> str:
+        return f"rank {self.rank} of {self.world_size}"
+
+    def _wait(self, key: str, deadline: float) -> bool:
+        """Waits for a key and returns whether it came in time."""
+        remaining = max(deadline - time.monotonic(), 0.001)
+        try:
+            self.store.wait([key], timedelta(seconds=remaining))
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError:
+            return False
+        return True
+
+    def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
+        """Writes a verdict unless there is one, and returns the one that stands."""
+        standing: dict[str, Any] = json.loads(self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict)))
+        return standing
+
+    def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
+        """Waits for the verdict and returns it; raises where it is a refusal."""
+        if self._wait(f"{stage}/verdict", deadline):
+            verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
+        else:
+            here = self.store.add(f"{stage}/count", 0)
+            why = "every rank must be there in time, got a time-out" + self._attendance(stage)
+            verdict = self._publish(stage, {"error": why, "readers": here})
+        if "error" in verdict:
+            self._end(stage, verdict)
+        return verdict
+
+    def _attendance(self, stage: str) -> str:
+        """Names the ranks that came this far and those that did not; asks N times, so only when all is lost."""
+        present = [rank for rank in range(self._expected) if self.store.check([f"{stage}/{rank}"])]
+        missing = [rank for rank in range(self._expected) if rank not in present]
+        return f": {in_words(present)} present, {in_words(missing)} missing"
+
+    def _refuse(self, stage: str, why: str) -> NoReturn:
+        """Ends the roll-call for every rank with one reason, also for those on their way; where it ended well, for this rank alone."""
+        refusal = {"error": why + self._attendance(stage), "readers": self._expected}
+        standing = self._publish(stage, refusal)
+        self._end(stage, standing if "error" in standing else refusal)
+
+    def _end(self, stage: str, verdict: dict[str, Any]) -> NoReturn:
+        """Raises; a host waits before that until those who are concerned, itself among them, could read the verdict."""
+        if self._listed:
+            read = self.store.add(f"{stage}/read", 1)
+            give_up = time.monotonic() + _READERS_GRACE_S
+            while self.hosts and read < verdict["readers"] and time.monotonic() < give_up:
+                time.sleep(_POLL_S)
+                read = self.store.add(f"{stage}/read", 0)
+        raise RendezvousFailed(
+            f"{verdict['error']} ({self._where()}). Start every rank once, with the same arguments but its own rank, within the time limit."
+        )
+
+
+Address = tuple[socket.AddressFamily, str]  # family and numeric address
+
+_BACKLOG = 4096  # more ranks than one machine starts at once; the system caps it
+_RETRY_S = 0.01
+_KNOCK_S = 1.0
+_FAREWELL_S = 5.0  # rank 0 waits this long at most for the others to be done with its store
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a world met.
+
+    Attributes:
+        roll: this rank's part in the roll-call; its ``store`` is theirs alone.
+        rings: every ring of this world, as its global ranks in order.
+        loopback: all of them are on this machine, and say so.
+        listener: the file descriptor this process listens on, None where another does.
+    """
+
+    roll: RollCall
+    rings: list[tuple[int, ...]]
+    loopback: bool
+    listener: int | None = None
+
+
+def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
+    """Opens the socket that rank 0 hosts the store on, bound to ``host``'s own address: loopback alone where ``host`` is loopback.
+
+    Only rank 0, or who starts it, calls this. It blocks for name resolution at most.
+
+    Args:
+        host: a numeric address or a name of this machine.
+        port: 1 to 65535, or 0 to let the system choose one.
+        timeout_s: limit of the name's resolution, in seconds.
+
+    Returns:
+        The listening socket; ``getsockname()[1]`` is its port.
+
+    Raises:
+        RendezvousFailed: the port is taken, the name is unknown, or the address is not this machine's.
+
+    Example:
+        >>> with listen("127.0.0.1", 0) as listener:
+        ...     listener.getsockname()[0]
+        '127.0.0.1'
+    """
+    failure: OSError | None = None
+    for family, address in _resolve(host, time.monotonic() + timeout_s):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was in use a moment ago is free
+            listener.bind((address, port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            failure = failure or error
+        else:
+            return listener
+    if failure is not None and failure.errno == errno.EADDRINUSE:
+        raise RendezvousFailed(
+            f"port must be free on rank 0's machine, got {port}, where something listens on {host} already (rank 0). "
+            "Choose another port, or end what listens there: another program, another run, or a second process started as rank 0."
+        ) from failure
+    raise RendezvousFailed(
+        f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, port {port}). "
+        "Pass the address of the machine that rank 0 runs on; 127.0.0.1 where all ranks are on one."
+    ) from failure
+
+
+def meet(
+    head_ip: str, port: int, rank: int, world_size: int, card: Card, timeout_s: float, listen_socket: socket.socket | None = None
+) -> Rendezvous:
+    """Brings all ranks of a world together at rank 0 and calls the roll.
+
+    Every rank calls it. It blocks until all are there, ``timeout_s`` at most.
+
+    Args:
+        head_ip: where rank 0 is: a numeric address or a name.
+        port: where rank 0 listens.
+        rank: this rank, 0 to ``world_size`` - 1.
+        world_size: how many ranks there are.
+        card: what this rank says of itself.
+        timeout_s: limit, in seconds.
+        listen_socket: for rank 0, a socket that listens at ``head_ip`` and ``port`` already; it is taken over.
+
+    Returns:
+        The store they share, and who rings with whom.
+
+    Raises:
+        RendezvousFailed: they could not all meet.
+    """
+    deadline = time.monotonic() + timeout_s
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("MASTER_PORT") == str(port)
+    if listen_socket is not None or (rank == 0 and not agent):
+        listener = listen_socket or listen(head_ip, port, timeout_s=timeout_s)
+        address = listener.getsockname()[0]
+        loopback = ipaddress.ip_address(address).is_loopback
+        descriptor = listener.fileno()
+        store = host(listener, timeout_s)
+        roll = RollCall(store, rank, world_size, hosts=True, reused=False)
+        try:
+            return Rendezvous(roll, roll.start(card, deadline), loopback and _leads_alike(head_ip), descriptor)
+        except BaseException as error:
+            _stop_listening(descriptor)
+            if isinstance(error, RendezvousFailed) and loopback and not _leads_alike(head_ip):
+                raise RendezvousFailed(
+                    f"{error} If those that are missing are on other machines: {head_ip!r} leads to {address} on rank 0's own machine, "
+                    "where no other machine can reach it. Pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
+                ) from error
+            raise
+    where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
+    addresses = _resolve(head_ip, deadline)
+    loopback = _leads_alike(head_ip) and all(ipaddress.ip_address(address).is_loopback for _, address in addresses)
+    while True:
+        store = _join(addresses, port, deadline, where)
+        try:
+            if agent:  # torchrun keeps one store for all its restarts, so each of them gets a part of its own
+                store = PrefixStore(f"ringsim/restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            roll = RollCall(store, rank, world_size, hosts=False, reused=agent)
+        except (LeftAlready, RuntimeError) as error:  # the ring before this one is still going
+            if time.monotonic() > deadline:
+                raise _unanswered(where, "a ring that is being taken down") from error
+            time.sleep(_RETRY_S)
+        else:
+            return Rendezvous(roll, roll.start(card, deadline), loopback)
+
+
+def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:
+    """Calls the roll over a store that the ranks share already; for the arguments, what it returns and raises see ``meet``."""
+    deadline = time.monotonic() + timeout_s
+    roll = RollCall(store, rank, world_size, hosts=False, reused=True)
+    return Rendezvous(roll, roll.start(card, deadline), loopback=False)
+
+
+def host(listener: socket.socket, timeout_s: float) -> Store:
+    """Hosts the store that the ranks meet over in this process.
+
+    Rank 0, or who starts it, calls this. It does not block. The store lives as long as somebody holds it.
+
+    Args:
+        listener: a listening socket, from ``listen``; it belongs to the store afterwards.
+        timeout_s: how long a look-up in the store waits, in seconds.
+
+    Returns:
+        The store.
+
+    Example:
+        >>> store = host(listen("127.0.0.1", 0), timeout_s=5)
+        >>> store.set("key", "value")
+        >>> store.get("key")
+        b'value'
+    """
+    address, port = listener.getsockname()[:2]
+    return BackgroundCall(partial(_connect, address, port, timeout_s, listener.detach())).result(timeout_s)
+
+
+def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta) -> Callable[[], None]:
+    """Builds torch's default process group over the ranks that met.
+
+    Every rank calls it. It blocks until all are connected. Where the ranks met on loopback, Gloo stays there, for this group and for
+    every later one.
+
+    Args:
+        rendezvous: what ``meet`` returned.
+        rank: this rank.
+        world_size: how many ranks there are.
+        backend: "gloo" or "nccl".
+        timeout: limit of each operation on the group.
+
+    Returns:
+        A function that undoes the choice of the network; to be called after the group is destroyed.
+    """
+    interface = loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
+    if interface is not None:
+        os.environ[_INTERFACE] = interface
+
+    def undo() -> None:
+        if interface is not None and os.environ.get(_INTERFACE) == interface:
+            del os.environ[_INTERFACE]
+
+    try:
+        dist.init_process_group(
+            backend, store=PrefixStore("default", rendezvous.roll.store), rank=rank, world_size=world_size, timeout=timeout
+        )
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
+    """Takes leave of the store; rank 0 stays until the others are done with it, a few seconds at most, and then frees the port."""
+    limit_s = min(timeout_s, _FAREWELL_S)
+    with suppress(TimeoutError):  # a store whose process is stopped takes words and never answers
+        BackgroundCall(lambda: rendezvous.roll.leave(limit_s)).result(limit_s + _KNOCK_S)
+    if rendezvous.listener is not None:
+        _stop_listening(rendezvous.listener)
+
+
+def _stop_listening(descriptor: int) -> None:
+    """Frees the port of a store that is still alive.
+
+    A group or a traceback that somebody keeps keeps the store, and the store its socket; so a socket that listens to nobody takes the
+    place of that one.
+    """
+    with socket.socket() as idle:
+        os.dup2(idle.fileno(), descriptor, inheritable=False)
+
+
+def _join(addresses: list[Address], port: int, deadline: float, where: str) -> Store:
+    """Connects to rank 0's store as soon as it listens."""
+    found = "no answer"
+    while (remaining := deadline - time.monotonic()) > 0:
+        for family, address in addresses:
+            try:
+                with socket.socket(family, socket.SOCK_STREAM) as knock:
+                    knock.settimeout(min(remaining, _KNOCK_S))
+                    knock.connect((address, port))
+            except OSError as error:
+                found = str(error)
+                continue
+            try:
+                return BackgroundCall(partial(_connect, address, port, remaining)).result(remaining)
+            except TimeoutError as error:
+                raise _unanswered(where, "a listener that does not answer as rank 0 does") from error
+            except RuntimeError as error:
+                found = f"a listener that answers otherwise ({str(error).splitlines()[0]})"
+        time.sleep(_RETRY_S)
+    raise _unanswered(where, found)
+
+
+def _connect(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
+    """Connects to a store, or hosts it on a listening descriptor."""
+    store: Store = TCPStore(
+        address,
+        port,
+        None,
+        descriptor is not None,
+        timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
+    return store
+
+
+def _unanswered(where: str, found: str) -> RendezvousFailed:
+    return RendezvousFailed(
+        f"rank 0 must answer at head_ip and port within the time limit, got {found} ({where}). "
+        "Rank 0 is missing, and who else is there shows only where it is: start it, or correct head_ip and port."
+    )
+
+
+def _leads_alike(host: str) -> bool:
+    """Tells whether a host that leads to loopback here does so on every machine: an address, or "localhost".
+
+    A machine's own name does not: its /etc/hosts may lead to loopback (Debian: 127.0.1.1) where the others find its address on the network.
+    """
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _resolve(host: str, deadline: float) -> list[Address]:
+    """Returns the numeric addresses of a host, IPv4 first, so that rank 0 and the others try the same one first."""
+    try:
+        numeric = ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        if numeric.is_unspecified:
+            raise ArgumentError(
+                f"head_ip must be one address that the ranks can reach, got {host!r}. Pass rank 0's own address, such as 127.0.0.1."
+            )
+        return [(socket.AF_INET if numeric.version == 4 else socket.AF_INET6, host)]
+    try:
+        look_up = BackgroundCall(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        found = look_up.result(max(deadline - time.monotonic(), 0.001))
+    except (OSError, UnicodeError) as error:  # a time-out is an OSError too
+        raise RendezvousFailed(
+            f"head_ip must be an address or a name that this machine knows, got {host!r}: {error}. "
+            "Correct it, or pass rank 0's numeric address. Rank 0 is missing."
+        ) from error
+    addresses = {(family, str(address[0])): None for family, _, _, _, address in found}
+    return sorted(addresses, key=lambda each: each[0] != socket.AF_INET)
+
+
+def loopback_interface() -> str | None:
+    """Returns the name of this machine's loopback interface: "lo" on Linux, "lo0" on macOS; None where it has another.
+
+    Example:
+        >>> loopback_interface() in ("lo", "lo0")
+        True
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)

@@ -1,0 +1,750 @@
+"""The communicating functions as DeepSpeed spells them, on those of ``ringsim.comm``.
+
+The names are torch's, but not all of the arguments: ``tensor`` where torch says ``input``, ``prof``, ``log_name`` and ``debug`` by position
+too, ranks always global. ``op`` is either library's ``ReduceOp``. All ranks of a group call a collective, in the same order; a function
+blocks where ``async_op`` is false, else it returns a handle.
+
+Source:
+    DeepSpeed, ``deepspeed/comm/comm.py``: names, arguments and their defaults.
+
+What DeepSpeed's programs ask: which operations there are, who is in a group, which place the launcher gave this process.
+
+Any rank calls these at any time; none blocks.
+
+Source:
+    DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names and arguments.
+
+DeepSpeed's way to begin: ``init_distributed``, and its functions about where this process runs, on top of ``ringsim.environment``.
+
+Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set, these functions set them, as DeepSpeed's
+do: programs written for it read ``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
+
+Source:
+    DeepSpeed, ``deepspeed/comm/comm.py``: names, arguments, and which variables are set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ringsim.comm.backend import TORCH
+from ringsim.comm.bootstrap import Card, build_default_group, meet
+from ringsim.comm.built import Handle
+from ringsim.comm.functions import FUNCTIONS, P2POp
+from ringsim.comm.log import configure
+from ringsim.environment import Discovery, discover
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.state import get_state
+
+__all__ = [
+    "enable_symm_mem_for_group",
+    "get_all_ranks_from_group",
+    "get_local_rank",
+    "get_local_rank_from_launcher",
+    "get_world_group",
+    "get_world_rank_from_launcher",
+    "get_world_size_from_launcher",
+    "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "has_reduce_scatter_tensor",
+    "in_aml",
+    "in_aws_sm",
+    "in_dlts",
+    "init_distributed",
+    "initialize_mesh_device",
+    "mpi_discovery",
+    "patch_aml_env_for_torch_nccl_backend",
+    "patch_aws_sm_env_for_torch_nccl_backend",
+]
+
+Tensor = torch.Tensor
+Tensors = Sequence[torch.Tensor]
+
+
+class ReduceOp(Enum):
+    """How values are reduced, as DeepSpeed numbers it; each member stands for the one of torch that has its name."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    AVG = 7
+    UNUSED = 8
+
+
+_SUM: Final = ReduceOp.SUM
+
+
+def to_torch(op: Any) -> Any:
+    """Returns torch's ``ReduceOp`` for DeepSpeed's; any other value as it is.
+
+    Raises:
+        ArgumentError: torch has none of that name.
+
+    Example:
+        >>> to_torch(ReduceOp.MAX) == dist.ReduceOp.MAX, to_torch(dist.ReduceOp.MIN) == dist.ReduceOp.MIN
+        (True, True)
+    """
+    if not isinstance(op, ReduceOp):
+        return op
+    if op is ReduceOp.UNUSED:
+        raise ArgumentError("op must be a reduction, got ReduceOp.UNUSED. Choose ReduceOp.SUM or another.")
+    return getattr(dist.ReduceOp, op.name)
+
+
+def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "send", debug: Any = None) -> Any:
+    """Sends a tensor to global rank ``dst``; blocks."""
+    return FUNCTIONS["send"](tensor, dst, group, tag, prof=prof, log_name=log_name, debug=debug)
+
+
+def recv(
+    tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "recv", debug: Any = None
+) -> Any:
+    """Receives into a tensor from global rank ``src``, or from anybody; blocks. Returns the sender's rank."""
+    return FUNCTIONS["recv"](tensor, src, group, tag, prof=prof, log_name=log_name, debug=debug)
+
+
+def isend(tensor: Tensor, dst: int, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "isend", debug: Any = None) -> Any:
+    """Begins to send a tensor; does not block. Returns a handle."""
+    return FUNCTIONS["isend"](tensor, dst, group, tag, prof=prof, log_name=log_name, debug=debug)
+
+
+def irecv(
+    tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "irecv", debug: Any = None
+) -> Any:
+    """Begins to receive into a tensor; does not block. Returns a handle."""
+    return FUNCTIONS["irecv"](tensor, src, group, tag, prof=prof, log_name=log_name, debug=debug)
+
+
+def batch_isend_irecv(p2p_op_list: list[Any], prof: bool = False, log_name: str = "batch_isend_irecv", debug: Any = None) -> Any:
+    """Begins several sends and receives. An entry is a ``P2POp``, or has ``op`` (a name), ``tensor``, ``peer``, ``group`` and ``tag``."""
+    entries = [
+        each if isinstance(each, dist.P2POp) else P2POp(_message(each.op), each.tensor, each.peer, each.group, each.tag)
+        for each in p2p_op_list
+    ]
+    return FUNCTIONS["batch_isend_irecv"](entries, prof=prof, log_name=log_name, debug=debug)
+
+
+def _message(op: Any) -> Callable[..., Any]:
+    """Returns the function of ``ringsim.comm`` that is meant by a name, or by one of the functions above."""
+    return FUNCTIONS[op if isinstance(op, str) else op.__name__]
+
+
+def broadcast(
+    tensor: Tensor, src: int, group: Any = None, async_op: bool = False, prof: bool = False, log_name: str = "broadcast", debug: Any = None
+) -> Any:
+    """Copies the tensor of global rank ``src`` to all ranks of the group."""
+    return FUNCTIONS["broadcast"](tensor, src, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int,
+    group: Any = None,
+    device: Any = None,
+    prof: bool = False,
+    log_name: str = "broadcast_object_list",
+    debug: Any = None,
+) -> Any:
+    """Copies the objects of global rank ``src`` to all ranks of the group."""
+    return FUNCTIONS["broadcast_object_list"](object_list, src, group, device, prof=prof, log_name=log_name, debug=debug)
+
+
+def all_gather(
+    tensor_list: list[Tensor],
+    tensor: Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_gather",
+    debug: Any = None,
+) -> Any:
+    """Collects the tensors of all ranks in a list on each."""
+    return FUNCTIONS["all_gather"](tensor_list, tensor, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Any = None, prof: bool = False, log_name: str = "all_gather_object", debug: Any = None
+) -> Any:
+    """Collects one object of each rank in a list on each."""
+    return FUNCTIONS["all_gather_object"](object_list, obj, group, prof=prof, log_name=log_name, debug=debug)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    tensor: Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_gather_into_tensor",
+    debug: Any = None,
+) -> Any:
+    """Collects the tensors of all ranks, one after the other, in one tensor on each."""
+    return FUNCTIONS["all_gather_into_tensor"](output_tensor, tensor, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def allgather_fn(output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False, debug: Any = None) -> Any:
+    """Does what ``all_gather_into_tensor`` does; DeepSpeed's way to say "the best all-gather there is"."""
+    return FUNCTIONS["all_gather_into_tensor"](output_tensor, input_tensor, group, async_op, debug=debug)
+
+
+def all_gather_coalesced(output_tensors: Tensors, input_tensors: Tensors, group: Any = None, async_op: bool = False) -> Handle | None:
+    """Does ``all_gather_into_tensor`` for each pair; torch's function of this name takes lists of lists.
+
+    Raises:
+        ArgumentError: the lists differ in length.
+    """
+    if len(output_tensors) != len(input_tensors):
+        raise ArgumentError(
+            f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and {len(input_tensors)} (all_gather_coalesced). "
+            "Pass one output for each input."
+        )
+    pairs = zip(output_tensors, input_tensors, strict=True)
+    works = [FUNCTIONS["all_gather_into_tensor"](output, each, group, True, log_name="all_gather_coalesced") for output, each in pairs]
+    return _join(works, output_tensors, async_op)
+
+
+def gather(
+    tensor: Tensor,
+    gather_list: list[Tensor] | None = None,
+    dst: int = 0,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "gather",
+    debug: Any = None,
+) -> Any:
+    """Collects the tensors of all ranks in a list on global rank ``dst``."""
+    return FUNCTIONS["gather"](tensor, gather_list, dst, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def scatter(
+    tensor: Tensor,
+    scatter_list: list[Tensor] | None = None,
+    src: int = 0,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "scatter",
+    debug: Any = None,
+) -> Any:
+    """Hands out a list of global rank ``src``, one tensor to each rank."""
+    return FUNCTIONS["scatter"](tensor, scatter_list, src, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: Any = None,
+) -> Any:
+    """Reduces the tensors of all ranks; each has the result."""
+    return FUNCTIONS["all_reduce"](tensor, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def inference_all_reduce(
+    tensor: Tensor,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: Any = None,
+) -> Any:
+    """Does what ``all_reduce`` does; DeepSpeed may take a faster way there, and blocks in any case."""
+    return all_reduce(tensor, op, group, async_op, prof, log_name, debug)
+
+
+def all_reduce_coalesced(
+    tensors: Tensors,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: Any = None,
+) -> Handle | None:
+    """Reduces each of several tensors, all under way together."""
+    works = [all_reduce(tensor, op, group, True, prof, log_name, debug) for tensor in tensors]
+    return _join(works, tensors, async_op)
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "reduce",
+    debug: Any = None,
+) -> Any:
+    """Reduces the tensors of all ranks; global rank ``dst`` has the result."""
+    return FUNCTIONS["reduce"](tensor, dst, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def reduce_scatter(
+    output: Tensor,
+    input_list: list[Tensor],
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "reduce_scatter",
+    debug: Any = None,
+) -> Any:
+    """Reduces the lists of all ranks; each has one entry of the result."""
+    return FUNCTIONS["reduce_scatter"](output, input_list, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def reduce_scatter_tensor(
+    output_tensor: Tensor,
+    tensor: Tensor,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "reduce_scatter_tensor",
+    debug: Any = None,
+) -> Any:
+    """Reduces the tensors of all ranks; each has its part of the result."""
+    function = FUNCTIONS["reduce_scatter_tensor"]
+    return function(output_tensor, tensor, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def reduce_scatter_fn(
+    output_tensor: Tensor,
+    tensor: Tensor,
+    op: Any = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    debug: Any = None,
+) -> Any:
+    """Does what ``reduce_scatter_tensor`` does; DeepSpeed's way to say "the best reduce-scatter there is"."""
+    return reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, prof, debug=debug)
+
+
+def all_to_all_single(
+    output: Tensor,
+    tensor: Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_to_all_single",
+    debug: Any = None,
+) -> Any:
+    """Sends a part of the tensor to each rank, and puts together what comes."""
+    function = FUNCTIONS["all_to_all_single"]
+    return function(output, tensor, output_split_sizes, input_split_sizes, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def all_to_all(
+    output_tensor_list: list[Tensor],
+    input_tensor_list: list[Tensor],
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_to_all",
+    debug: Any = None,
+) -> Any:
+    """Sends one tensor of a list to each rank, and receives one from each."""
+    return FUNCTIONS["all_to_all"](output_tensor_list, input_tensor_list, group, async_op, prof=prof, log_name=log_name, debug=debug)
+
+
+def barrier(
+    group: Any = None, async_op: bool = False, device_ids: Any = None, prof: bool = False, log_name: str = "barrier", debug: Any = None
+) -> Any:
+    """Waits until all ranks of the group have come here."""
+    return FUNCTIONS["barrier"](group, async_op, device_ids, prof=prof, log_name=log_name, debug=debug)
+
+
+def monitored_barrier(
+    group: Any = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+    prof: bool = False,
+    log_name: str = "monitored_barrier",
+    debug: Any = None,
+) -> Any:
+    """Waits until all ranks of the group have come here, and says which did not."""
+    return FUNCTIONS["monitored_barrier"](group, timeout, wait_all_ranks, prof=prof, log_name=log_name, debug=debug)
+
+
+def _join(works: list[Any], results: Tensors, async_op: bool) -> Handle | None:
+    """Returns one handle for several, or waits for them."""
+    handle = Handle(works, lambda: None, results)
+    if async_op:
+        return handle
+    handle.wait()
+    return None
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """Returns whether the backend has ``reduce_scatter_tensor`` itself; where it has not, it is built from others.
+
+    Example:
+        >>> has_reduce_scatter_tensor()
+        True
+    """
+    return (get_state().backend or TORCH).supports("reduce_scatter_tensor")
+
+
+def has_all_gather_into_tensor() -> bool:
+    """Returns whether the backend has ``all_gather_into_tensor`` itself; where it has not, it is built from others.
+
+    Example:
+        >>> has_all_gather_into_tensor()
+        True
+    """
+    return (get_state().backend or TORCH).supports("all_gather_into_tensor")
+
+
+def has_all_reduce_coalesced() -> bool:
+    """Returns whether the backend has ``all_reduce_coalesced`` itself; where it has not, it is built from others.
+
+    Example:
+        >>> has_all_reduce_coalesced()
+        True
+    """
+    return (get_state().backend or TORCH).supports("all_reduce_coalesced")
+
+
+def has_coalescing_manager() -> bool:
+    """Returns whether operations can be put together by torch's coalescing manager.
+
+    Example:
+        >>> has_coalescing_manager()
+        True
+    """
+    return get_state().backend is None and hasattr(dist, "_coalescing_manager")
+
+
+def get_world_group() -> Any:
+    """Returns the group of all ranks.
+
+    Raises:
+        RingError: there is none yet.
+
+    Example:
+        >>> get_world_group()
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: the process group must exist before it is used, got none. Call init_distributed first.
+    """
+    _check_joined()
+    return dist.group.WORLD if get_state().backend is None else None
+
+
+def get_all_ranks_from_group(group: Any = None) -> list[int]:
+    """Returns the global ranks of a group, in the group's order; of all ranks for None.
+
+    Raises:
+        RingError: there is no process group yet.
+
+    Example:
+        >>> get_all_ranks_from_group()
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: the process group must exist before it is used, got none. Call init_distributed first.
+    """
+    _check_joined()
+    backend = get_state().backend or TORCH
+    return list(range(backend.get_world_size())) if group is None else list(backend.get_process_group_ranks(group))
+
+
+def get_local_rank() -> int:
+    """Returns this process's number on its machine: what ``LOCAL_RANK`` says, the ring, or the launcher.
+
+    Raises:
+        RingError: nothing says it.
+
+    Example:
+        >>> import os
+        >>> os.environ["LOCAL_RANK"] = "3"
+        >>> get_local_rank()
+        3
+        >>> del os.environ["LOCAL_RANK"]
+    """
+    said = os.environ.get("LOCAL_RANK", "")
+    if said.isdecimal():
+        return int(said)
+    ring = get_state().ring
+    return discover(ask_mpi=False).local_rank if ring is None else ring.local_rank
+
+
+def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
+    """Returns a mesh of all ranks. All ranks call it; it blocks until all have.
+
+    Args:
+        mesh_shape: how many ranks there are in each dimension.
+        mesh_dim_names: what the dimensions are called.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return init_device_mesh(device, mesh_shape, mesh_dim_names=mesh_dim_names)
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """Passes on to torch: allows symmetric memory on a group, where torch and the GPUs can."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
+
+    enable(group_name)  # type: ignore[arg-type]  # a string by another name
+
+
+def get_local_rank_from_launcher() -> int:
+    """Returns ``LOCAL_RANK``, or what Open MPI says instead; 0 where neither is set.
+
+    Example:
+        >>> get_local_rank_from_launcher()
+        0
+    """
+    return _read("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
+
+
+def get_world_rank_from_launcher() -> int:
+    """Returns ``RANK``, or what Open MPI says instead; 0 where neither is set.
+
+    Example:
+        >>> get_world_rank_from_launcher()
+        0
+    """
+    return _read("RANK", "OMPI_COMM_WORLD_RANK", 0)
+
+
+def get_world_size_from_launcher() -> int:
+    """Returns ``WORLD_SIZE``, or what Open MPI says instead; 1 where neither is set.
+
+    Example:
+        >>> get_world_size_from_launcher()
+        1
+    """
+    return _read("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
+
+
+def _read(variable: str, instead: str, default: int) -> int:
+    return int(os.environ.get(variable) or os.environ.get(instead) or default)
+
+
+def _check_joined() -> None:
+    if not (get_state().backend or TORCH).is_initialized():
+        raise RingError("the process group must exist before it is used, got none. Call init_distributed first.")
+
+
+TORCH_DISTRIBUTED_DEFAULT_PORT: Final = 29500
+_LOGGER: Final = logging.getLogger("ringsim.comm")
+_FIVE: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT: Final = timedelta(minutes=10)
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    verbose: bool = True,
+    timeout: timedelta = _TIMEOUT,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Joins this process to the others in the default process group. Harmless where there is one already.
+
+    Every process calls it, and each is blocked until all have. Afterwards torch's five variables are set in the environment.
+
+    Args:
+        dist_backend: what torch calls it, "gloo" or "nccl"; None for NCCL where there are GPUs, else Gloo.
+        auto_mpi_discovery: whether MPI may be asked where no launcher says who this process is.
+        distributed_port: where rank 0 listens, unless the launcher or MASTER_PORT says so; 29500 stands for "no wish".
+        verbose: whether to say, through ``logging``, what was found.
+        timeout: limit for finding each other, and of every operation.
+        init_method: a URL for ``torch.distributed.init_process_group``; None to find the others by the environment.
+        dist_init_required: False to raise instead, where there is no process group.
+        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" goes to ``configure``.
+        rank: this process's number, -1 to find it.
+        world_size: how many there are, -1 to find it.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+        RendezvousFailed: the processes did not find each other.
+        RingError: nothing says who this process is, or ``dist_init_required`` is False and there is no process group.
+
+    Example:
+        >>> init_distributed("gloo", rank=0, world_size=1, verbose=False)
+        >>> dist.get_world_size()
+        1
+        >>> dist.destroy_process_group()
+    """
+    if config is not None:
+        configure(config)
+    backend = get_state().backend or TORCH
+    if backend.is_initialized():
+        return
+    if dist_init_required is False:
+        raise RingError(
+            "the process group must exist where dist_init_required is False, got none. Call init_process_group first, or leave it out."
+        )
+    if not isinstance(timeout, timedelta):
+        raise ArgumentError(f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10).")
+    if backend is not TORCH:
+        backend.init_process_group(dist_backend, timeout=timeout)
+        return
+    name = dist_backend or ("nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
+    if init_method is not None:
+        dist.init_process_group(name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size)
+        return
+    wishes: dict[str, Any] = {key: value for key, value in (("rank", rank), ("world_size", world_size)) if value >= 0}
+    if distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT and "MASTER_PORT" not in os.environ:
+        wishes["port"] = distributed_port
+    found = discover(**wishes, ask_mpi=auto_mpi_discovery)
+    found.export()
+    if verbose:
+        _LOGGER.info("init_distributed: %s", found)
+    _join_deepspeed_start(name, found, timeout)
+
+
+def _join_deepspeed_start(name: str, found: Discovery, timeout: timedelta) -> None:
+    """Meets the others at rank 0, which listens on its own address alone, and builds the default group."""
+    card = Card(found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size)))
+    rendezvous = meet(found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds())
+    failure = None
+    try:
+        build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
+    except (RuntimeError, ValueError) as error:
+        failure = error
+    try:
+        why = None if failure is None else f"rank {found.rank} must build its process group, got {failure}"
+        rendezvous.roll.finish(time.monotonic() + timeout.total_seconds(), why)
+    except RendezvousFailed as error:
+        raise error from failure
+
+
+def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True) -> None:
+    """Sets torch's five variables from what MPI's launcher says, or else MPI itself.
+
+    Every process that ``mpirun`` has started calls it; it blocks only where MPI itself must be asked (mpi4py).
+
+    Args:
+        distributed_port: where rank 0 is to listen.
+        verbose: whether to say, through ``logging``, what was found.
+
+    Raises:
+        RingError: no launcher started this process, or it disagrees with the process group that exists.
+
+    Example:
+        >>> mpi_discovery()  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: head_ip, world_size, rank and local_rank must come from a launcher or from arguments ...
+    """
+    found = discover(port=distributed_port, environ={name: value for name, value in os.environ.items() if name not in _FIVE})
+    backend = get_state().backend or TORCH
+    if backend.is_initialized() and (backend.get_rank(), backend.get_world_size()) != (found.rank, found.world_size):
+        raise RingError(
+            f"MPI must number the ranks as the process group does, got rank {found.rank} of {found.world_size} from {found.rule} "
+            f"(rank {backend.get_rank()} of {backend.get_world_size()}). Leave mpi_discovery out: there is a process group."
+        )
+    _set(found, verbose)
+
+
+def in_aml() -> bool:
+    """Returns whether this process runs in Azure ML.
+
+    Example:
+        >>> in_aml()
+        False
+    """
+    return "AZUREML_EXPERIMENT_ID" in os.environ
+
+
+def in_aws_sm() -> bool:
+    """Returns whether this process runs in Amazon SageMaker.
+
+    Example:
+        >>> in_aws_sm()
+        False
+    """
+    return "SM_TRAINING_ENV" in os.environ
+
+
+def in_dlts() -> bool:
+    """Returns whether this process runs in a DLTS cluster.
+
+    Example:
+        >>> in_dlts()
+        False
+    """
+    return "DLTS_JOB_ID" in os.environ
+
+
+def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
+    """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from those of Azure ML. It does not block.
+
+    Args:
+        master_port: where rank 0 listens, where there are several machines and MASTER_PORT is not set.
+        verbose: whether to say, through ``logging``, what was found.
+
+    Raises:
+        RingError: this is not Azure ML, or its variables are set by half.
+    """
+    kept = {"MASTER_PORT": os.environ["MASTER_PORT"]} if "MASTER_PORT" in os.environ else {}
+    found = _find("azureml", "AZUREML_EXPERIMENT_ID")
+    single = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(found.world_size)
+    _set(found, verbose)
+    if not single:
+        os.environ["MASTER_PORT"] = kept.get("MASTER_PORT", str(master_port))
+    before = os.environ.get("NCCL_SOCKET_IFNAME")
+    os.environ["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
+    if verbose:
+        _LOGGER.info("NCCL_SOCKET_IFNAME: %s before, now %s", before or "not set", os.environ["NCCL_SOCKET_IFNAME"])
+
+
+def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
+    """Sets torch's five variables from those of SageMaker; an address and port that are set already stay. It does not block.
+
+    Args:
+        verbose: whether to say, through ``logging``, what was found.
+
+    Raises:
+        RingError: this is not SageMaker, or its variables are set by half.
+    """
+    kept = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ}
+    _set(_find("sagemaker", "SM_TRAINING_ENV"), False)
+    os.environ.update(kept)
+    if verbose:
+        _LOGGER.info("set from sagemaker: %s", ", ".join(f"{name}={os.environ[name]}" for name in _FIVE))
+
+
+def _find(rule: str, variable: str) -> Discovery:
+    """Discovers who this process is by one launcher's own variables."""
+    if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
+        raise RingError(
+            f"{variable} and OMPI_COMM_WORLD_RANK must be set, got {'one' if variable in os.environ else 'none'} of them "
+            f"(environment, {rule}). Call this in a job of that service, or init_distributed, which finds out where it is."
+        )
+    return discover(environ={name: value for name, value in os.environ.items() if name not in _FIVE})
+
+
+def _set(found: Discovery, verbose: bool) -> None:
+    variables = found.export()
+    if verbose:
+        _LOGGER.info("set from %s: %s", found.rule, ", ".join(f"{name}={value}" for name, value in variables.items()))

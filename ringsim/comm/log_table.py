@@ -1,0 +1,331 @@
+"""The log of ``ringsim.comm`` as a value: one row for each operation and size, as text, as a dictionary and as a pandas table.
+
+From events to the rows of the log: a pure function, whoever recorded them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
+from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.matching import match, split_waits
+from ringsim.traces.units import bytes_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LogRow", "LogTable", "is_operation", "make_rows", "straggler_ns"]
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """What was logged of the operations of one name, kind, group size and message size, on all ranks.
+
+    Latency is the time from post to done. An operation is a *first* one when it was the first that its rank was seen to do with that peer
+    on that group (for a collective: the first on that group); connections are made then. Those are kept apart: mean, median, percentiles
+    and bandwidths are of the others, and NaN where there are none. 1 GB is 10**9 bytes.
+
+    Attributes:
+        name: what the log calls them: ``log_name`` where one was given, else the operation.
+        op: the operation, as torch spells it; "span" for a call of a function under ``timed_op``.
+        group_size: number of ranks in their group.
+        size_bytes: the message, or S as nccl-tests has it (see ``ringsim.traces.collectives``).
+        count: how many there were. A collective counts once, however many ranks took part; a send and its recv count as one each.
+        in_flight: records of operations that nobody has waited for yet.
+        failed: records of operations that raised.
+        first_count: how many of the records are first ones.
+        first_mean_us: mean latency of the first ones.
+        total_us: time spent in all of them, first ones included, by one rank on average.
+        mean_us: mean latency.
+        median_us: median latency.
+        p10_us: a tenth of them took less.
+        p90_us: a tenth of them took more.
+        blocked_mean_us: the part of the mean latency in which the program was blocked, from wait to done.
+        overlap_mean_us: the rest, from post to wait: an asynchronous operation ran beside the program.
+        straggler_mean_us: the part of the mean latency in which a rank was blocked before the last one of its group, or the other side of
+            its message, had posted; NaN where that is not known.
+        algbw_gb_per_s: algorithm bandwidth, S over the median latency.
+        busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the group's size.
+        lower_bound: whether the bandwidths are lower bounds, because the program came to wait late.
+    """
+
+    name: str
+    op: str
+    group_size: int
+    size_bytes: int
+    count: int
+    in_flight: int
+    failed: int
+    first_count: int
+    first_mean_us: float
+    total_us: float
+    mean_us: float
+    median_us: float
+    p10_us: float
+    p90_us: float
+    blocked_mean_us: float
+    overlap_mean_us: float
+    straggler_mean_us: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    lower_bound: bool
+
+
+# What the text shows: heading, field, width, decimals.
+_SHOWN = (
+    ("count", "count", 8, 0),
+    ("total ms", "total_us", 11, 3),
+    ("mean us", "mean_us", 10, 1),
+    ("median us", "median_us", 10, 1),
+    ("p10 us", "p10_us", 9, 1),
+    ("p90 us", "p90_us", 9, 1),
+    ("first us", "first_mean_us", 10, 1),
+    ("algbw GB/s", "algbw_gb_per_s", 12, 3),
+    ("busbw GB/s", "busbw_gb_per_s", 12, 3),
+)
+_STRAGGLER = ("straggler us", "straggler_mean_us", 14, 1)
+
+
+@dataclass(frozen=True)
+class LogTable:
+    """What ``log_summary`` found, the same on every rank.
+
+    Attributes:
+        rows: one for each name, operation, group size and message size.
+        world_size: number of ranks in the job.
+        ranks: those whose log is in it.
+        notes: what the reader must know: ranks that are missing, times that are not comparable.
+        show_straggler: whether the text has the column of straggler time.
+
+    Example:
+        >>> row = LogRow("all_reduce", "all_reduce", 4, 1 << 20, 10, 0, 0, 4, 900.0, 5400.0, 500.0, 490.0, 450.0, 600.0, 500.0, 0.0, 20.0,
+        ...              2.14, 3.21, False)
+        >>> table = LogTable((row,), world_size=4, ranks=(0, 1, 2, 3))
+        >>> print(table)
+        Communication of 4 ranks
+        operation       size     n   count   total ms   mean us median us   p10 us   p90 us  first us  algbw GB/s  busbw GB/s
+        all_reduce     1 MiB     4      10      5.400     500.0     490.0    450.0    600.0     900.0       2.140       3.210
+        >>> table.to_dict()["summary"]["all_reduce"][1 << 20][0]["median_us"]
+        490.0
+    """
+
+    rows: tuple[LogRow, ...]
+    world_size: int = 1
+    ranks: tuple[int, ...] = (0,)
+    notes: tuple[str, ...] = ()
+    show_straggler: bool = False
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Returns the rows as a new pandas DataFrame, one column for each field of ``LogRow``."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(LogRow)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the table as a dictionary.
+
+        Returns:
+            ``summary``, a list of rows (dictionaries with the fields of ``LogRow``) by name and then by size in bytes; ``world_size``;
+            ``ranks``; ``notes``.
+        """
+        summary: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for row in self.rows:
+            summary.setdefault(row.name, {}).setdefault(row.size_bytes, []).append(asdict(row))
+        return {"summary": summary, "world_size": self.world_size, "ranks": list(self.ranks), "notes": list(self.notes)}
+
+    def to_json(self) -> bytes:
+        """Returns the table as bytes, for the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> LogTable:
+        """Returns the table that ``to_json`` wrote."""
+        value = json.loads(data)
+        rows = tuple(LogRow(**row) for row in value["rows"])
+        return cls(rows, value["world_size"], tuple(value["ranks"]), tuple(value["notes"]), value["show_straggler"])
+
+    def __str__(self) -> str:
+        """Returns the table as text, with the unit in each heading; ``>=`` before a bandwidth that is a lower bound."""
+        shown = (*_SHOWN, _STRAGGLER) if self.show_straggler else _SHOWN
+        head = f"Communication of {self.world_size} rank{'' if self.world_size == 1 else 's'}"
+        longest = max([9, *(len(_full_name(row)) for row in self.rows)])
+        lines = [head if self.rows else f"{head}: nothing was logged"]
+        if self.rows:
+            lines.append(f"{'operation':{longest}}{'size':>10}{'n':>6}" + "".join(f"{heading:>{width}}" for heading, _, width, _ in shown))
+        lines += [_line(row, shown, longest) for row in self.rows]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _full_name(row: LogRow) -> str:
+    return row.name if row.name == row.op else f"{row.name} ({row.op})"
+
+
+def _line(row: LogRow, shown: tuple[tuple[str, str, int, int], ...], longest: int) -> str:
+    text = f"{_full_name(row):{longest}}{bytes_text(row.size_bytes):>10}{row.group_size:>6}"
+    for heading, field, width, decimals in shown:
+        value = getattr(row, field) * (1e-3 if heading.endswith(" ms") else 1)
+        word = "-" if math.isnan(value) else f"{value:,.{decimals}f}"
+        text += f"{'>= ' + word if row.lower_bound and field.endswith('gb_per_s') and word != '-' else word:>{width}}"
+    left = [f"{number} {what}" for number, what in ((row.in_flight, "in flight"), (row.failed, "failed")) if number]
+    return f"{text}  ({', '.join(left)})" if left else text
+
+
+_LATE = 0.5  # a program that lets more than this share of an operation pass before it waits may have come after its end
+
+
+def is_operation(events: Events) -> Ints:
+    """Marks what the log is about: messages, collectives, and calls under ``timed_op`` (spans that have a group)."""
+    kind = events.kind
+    mask: Ints = (kind != MARK) & ((kind != SPAN) | (events.group != NONE))
+    return mask
+
+
+def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bool = True) -> tuple[LogRow, ...]:
+    """Computes the log.
+
+    Args:
+        events: the operations to log, of all ranks, in order of rank and posting; for all of them ``is_operation`` holds.
+        first: bool, as long as the events: whether it is the first that its rank did with that peer on that group.
+        one_clock: whether the times of different ranks can be compared.
+        by_tag: False for a backend that ignores tags (NCCL).
+
+    Returns:
+        The rows, by name, operation, group size and message size.
+
+    Example:
+        Two ranks reduce 1,000 bytes three times; the first time costs more:
+
+        >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
+        >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("uint8", (1000,), 1000),))
+        >>> post = np.array([0, 100_000, 200_000] * 2)
+        >>> events = make_events({"rank": [0, 0, 0, 1, 1, 1], "op": [OP_CODES["all_reduce"]] * 6, "group": [0] * 6, "payload": [0] * 6,
+        ...                       "post_ns": post, "wait_ns": post, "done_ns": post + [50_000, 10_000, 10_000] * 2}, tables)
+        >>> (row,) = make_rows(events, np.array([True, False, False] * 2))
+        >>> row.name, row.count, row.first_mean_us, row.median_us, row.algbw_gb_per_s, row.busbw_gb_per_s
+        ('all_reduce', 3, 50.0, 10.0, 0.1, 0.1)
+    """
+    if len(events) == 0:
+        return ()
+    events = replace(events, label=_labels_that_say_more(events))
+    sizes = np.maximum(events.size_bytes, 0)
+    group_sizes = np.array([*(len(group.ranks) for group in events.tables.groups), 1])[events.group]
+    straggler = straggler_ns(events, by_tag=by_tag) if one_clock else np.full(len(events), math.nan)
+    # `op` and `label` number names, so a row of this array tells one row of the log from another.
+    keys, row_of = np.unique(np.stack([events.label, events.op, group_sizes, sizes]), axis=1, return_inverse=True)
+    order = np.argsort(row_of, kind="stable")
+    ends = np.cumsum(np.bincount(row_of))
+    rows = []
+    for (label, op, group_size, size_bytes), members in zip(keys.T.tolist(), np.split(order, ends[:-1]), strict=True):
+        op_name = OP_NAMES[op]
+        name = op_name if label == NONE else events.tables.labels[label]
+        rows.append(_make_row(name, op_name, group_size, size_bytes, events.select(members), first[members], straggler[members]))
+    return tuple(sorted(rows, key=lambda row: (row.name, row.op, row.group_size, row.size_bytes)))
+
+
+def _labels_that_say_more(events: Events) -> Ints:
+    """Returns the labels, without those that repeat the name of the operation."""
+    pairs, pair_of = np.unique(np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True)
+    labels = [NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label for label, op in pairs.T.tolist()]
+    return np.array(labels, dtype=events.label.dtype)[pair_of]
+
+
+def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Events, first: Ints, straggler: Ints) -> LogRow:
+    done = (events.status == OK) & (events.done_ns != NONE)
+    latency_us = (events.done_ns - events.post_ns) * 1e-3
+    wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)  # a span has none: its caller was there all the time
+    blocked_us = (events.done_ns - wait_ns) * 1e-3
+    steady = done & ~first
+    count = _count(events)
+    median_us = _of(np.median, latency_us[steady])
+    mean_us, blocked_mean_us = _of(np.mean, latency_us[steady]), _of(np.mean, blocked_us[steady])
+    known_as = name if op == "span" else op
+    return LogRow(
+        name=name,
+        op=op,
+        group_size=group_size,
+        size_bytes=size_bytes,
+        count=count,
+        in_flight=int(np.count_nonzero(events.status == IN_FLIGHT)),
+        failed=int(np.count_nonzero(events.status == ERROR)),
+        first_count=int(np.count_nonzero(first)),
+        first_mean_us=_of(np.mean, latency_us[done & first]),
+        total_us=float(latency_us[done].sum()) * count / len(events),
+        mean_us=mean_us,
+        median_us=median_us,
+        p10_us=_of(lambda values: np.percentile(values, 10), latency_us[steady]),
+        p90_us=_of(lambda values: np.percentile(values, 90), latency_us[steady]),
+        blocked_mean_us=blocked_mean_us,
+        overlap_mean_us=mean_us - blocked_mean_us,
+        straggler_mean_us=_of(np.mean, straggler[steady & ~np.isnan(straggler)] * 1e-3),
+        algbw_gb_per_s=algbw_gb_per_s(size_bytes, median_us),
+        busbw_gb_per_s=busbw_gb_per_s(known_as, size_bytes, median_us, group_size),
+        lower_bound=_of(np.median, (latency_us - blocked_us)[steady] / np.maximum(latency_us[steady], 1e-3)) > _LATE,
+    )
+
+
+def _of(statistic: object, values: Ints) -> float:
+    """Returns a statistic, NaN of nothing."""
+    return float(statistic(values)) if len(values) else math.nan  # type: ignore[operator]
+
+
+def _count(events: Events) -> int:
+    """Returns how many operations these records are of: a collective leaves one on each rank that took part."""
+    if events.kind[0] in (SEND, RECV):
+        return len(events)
+    group_and_rank, records = np.unique(np.stack([events.group, events.rank]), axis=1, return_counts=True)
+    most: dict[int, int] = {}
+    for group, number in zip(group_and_rank[0].tolist(), records.tolist(), strict=True):
+        most[group] = max(most.get(group, 0), number)
+    return sum(most.values())
+
+
+def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
+    """Returns how long each operation was blocked before the last rank it needs had posted its side.
+
+    The k-th operation of a name, group and payload on one rank is taken for the k-th on the others, if all ranks of the group have equally
+    many: ranks may log different things.
+
+    Args:
+        events: operations of all ranks, in order of rank and posting, on one clock.
+        by_tag: False for a backend that ignores tags.
+
+    Returns:
+        float64 in ns, NaN where the other side is not known.
+
+    Source:
+        Scalasca's wait state "n-to-n": from the time a rank waits to the time the last one begins.
+    """
+    late = np.full(len(events), math.nan)
+    messages = match(events, by_tag=by_tag)
+    waits = split_waits(events, messages)
+    for side in (messages.send, messages.recv):
+        late[side] = waits.late_sender_ns[side] + waits.late_receiver_ns[side]
+    kind = events.kind
+    collective = np.flatnonzero((kind != SEND) & (kind != RECV))
+    if len(collective) == 0:
+        return late
+    _, key = np.unique(
+        np.stack([events.group[collective], events.op[collective], events.payload[collective], events.label[collective]]),
+        axis=1,
+        return_inverse=True,
+    )
+    for number in range(int(key.max()) + 1):
+        members = collective[key == number]
+        group = int(events.group[members[0]])
+        expected = len(events.tables.groups[group].ranks) if group != NONE else 0
+        ranks, records = np.unique(events.rank[members], return_counts=True)
+        if len(ranks) != expected or len(set(records.tolist())) != 1:
+            continue
+        members = members.reshape(expected, -1)  # ordered by rank, and within it by posting: one column a collective
+        last_post = events.post_ns[members].max(axis=0)
+        wait, done = events.wait_ns[members], events.done_ns[members]
+        begin = np.where(wait == NONE, events.post_ns[members], wait)
+        until = np.where(done == NONE, last_post, np.minimum(last_post, done))
+        late[members] = np.maximum(until - begin, 0)
+    return late

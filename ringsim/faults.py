@@ -1,0 +1,258 @@
+"""What can be made to go wrong in a run, alike on real ranks and on a virtual clock.
+
+::
+
+    rank 0   compute | send 0 -> 1 |                       Slow(rank=0, factor=2)       compute takes twice as long
+    rank 1                  recv   | compute |             Degrade(0, 1, factor=5)      the message takes five times as long
+    rank 2                              recv ...           Fail(rank=2, at_op=0)        raises instead of posting its first operation
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+
+from ringsim.errors import ArgumentError, RankFailed, is_number, say
+
+__all__ = [
+    "Degrade",
+    "Fail",
+    "Injection",
+    "Jitter",
+    "Slow",
+    "check_injections",
+    "degraded_by",
+    "fails_at",
+    "jitter_of",
+    "make_failure",
+    "slowed_by",
+]
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Makes a rank compute more slowly: each ``ringsim.compute`` on it, and each computation of a pipeline, takes ``factor`` times as long.
+
+    On real ranks it sleeps that long, on a virtual clock the clock goes on that far. Several for one rank multiply.
+
+    Args:
+        rank: which rank.
+        factor: how many times as long, 1 or more.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> import ringsim
+        >>> def worker():
+        ...     ringsim.compute(0.001)
+        >>> trace = ringsim.trace(worker, world_size=2, inject=[ringsim.Slow(rank=1, factor=20)])
+        >>> took_ns = trace.events.done_ns - trace.events.post_ns
+        >>> bool(took_ns[1] >= 20_000_000)
+        True
+    """
+
+    rank: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number("rank", self.rank, self)
+        _check_factor(self.factor, self)
+
+
+@dataclass(frozen=True)
+class Degrade:
+    """Makes a link slower: each message from ``src`` to ``dst`` travels ``factor`` times as long.
+
+    On a virtual clock latency and time for each byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the
+    message takes ``factor`` times what it took, counted from when both sides were posted. Several for one link multiply. The way back
+    from ``dst`` to ``src`` is another link, and so are collectives, which stay as they are on real ranks.
+
+    Args:
+        src: rank that sends.
+        dst: rank that receives.
+        factor: how many times as long, 1 or more.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Degrade(0, 1, factor=5)
+        Degrade(src=0, dst=1, factor=5)
+    """
+
+    src: int
+    dst: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number("src", self.src, self)
+        _check_number("dst", self.dst, self)
+        if self.src == self.dst:
+            raise ArgumentError(f"src and dst must be two ranks, got {self!r}. A link leads from one rank to another.")
+        _check_factor(self.factor, self)
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``, which is never posted.
+
+    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them; the making of groups is none. A rank that
+    posts fewer does not fail. Of several for one rank the earliest counts.
+
+    Args:
+        rank: which rank.
+        at_op: how many operations it posts before.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Fail(rank=2, at_op=7)
+        Fail(rank=2, at_op=7)
+    """
+
+    rank: int
+    at_op: int
+
+    def __post_init__(self) -> None:
+        _check_number("rank", self.rank, self)
+        _check_number("at_op", self.at_op, self)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Makes computing take now longer, now shorter: each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long.
+
+    Each rank draws its own numbers, evenly, and in the order of its computations: so the same on both clocks, and in each run. Several
+    multiply.
+
+    Args:
+        fraction: above 0, at most 1.
+        seed: what the numbers come from.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Jitter(fraction=0.1, seed=7)
+        Jitter(fraction=0.1, seed=7)
+    """
+
+    fraction: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        fraction: object = self.fraction
+        if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+            raise ArgumentError(f"fraction must be above 0 and at most 1, got {say(fraction)} (Jitter). 0.1 is a tenth, up and down.")
+        _check_number("seed", self.seed, self)
+
+
+Injection = Slow | Degrade | Fail | Jitter
+
+
+def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
+    """Returns what a run is asked to inject, as a tuple, checked.
+
+    Args:
+        inject: any number of injections.
+        world_size: number of ranks of the run.
+
+    Raises:
+        ArgumentError: something is none, or names a rank that the run does not have.
+
+    Example:
+        >>> check_injections([Slow(0, 2)], world_size=2)
+        (Slow(rank=0, factor=2),)
+    """
+    try:
+        checked = tuple(inject)
+    except TypeError:  # one alone is no list
+        raise ArgumentError(f"inject must be a list of Slow, Degrade, Fail and Jitter, got {say(inject)}. Write inject=[...].") from None
+    for each in checked:
+        if not isinstance(each, Injection):
+            raise ArgumentError(f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write ringsim.Slow(rank=1, factor=2).")
+        for rank in _ranks_of(each):
+            if rank >= world_size:
+                raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
+    return checked
+
+
+def slowed_by(inject: Iterable[Injection], rank: int) -> float:
+    """Returns how many times as long a rank computes, 1.0 where nothing slows it.
+
+    Example:
+        >>> slowed_by([Slow(1, 2), Slow(1, 1.5), Slow(0, 9)], rank=1)
+        3.0
+    """
+    return float(math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank))
+
+
+def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | None:
+    """Returns what draws how many times as long a rank's next computation takes; None where nothing jitters.
+
+    Example:
+        >>> draw, again = (jitter_of([Jitter(0.25, seed=1)], rank=3) for _ in range(2))
+        >>> [draw(), draw()] == [again(), again()]
+        True
+    """
+    streams = [(each.fraction, Random(f"{each.seed} {rank}")) for each in inject if isinstance(each, Jitter)]
+    return (lambda: math.prod(1 + fraction * stream.uniform(-1, 1) for fraction, stream in streams)) if streams else None
+
+
+def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
+    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 where nothing degrades the link.
+
+    Example:
+        >>> degraded_by([Degrade(0, 1, 5)], 0, 1), degraded_by([Degrade(0, 1, 5)], 1, 0)
+        (5.0, 1.0)
+    """
+    return float(math.prod(each.factor for each in inject if isinstance(each, Degrade) and (each.src, each.dst) == (src, dst)))
+
+
+def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
+    """Returns the number of the operation in whose place a rank raises, None where it does not.
+
+    Example:
+        >>> fails_at([Fail(2, 7), Fail(2, 3)], rank=2), fails_at([], rank=2)
+        (3, None)
+    """
+    return min((each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank), default=None)
+
+
+def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
+    """Makes the error that a rank raises in place of an operation, the same on both clocks.
+
+    Example:
+        >>> print(make_failure(2, 7, world_size=4))
+        rank 2 of 4 was made to fail in place of its operation 7, counted from 0. Leave Fail(rank=2, at_op=7) out of inject to let it go on.
+    """
+    return RankFailed(
+        f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, counted from 0. "
+        f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
+        rank=rank,
+    )
+
+
+def _ranks_of(injection: Injection) -> tuple[int, ...]:
+    """Returns the ranks that an injection names."""
+    match injection:
+        case Degrade(src, dst):
+            return src, dst
+        case Slow(rank) | Fail(rank):
+            return (rank,)
+        case _:
+            return ()
+
+
+def _check_number(name: str, value: object, where: Injection) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ArgumentError(f"{name} must be an integer from 0, got {say(value)} ({type(where).__name__}). Count from 0.")
+
+
+def _check_factor(value: object, where: Injection) -> None:
+    if not isinstance(value, int | float) or not is_number(value) or not value >= 1:
+        raise ArgumentError(f"factor must be a number from 1, got {say(value)} ({type(where).__name__}). 2 makes it take twice as long.")

@@ -1,0 +1,355 @@
+"""Getting ranks: parked ones, ranks forked by a server that has torch loaded, or, without such a server, fresh interpreters."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import queue
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import IO, Any, Final
+
+from ringsim.errors import RingError
+from ringsim.launch.forkserver import FDS_PER_MESSAGE
+from ringsim.launch.job import Kind, RankConfig, start_environment
+
+EXIT_S: Final = 5.0  # a killed process is gone long before
+START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
+PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
+PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
+
+
+class RankSet(ABC):
+    """The ranks of one run, as the launcher sees them.
+
+    Attributes:
+        directory: the run's directory, see ``RankConfig``.
+        channels: one for each rank; a closed one means that the rank has ended.
+    """
+
+    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
+        self.kind = kind
+        self.keep = keep_at is not None
+        if keep_at is None:
+            self.directory = Path(tempfile.mkdtemp(prefix="ringsim-"))
+        else:
+            keep_at.mkdir(parents=True)
+            self.directory = keep_at
+        self.channels: list[Connection] = []
+
+    @property
+    def config(self) -> RankConfig:
+        """What rank 0 is told; the other ranks differ in their number."""
+        kind = self.kind
+        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep)
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends all ranks that are still there; returns at once."""
+
+    @abstractmethod
+    def exit_status(self, rank: int) -> tuple[int | None, int]:
+        """Returns (exit code or None, when it was known) of a rank whose channel is closed."""
+
+    @property
+    def startup_errors(self) -> str:
+        """What processes printed that did not even become ranks."""
+        return ""
+
+    def wait_for_end(self) -> None:
+        """Waits until every rank is gone, and kills those that take too long."""
+        left: list[Any] = [channel for channel in self.channels if not channel.closed]
+        deadline = time.monotonic() + EXIT_S
+        while left and time.monotonic() < deadline:
+            ready = wait(left, timeout=0.5)
+            if not ready:
+                self.kill()
+            left = [channel for channel in left if channel not in ready or not _at_end(channel)]
+
+    def close(self) -> None:
+        """Ends what is left of the ranks, without waiting for the system to take them down, and removes the directory."""
+        self.kill()
+        for channel in self.channels:
+            channel.close()
+        deadline = time.monotonic() + EXIT_S
+        while self.directory.exists() and time.monotonic() < deadline:
+            shutil.rmtree(self.directory, ignore_errors=True)  # again if the server was just writing down how a rank ended
+
+
+def _at_end(channel: Connection) -> bool:
+    """Reads what a leaving rank may still say; True when its side is closed."""
+    try:
+        channel.recv_bytes()
+    except (EOFError, OSError):
+        return True
+    return False
+
+
+def start_command(what: str, *arguments: object) -> list[str]:
+    """Returns the command that makes a fresh interpreter a "fork server" or a "rank", see ``start``."""
+    return [sys.executable, str(Path(__file__).with_name("start.py")), json.dumps([what, sys.path, arguments])]
+
+
+class ForkServer:
+    """The launcher's end of a fork server."""
+
+    def __init__(self) -> None:
+        self.environment = start_environment()
+        self._lock = threading.Lock()
+        self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="ringsim-")  # noqa: SIM115 - open as long as the server
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                start_command("fork server", theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C at the terminal is for the launcher
+            )
+        os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server can still fork."""
+        return self._process.poll() is None
+
+    @property
+    def startup_errors(self) -> str:
+        """What the server printed; it prints only when something is wrong."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
+        """Sends one message; a server that is gone is no error here: the channels of its ranks are closed."""
+        with self._lock, contextlib.suppress(OSError):
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
+
+    def close(self) -> None:
+        """Ends the server, and with it every rank."""
+        self._control.close()
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+class ForkedRanks(RankSet):
+    """Ranks that a fork server forks.
+
+    Args:
+        server: forks them.
+        kind: what they must be like.
+        park_s: they are made ahead of a call, and the server ends them if none comes within this time; None for a call that waits.
+        keep_at: directory for their files, or None for a private one.
+    """
+
+    def __init__(self, server: ForkServer, kind: Kind, *, park_s: float | None = None, keep_at: Path | None = None) -> None:
+        super().__init__(kind, keep_at)
+        self._server = server
+        self._name = uuid.uuid4().hex
+        pairs = [socket.socketpair() for _ in range(kind.world_size)]
+        self.channels = [Connection(ours.detach()) for ours, _ in pairs]
+        for first in range(0, kind.world_size, FDS_PER_MESSAGE):
+            theirs = [their for _, their in pairs[first : first + FDS_PER_MESSAGE]]
+            message = {"do": "fork", "set": self._name, "first": first, "config": asdict(self.config), "park_s": park_s}
+            server.send(message, [their.fileno() for their in theirs])
+        for _, their in pairs:
+            their.close()
+
+    def take(self) -> bool:
+        """Takes parked ranks for a call; False when they have ended in the meantime."""
+        self._server.send({"do": "take", "set": self._name})
+        return self._server.alive and self.directory.is_dir() and not self.exits
+
+    @property
+    def exits(self) -> list[Path]:
+        """The files that say how ranks ended."""
+        return list(self.directory.glob("rank-*.exit"))
+
+    def kill(self) -> None:
+        """See ``RankSet``."""
+        self._server.send({"do": "kill", "set": self._name})
+
+    def exit_status(self, rank: int) -> tuple[int | None, int]:
+        """See ``RankSet``: the server writes it down before it closes the channel."""
+        try:
+            code, at_ns = self.config.for_rank(rank).exit_file.read_text().split()
+        except (OSError, ValueError):  # the server is gone, or the disk is full
+            return None, time.monotonic_ns()
+        return int(code), int(at_ns)
+
+    @property
+    def startup_errors(self) -> str:
+        """See ``RankSet``."""
+        return self._server.startup_errors
+
+
+class SpawnedRanks(RankSet):
+    """Ranks that are fresh interpreters, for systems without the fork server (macOS, Windows): slower to start, otherwise the same.
+
+    Args:
+        kind: what they must be like.
+        keep_at: directory for their files, or None for a private one.
+    """
+
+    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
+        super().__init__(kind, keep_at)
+        key = secrets.token_bytes(32)  # without it no other process of this machine can pass for a rank
+        self._processes: list[subprocess.Popen[str]] = []
+        with Listener(("127.0.0.1", 0), authkey=key) as listener, (self.directory / "start.log").open("w") as log:
+            for rank in range(kind.world_size):
+                process = subprocess.Popen(
+                    start_command("rank"), stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True
+                )
+                self._processes.append(process)
+                start = {"address": listener.address, "key": key.hex(), "config": asdict(self.config.for_rank(rank))}
+                if process.stdin is not None:
+                    process.stdin.write(json.dumps(start) + "\n")
+                    process.stdin.close()
+            self.channels = self._accept(listener)
+
+    def _accept(self, listener: Listener) -> list[Connection]:
+        """Waits until every rank has called; they call in any order and say who they are."""
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def accept() -> None:  # in a thread, since accept() has no time limit
+            with contextlib.suppress(OSError):
+                while True:
+                    arrived.put(listener.accept())
+
+        threading.Thread(target=accept, name="ringsim-accept", daemon=True).start()
+        by_rank: dict[int, Connection] = {}
+        deadline = time.monotonic() + START_S
+        while len(by_rank) < self.kind.world_size:
+            with contextlib.suppress(queue.Empty):
+                channel = arrived.get(timeout=0.1)
+                by_rank[channel.recv()] = channel
+                continue
+            if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
+                errors = (self.directory / "start.log").read_text().strip()
+                self.close()
+                raise RingError(f"ranks must be startable, got: {errors or 'no answer'}.")
+        return [by_rank[rank] for rank in range(self.kind.world_size)]
+
+    def kill(self) -> None:
+        """See ``RankSet``."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+
+    def exit_status(self, rank: int) -> tuple[int | None, int]:
+        """See ``RankSet``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._processes[rank].wait(1.0), time.monotonic_ns()
+        return None, time.monotonic_ns()
+
+    def close(self) -> None:
+        """See ``RankSet``."""
+        super().close()
+        for process in self._processes:
+            process.wait()
+
+
+def become_rank() -> None:
+    """Makes this fresh interpreter the rank that the line on standard input describes; does not return."""
+    start = json.loads(sys.stdin.readline())
+    config = RankConfig(**start["config"])
+    channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
+    channel.send(config.rank)
+    from ringsim.launch import rank  # with torch, which the launcher does not load
+
+    try:
+        rank.main(channel, config)
+    finally:
+        os._exit(70)
+
+
+class Launcher:
+    """Hands out ranks. There is one per process; it can be used from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._parked: ForkedRanks | None = None
+        atexit.register(self.close)
+
+    def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
+        """Returns ranks of a kind, parked ones if there are any.
+
+        Raises:
+            RingError: they cannot be started.
+        """
+        try:
+            if has_fork_server():
+                return self._get_forked(kind, keep_at)
+            return SpawnedRanks(kind, keep_at)
+        except OSError as error:
+            raise RingError(f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the space on disk.") from None
+
+    def _get_forked(self, kind: Kind, keep_at: Path | None) -> ForkedRanks:
+        with self._lock:
+            parked, self._parked = self._parked, None
+            if parked is not None:
+                if keep_at is None and parked.kind == kind and parked.take():
+                    return parked
+                parked.close()
+            return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
+
+    def park(self, kind: Kind) -> None:
+        """Has fresh ranks of a kind made ahead of the next call; returns at once."""
+        if not has_fork_server() or kind.world_size > PARKED_RANKS_MAX or kind.comm_device != "cpu" or not kind.ring:
+            return
+        with self._lock:
+            if self._parked is None:
+                self._parked = ForkedRanks(self._get_server(kind), kind, park_s=PARKED_S)
+
+    def close(self) -> None:
+        """Ends the server and all parked ranks; the next ``get`` starts anew."""
+        with self._lock:
+            if self._parked is not None:
+                self._parked.close()
+                self._parked = None
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+
+    def _get_server(self, kind: Kind) -> ForkServer:
+        """Returns a server that started in the environment that ``kind`` asks for."""
+        if self._server is not None and (not self._server.alive or self._server.environment != kind.environment):
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkServer()
+        return self._server
+
+
+def has_fork_server() -> bool:
+    """Whether ranks are forked on this system; elsewhere each is a fresh interpreter."""
+    return sys.platform == "linux"
+
+
+@functools.cache
+def _launcher_of(_pid: int) -> Launcher:
+    return Launcher()
+
+
+def get_launcher() -> Launcher:
+    """Returns this process's launcher; a forked child gets its own."""
+    return _launcher_of(os.getpid())

@@ -1,0 +1,12 @@
+"""The ring: a rank, its two neighbours, the group that it shares with each, and how these groups are built."""
+
+from ringsim.ring.printing import restore_output as restore_output
+from ringsim.ring.printing import suppress_output as suppress_output
+from ringsim.ring.ring import Ring as Ring
+from ringsim.ring.ring import current_ring as current_ring
+from ringsim.ring.ring import destroy_distributed as destroy_distributed
+from ringsim.ring.ring import get_comm_device as get_comm_device
+from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
+from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
+from ringsim.ring.ring import initialize as initialize
+from ringsim.ring.ring import initialize_distributed as initialize_distributed

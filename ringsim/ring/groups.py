@@ -1,0 +1,549 @@
+"""What ``initialize_distributed`` is told: completed by what the launcher says, and checked before any socket is opened.
+
+Process groups of two ranks: the one module that uses torch's private API.
+
+The public ``new_group`` must be called by every rank for every group, also by those outside it: a ring of N pairs costs each rank N calls.
+A pair needs only its two members to meet. So each of them builds the group by itself, under a name that both know, over the store that all
+ranks share. Torch's own way to let the members alone build a group (``use_local_synchronization``) names it by how many groups the process
+made so far: the members of a pair must then have made equally many, which no order achieves in a ring of odd length.
+
+Gloo, building a group, writes its own address into a store and waits for the other's: ten questions to the shared store for two groups,
+and the order in which a rank builds them could close a circle of ranks that wait for each other. So each of a rank's two groups is built
+over a store of its own in this process, both at once, and only the addresses go through the shared one, in three questions::
+
+    group to pred --- my address --->  |            |  --- both of mine --->  shared store
+    (a thread)    <-- its address ---  |  exchange  |
+    group to succ --- my address --->  |            |  <-- one of pred's,
+    (a thread)    <-- its address ---  |            |      one of succ's ---  shared store
+
+Every rank writes before it waits, so no order of ranks can stop them.
+
+How a ring's groups come to be: by rendezvous and torch's own groups, or by what another backend calls its world and its groups.
+
+On torch each rank builds the two groups that it is in, over the store where the ranks met (``pair_groups``). The protocol of backends knows
+no store, and a ``new_group`` that all ranks call for every group, in one order. So on another backend the ranks first tell each other, in
+one all_gather, which ring each is in, and then make all pairs of all rings::
+
+    rank 2 of 4, ring_ranks=[2, 3]          said by all           made by all, in this order
+      |-- all_gather(my ring) ------------> [0,1] [0,1]           "ring:0>1" "ring:1>0"
+      |                                     [2,3] [2,3]           "ring:2>3" "ring:3>2"   <- these two are rank 2's
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
+
+from ringsim.comm.backend import Backend
+from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, find_fault, leave, meet, meet_over
+from ringsim.comm.functions import find
+from ringsim.comm.log import pause_log
+from ringsim.environment import discover
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+
+__all__ = [
+    "Pair",
+    "PairGroups",
+    "RingArguments",
+    "build_on_backend",
+    "build_on_torch",
+    "build_pair_groups",
+    "check_ring_arguments",
+    "complete_ring_arguments",
+    "default_store",
+    "destroy_group",
+    "pair_name",
+    "pairs_of",
+]
+
+_LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
+
+
+@dataclass(frozen=True)
+class RingArguments:
+    """The arguments of ``initialize_distributed`` after ``check_ring_arguments``; the ring keeps them under the same names.
+
+    Attributes:
+        head_ip: where rank 0 is.
+        port: where rank 0 listens.
+        world_size: how many ranks there are in all rings together.
+        rank: this global rank.
+        local_rank: this rank's number on its machine.
+        comm_device: "cpu" or "gpu".
+        timeout_s: limit of one operation, in seconds.
+        ranks: the global ranks of this rank's ring, in order.
+    """
+
+    head_ip: str
+    port: int
+    world_size: int
+    rank: int
+    local_rank: int
+    comm_device: str
+    timeout_s: float
+    ranks: tuple[int, ...]
+
+
+def check_ring_arguments(
+    head_ip: Any, port: Any, world_size: Any, rank: Any, local_rank: Any, comm_device: Any, timeout_s: Any, ring_ranks: Sequence[Any] | None
+) -> RingArguments:
+    """Checks every argument of ``initialize_distributed`` that can be checked alone.
+
+    Args:
+        head_ip: a numeric address or a name, as text.
+        port: a whole number, 1 to 65535.
+        world_size: a whole number, 1 or more.
+        rank: a whole number, 0 to ``world_size`` - 1.
+        local_rank: a whole number, 0 or more.
+        comm_device: "cpu" or "gpu".
+        timeout_s: a number of seconds above 0.
+        ring_ranks: the global ranks of this rank's ring in order; None for all ranks.
+
+    Returns:
+        The same values, whole numbers as ``int``.
+
+    Raises:
+        ArgumentError: a value breaks its rule; the message names the argument, the rule and the value.
+
+    Example:
+        >>> check_ring_arguments("127.0.0.1", 29500, 4, 2, 2, "cpu", 30, None).ranks
+        (0, 1, 2, 3)
+        >>> check_ring_arguments("127.0.0.1", 29500, 4, 4, 0, "cpu", 30, None)
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.ArgumentError: rank must be a whole number from 0 to 3, got 4 (world_size 4). Give each process its own.
+    """
+    world_size = _whole("world_size", world_size, 1, None, "", "Pass the number of processes.")
+    rank = _whole("rank", rank, 0, world_size - 1, f" (world_size {world_size})", "Give each process its own.")
+    where = f" (rank {rank} of {world_size})"
+    port = _whole("port", port, 1, 65535, where, "Pass a free port of rank 0's machine, the same on every rank.")
+    local_rank = _whole("local_rank", local_rank, 0, None, where, "Pass this process's number on its machine, counted from 0.")
+    if not isinstance(head_ip, str) or not head_ip.strip():
+        raise ArgumentError(
+            f"head_ip must be an address or a name as text, got {head_ip!r}{where}. Pass rank 0's address, such as '127.0.0.1'."
+        )
+    if comm_device not in ("cpu", "gpu"):
+        raise ArgumentError(f"comm_device must be 'cpu' or 'gpu', got {comm_device!r}{where}. Pass 'cpu' for Gloo, 'gpu' for NCCL.")
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not is_number or not isfinite(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+        raise ArgumentError(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}{where}. Pass for example 30.")
+    return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), _ring(ring_ranks, rank, world_size))
+
+
+def complete_ring_arguments(
+    known: Mapping[str, Any], head_ip: Any, port: Any, world_size: Any, rank: Any, local_rank: Any, comm_device: Any
+) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """Fills in the arguments of ``initialize_distributed`` that are None.
+
+    Args:
+        known: what the ring or the default process group that exists says, by the names of the arguments; it comes before the launcher.
+        head_ip: as in ``check_ring_arguments``, and so for the others; None to find it.
+        port: likewise.
+        world_size: likewise.
+        rank: likewise.
+        local_rank: likewise.
+        comm_device: likewise; "cpu" where nothing is known.
+
+    Returns:
+        The six values in this order, none of them None. They are checked where they are used.
+
+    Raises:
+        ArgumentError: a value does not go with what the launcher says.
+        RingError: a value is nowhere to be found.
+
+    Example:
+        >>> complete_ring_arguments({}, "10.0.0.1", 29500, 4, 2, 0, None)
+        ('10.0.0.1', 29500, 4, 2, 0, 'cpu')
+    """
+    given = {"head_ip": head_ip, "port": port, "world_size": world_size, "rank": rank, "local_rank": local_rank}
+    values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
+    if None in values.values():
+        values = vars(discover(**values))
+    device = known.get("comm_device", "cpu") if comm_device is None else comm_device
+    return values["head_ip"], values["port"], values["world_size"], values["rank"], values["local_rank"], device
+
+
+def _whole(name: str, value: Any, low: int, high: int | None, where: str, advice: str) -> int:
+    """Returns a whole number as ``int``, also numpy's; text and True are none."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number > high):
+        span = f"of {low} or more" if high is None else f"from {low} to {high}"
+        raise ArgumentError(f"{name} must be a whole number {span}, got {value!r}{where}. {advice}")
+    return number
+
+
+def _ring(ring_ranks: Any, rank: int, world_size: int) -> tuple[int, ...]:
+    """Returns the ring's ranks; they are different, exist, and include this one."""
+    if ring_ranks is None:
+        return tuple(range(world_size))
+    where = f"(rank {rank} of {world_size})"
+    advice = "Pass the global ranks of the ring that this rank is in, in order; [rank] where it is in none."
+    if isinstance(ring_ranks, (str, bytes)) or not hasattr(ring_ranks, "__iter__"):
+        raise ArgumentError(f"ring_ranks must be a sequence of ranks, got {ring_ranks!r} {where}. {advice}")
+    ranks = tuple(_whole("each of ring_ranks", each, 0, world_size - 1, f" {where}", advice) for each in ring_ranks)
+    if len(set(ranks)) != len(ranks):
+        raise ArgumentError(f"ring_ranks must not name a rank twice, got {list(ranks)} {where}. {advice}")
+    if rank not in ranks:
+        raise ArgumentError(f"ring_ranks must include the rank that passes it, got {list(ranks)} {where}. {advice}")
+    return ranks
+
+
+Pair = tuple[int, int]
+PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+
+_KNOWN_TORCH = "2.13."  # where Gloo keeps addresses in a store is nobody's promise: another version goes the public way until it is tried
+
+
+def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
+    """Names the two pairs of a ring that a rank is in; group *i* is over places (i, (i+1) mod N).
+
+    Args:
+        rank: a global rank of the ring.
+        ranks: the ring's global ranks in order.
+
+    Returns:
+        The pair that the rank receives on, in which it is the successor, and the pair that it sends on, in which it is the predecessor;
+        each as (predecessor, successor). None for a ring of one.
+
+    Example:
+        >>> for rank in range(4):
+        ...     pred_pair, succ_pair = pairs_of(rank, range(4))
+        ...     print(rank, pred_pair, succ_pair)
+        0 (3, 0) (0, 1)
+        1 (0, 1) (1, 2)
+        2 (1, 2) (2, 3)
+        3 (2, 3) (3, 0)
+        >>> pairs_of(0, range(2)), pairs_of(0, [0])
+        (((1, 0), (0, 1)), None)
+    """
+    if len(ranks) < 2:
+        return None
+    place = ranks.index(rank)
+    return (ranks[place - 1], rank), (rank, ranks[(place + 1) % len(ranks)])
+
+
+def pair_name(pair: Pair) -> str:
+    """Returns the name of the group over a pair, predecessor first.
+
+    Example:
+        >>> pair_name((2, 3)), pair_name((3, 0))
+        ('ring:2>3', 'ring:3>0')
+    """
+    return f"ring:{pair[0]}>{pair[1]}"
+
+
+def build_pair_groups(
+    rank: int, ranks: Sequence[int], rings: Sequence[Sequence[int]], store: Store, backend: str, timeout: timedelta
+) -> PairGroups:
+    """Builds this rank's two pair groups, over the default process group.
+
+    Every rank of the world calls it, each for its own ring. It blocks until its neighbours have come as far; on NCCL they meet at the
+    first message.
+
+    Args:
+        rank: this global rank.
+        ranks: this ring's global ranks in order.
+        rings: all rings of the world, the same list on every rank.
+        store: a store all ranks share, unused before under this ring's names.
+        backend: "gloo" or "nccl".
+        timeout: limit of each operation on the groups.
+
+    Returns:
+        The group that this rank receives on and the group that it sends on; None and None in a ring of one.
+    """
+    if backend != "gloo" or not _builds_privately():
+        return _build_publicly(rank, rings, backend, timeout)
+    pairs = pairs_of(rank, ranks)
+    if pairs is None:
+        return None, None
+    device = _gloo_device()
+    builds = [_GlooBuild(rank, pair, device, timeout) for pair in pairs]
+    keys = [f"{build.name}/{build.here}" for build in builds]
+    peer_keys = [f"{build.name}/{build.there}" for build in builds]
+    store.set_timeout(timeout)
+    store.multi_set(keys, [build.address() for build in builds])  # type: ignore[attr-defined]  # not in torch's stubs
+    for build, address in zip(builds, store.multi_get(peer_keys), strict=True):
+        build.meet(address)
+    pred_group, succ_group = (build.group(store) for build in builds)
+    return pred_group, succ_group
+
+
+def default_store() -> Store | None:
+    """Returns the store of the default process group, None where torch does not show it."""
+    return c10d._get_default_store() if hasattr(c10d, "_get_default_store") else None
+
+
+def destroy_group(group: dist.ProcessGroup | None) -> None:
+    """Destroys a group of ours; harmless where there is none, or where it went with the default group. It does not block."""
+    if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
+        dist.destroy_process_group(group)
+
+
+def _builds_privately() -> bool:
+    """Tells whether this torch is known to have everything that building a group by its members takes."""
+    gloo = getattr(dist, "ProcessGroupGloo", None)
+    needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
+    return torch.__version__.startswith(_KNOWN_TORCH) and all(hasattr(owner, name) for owner, name in needed)
+
+
+def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, timeout: timedelta) -> PairGroups:
+    """Builds the groups in the public way: every rank calls for every pair of every ring, in one order."""
+    pred_group: dist.ProcessGroup | None = None
+    succ_group: dist.ProcessGroup | None = None
+    for ring in rings:
+        for pred in ring:
+            pairs = pairs_of(pred, ring)
+            if pairs is None:
+                continue
+            pair = pairs[1]
+            # The time-out is not inherited from the default group: without it a deadlock on a pair would last half an hour.
+            group = dist.new_group(list(pair), timeout=timeout, backend=backend, group_desc=pair_name(pair))
+            if pair[0] == rank:
+                succ_group = group
+            elif pair[1] == rank:
+                pred_group = group
+    return pred_group, succ_group
+
+
+def _gloo_device() -> object:
+    """Returns what Gloo's connections go through, a listening socket and a thread: the default group's, where that is Gloo's."""
+    with suppress(RuntimeError):  # the default group knows no CPU: NCCL
+        default = c10d._get_default_group()._get_backend(torch.device("cpu"))
+        if isinstance(default, dist.ProcessGroupGloo):
+            device: object = default.options._devices[0]  # type: ignore[attr-defined]  # not in torch's stubs
+            return device
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    return dist.ProcessGroupGloo.create_default_device()
+
+
+class _GlooBuild:
+    """One group being built: Gloo runs in a thread, over a store in this process, until the other member's address is there."""
+
+    def __init__(self, rank: int, pair: Pair, device: object, timeout: timedelta) -> None:
+        self.name = GroupName(pair_name(pair))
+        self.members = sorted(pair)
+        self.here = self.members.index(rank)
+        self.there = 1 - self.here
+        self._timeout = timeout
+        self._store = HashStore()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+        options._devices = [device]
+        options._threads = 1  # they run collectives; messages between two ranks need none
+        options._timeout = timeout
+        options.global_ranks_in_group = self.members
+        options.group_name = self.name
+        self._backend = BackgroundCall(lambda: dist.ProcessGroupGloo(self._store, self.here, len(self.members), options))
+
+    def address(self) -> bytes:
+        """Waits for what Gloo tells the other member, and returns it."""
+        self._store.wait([_gloo_key(self.here)], self._timeout)
+        address: bytes = self._store.get(_gloo_key(self.here))
+        return address
+
+    def meet(self, address: bytes) -> None:
+        """Hands the other member's address to Gloo, which connects."""
+        self._store.set(_gloo_key(self.there), address)  # type: ignore[arg-type]  # torch takes bytes as well as text
+
+    def group(self, store: Store) -> dist.ProcessGroup:
+        """Waits until the two are connected; returns the group, entered into torch's tables as ``new_group`` would."""
+        backend = self._backend.result(self._timeout.total_seconds())
+        group_store = PrefixStore(f"{self.name}/", store)
+        group = dist.ProcessGroup(group_store, self.here, len(self.members))
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        group._set_group_name(self.name)
+        group._set_group_desc(self.name)
+        c10d._register_pg_in_world(
+            group,
+            backend_name="gloo",
+            store=group_store,
+            group_name=self.name,
+            backend_config="cpu:gloo",
+            rank_mapping={member: index for index, member in enumerate(self.members)},
+        )
+        return group
+
+
+def _gloo_key(place: int) -> str:
+    """Returns the key under which Gloo, in its first group over a store, keeps a member's address."""
+    return f"0/{place}"
+
+
+def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack) -> PairGroups:
+    """Meets the other ranks and builds the groups of torch that a ring needs.
+
+    Every rank of the world calls it. It blocks until all have built theirs.
+
+    Args:
+        wanted: the ring.
+        listen_socket: for rank 0, a socket that listens already; None to open one.
+        undo: what takes down again what was built goes here.
+
+    Returns:
+        The group that this rank receives on and the group that it sends on; None and None in a ring of one.
+
+    Raises:
+        ArgumentError: there is no such GPU, or the default group that exists is another.
+        RendezvousFailed: the ranks did not find each other.
+        RingError: the default group that exists hides its store.
+    """
+    rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
+    timeout = timedelta(seconds=timeout_s)
+    backend = "nccl" if wanted.comm_device == "gpu" else "gloo"
+    gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
+    card = Card(world_size, wanted.comm_device, wanted.ranks, gpu)
+    builds_default = not dist.is_initialized()
+    if builds_default:
+        rendezvous = meet(wanted.head_ip, wanted.port, rank, world_size, card, timeout_s, listen_socket)
+    else:
+        rendezvous = meet_over(_store_of_default_group(wanted), rank, world_size, card, timeout_s)
+    undo.callback(leave, rendezvous, timeout_s)
+    failure: RuntimeError | None = None
+    groups: PairGroups = (None, None)
+    try:
+        if builds_default:
+            undo.callback(build_default_group(rendezvous, rank, world_size, backend, timeout))
+            undo.callback(destroy_group, dist.group.WORLD)
+        groups = build_pair_groups(rank, wanted.ranks, rendezvous.rings, rendezvous.roll.store, backend, timeout)
+        for group in groups:
+            undo.callback(destroy_group, group)
+    except RuntimeError as error:
+        failure = error
+    try:
+        rendezvous.roll.finish(
+            time.monotonic() + timeout_s, None if failure is None else f"rank {rank} must reach its peers, got {_first_line(failure)}"
+        )
+    except RendezvousFailed as error:
+        raise error from failure
+    return groups
+
+
+def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -> tuple[Any, Any]:
+    """Joins the ranks and builds all pair groups, both as a backend other than torch does it.
+
+    Every rank of the world calls it. It blocks until all have made all groups.
+
+    Args:
+        backend: makes the world, unless it is there, and the groups.
+        wanted: the ring.
+        undo: what takes down again what was built goes here: the world and its groups with it, or the groups of a world that was there.
+
+    Returns:
+        The group that this rank receives on and the group that it sends on; None and None in a ring of one.
+
+    Raises:
+        ArgumentError: ``comm_device`` is "gpu", or rank and number of ranks are others for the backend.
+        RendezvousFailed: the ranks do not agree on their rings.
+        RingError: what the backend says where ranks are missing.
+    """
+    rank, world_size = wanted.rank, wanted.world_size
+    if wanted.comm_device != "cpu":
+        raise ArgumentError(
+            f"comm_device must be 'cpu' on the backend {backend.name!r}, got {wanted.comm_device!r} (rank {rank} of {world_size}). "
+            "Pass 'cpu', or call set_backend('torch') for NCCL."
+        )
+    timeout = timedelta(seconds=wanted.timeout_s)
+    exists = backend.is_initialized()
+    if exists:
+        _check_world(wanted, backend.get_rank(), backend.get_world_size())
+    else:
+        backend.init_process_group(timeout=timeout, world_size=world_size, rank=rank)
+        undo.callback(_destroy, backend, None)
+    mine: dict[str, Any] = {}
+    for ring in _ask_for_rings(backend, wanted):
+        pairs = [both[1] for both in (pairs_of(each, ring) for each in ring) if both is not None]
+        for pair in pairs:
+            group = backend.new_group(list(pair), timeout=timeout, group_desc=pair_name(pair))
+            if rank in pair:
+                mine[pair_name(pair)] = group
+                if exists:
+                    undo.callback(_destroy, backend, group)
+    both = pairs_of(rank, wanted.ranks)
+    return (None, None) if both is None else (mine[pair_name(both[0])], mine[pair_name(both[1])])
+
+
+def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
+    """Compares the arguments with the process group that exists.
+
+    Raises:
+        ArgumentError: they differ.
+    """
+    for name, value in (("world_size", world_size), ("rank", rank)):
+        if getattr(wanted, name) != value:
+            raise ArgumentError(
+                f"{name} must be {value} as in the default process group that exists, got {getattr(wanted, name)} "
+                f"(rank {rank} of {world_size}). Pass what init_process_group was told."
+            )
+
+
+def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, ...]]:
+    """Returns every ring of the world, the same list on every rank; a rank's ring is a row of numbers, filled up with -1."""
+    row = torch.full((wanted.world_size,), -1, dtype=torch.int64)
+    row[: len(wanted.ranks)] = torch.tensor(wanted.ranks)
+    rows = [torch.empty_like(row) for _ in range(wanted.world_size)]
+    with pause_log():  # it is ours, not the program's
+        find(backend, "all_gather")(rows, row)
+    cards = [Card(wanted.world_size, wanted.comm_device, tuple(each[each >= 0].tolist())) for each in rows]
+    fault = find_fault(cards)
+    if fault is not None:
+        raise RendezvousFailed(f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_ranks on every rank of a ring.")
+    return list(dict.fromkeys(card.ring for card in cards))
+
+
+def _destroy(backend: Backend, group: Any) -> None:
+    """Ends a group of a backend, or with None its world; harmless where the script has done so."""
+    if backend.is_initialized():
+        with suppress(RingError):
+            backend.destroy_process_group(group)
+
+
+def _store_of_default_group(wanted: RingArguments) -> Store:
+    """Returns the store of the group that the script made, if that group is as the arguments say."""
+    _check_world(wanted, dist.get_rank(), dist.get_world_size())
+    store = default_store()
+    if store is None:
+        raise RingError(
+            "initialize_distributed must come before init_process_group with this version of torch, which hides the store of a group, "
+            f"got a group that exists (rank {wanted.rank} of {wanted.world_size}). Leave init_process_group out."
+        )
+    return store
+
+
+def _select_gpu(wanted: RingArguments) -> str:
+    """Makes this rank's GPU the current device and returns what tells it from every other GPU."""
+    where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        raise ArgumentError(
+            f"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' {where}. Pass 'cpu', or use a CUDA build of torch."
+        )
+    count = torch.cuda.device_count()
+    if wanted.local_rank >= count:
+        raise ArgumentError(
+            f"local_rank must be below the number of GPUs of this machine, {count}, got {wanted.local_rank} {where}. "
+            "Start at most one rank for each GPU, or pass comm_device='cpu'."
+        )
+    torch.cuda.set_device(wanted.local_rank)
+    return f"{torch.cuda.get_device_name(wanted.local_rank)} {torch.cuda.get_device_properties(wanted.local_rank).uuid}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,340 @@
+"""The ring: a rank, its two neighbours, and the group that it shares with each.
+
+Group *i* joins rank *i* and rank (*i* + 1) mod N. A rank is in two of them::
+
+    rank 2's predecessor group                      rank 2's successor group
+    "ring:1>2": 2 is the successor, receives        "ring:2>3": 2 is the predecessor, sends
+
+         rank 1 ----- ring:1>2 -----> rank 2 ----- ring:2>3 -----> rank 3
+
+Activations go forward on a group and their gradients come back on the same one. A ring of one has no groups; a ring of two has two
+distinct groups over the same two ranks, one for each direction.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from ringsim.comm.backend import TORCH, Backend, get_backend_object
+from ringsim.errors import ArgumentError, RingError
+from ringsim.ring.groups import (
+    RingArguments,
+    build_on_backend,
+    build_on_torch,
+    check_ring_arguments,
+    complete_ring_arguments,
+    pair_name,
+    pairs_of,
+)
+from ringsim.ring.printing import restore_output, suppress_output
+from ringsim.state import change_state, get_state
+
+__all__ = [
+    "Ring",
+    "current_ring",
+    "destroy_distributed",
+    "get_comm_device",
+    "get_pipeline_parallel_pred_group",
+    "get_pipeline_parallel_succ_group",
+    "initialize",
+    "initialize_distributed",
+]
+
+_DEFAULT_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A rank's place in its ring.
+
+    Attributes:
+        rank: this global rank.
+        world_size: how many ranks there are, in all rings together.
+        pred: the global rank that this one receives from.
+        succ: the global rank that this one sends to.
+        pred_group: the group that this rank receives on, None in a ring of one.
+        succ_group: the group that this rank sends on, None in a ring of one.
+        comm_device: "cpu" (Gloo, or another backend) or "gpu" (NCCL).
+        ranks: the ring's global ranks, in order.
+        local_rank: this rank's number on its machine, and its GPU with "gpu".
+        head_ip: where rank 0 is.
+        port: where rank 0 listens.
+        timeout_s: limit of one operation, in seconds.
+        backend: what made the groups and carries their messages.
+        take_down: destroys what was built for this ring; ``destroy_distributed`` calls it.
+
+    Example:
+        >>> ring = Ring(rank=2, world_size=4, pred=1, succ=3, ranks=(0, 1, 2, 3))
+        >>> ring.group_pairs
+        [('ring:0>1', (0, 1)), ('ring:1>2', (1, 2)), ('ring:2>3', (2, 3)), ('ring:3>0', (3, 0))]
+    """
+
+    rank: int
+    world_size: int
+    pred: int
+    succ: int
+    ranks: tuple[int, ...]
+    pred_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    succ_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    comm_device: str = "cpu"
+    local_rank: int = 0
+    head_ip: str = "127.0.0.1"
+    port: int = 0
+    timeout_s: float = _DEFAULT_TIMEOUT_S
+    backend: Backend = field(default=TORCH, repr=False, compare=False)
+    take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether what a rank posts on a group is carried out one after the other: NCCL, and ``simulate(..., semantics="grouped")``."""
+        return self.comm_device == "gpu" or self.backend.in_order
+
+    @property
+    def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
+        """Name and (predecessor, successor) of every group of this ring, in order; this rank has built its own two of them."""
+        pairs = [pairs_of(rank, self.ranks) for rank in self.ranks]
+        return [(pair_name(both[1]), both[1]) for both in pairs if both is not None]
+
+
+def initialize_distributed(
+    head_ip: str | None = None,
+    port: int | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    comm_device: str | None = None,
+    *,
+    timeout_s: float = _DEFAULT_TIMEOUT_S,
+    ring_ranks: Sequence[int] | None = None,
+) -> None:
+    """Joins this process to the others: default process group, ring, and the two pair groups of this rank.
+
+    Every process calls it once, in any order, and each is blocked until all have; a wrong start ends on every rank with the same words.
+    Rank 0 listens at ``head_ip`` and ``port`` (on loopback alone if ``head_ip`` is loopback), the others come to it. Where the script has
+    called ``init_process_group`` already, the ring is built on that group, and ``head_ip`` and ``port`` are only kept. Afterwards only
+    rank 0's prints are shown (``suppress_output``). A second call with the values in force returns at once; what it leaves out, and the
+    default ``timeout_s``, agree with any.
+
+    On a backend other than torch (``ringsim.comm.set_backend`` before this) the ranks are joined and the groups made by that backend, whose
+    errors are then raised; ``head_ip`` and ``port`` are only kept.
+
+    What is left out is found: in the default process group if there is one, then in what the launcher says (``ringsim.environment``:
+    torchrun, ``srun``, ``mpirun`` and others). A process that no launcher started must be told; ``world_size=1`` is a world of one.
+
+    Args:
+        head_ip: address or name of rank 0's machine.
+        port: a free port there, the same on every rank.
+        world_size: how many processes there are.
+        rank: this process's number among them, from 0.
+        local_rank: its number on its machine, from 0; with "gpu" the number of its GPU.
+        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device. "cpu" if
+            left out, also where there are GPUs, so that a script does the same everywhere.
+        timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
+        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. So several rings share
+            one world. A rank that is in none passes itself: ``[rank]``.
+
+    Raises:
+        ArgumentError: an argument breaks its rule, or differs from those of the ring that exists.
+        RingError: what was left out is nowhere to be found, or variables contradict each other; the message lists them.
+        RendezvousFailed: the ranks did not find each other; the message names those present and those missing.
+
+    Example:
+        >>> initialize_distributed(world_size=1)
+        >>> current_ring().ranks, get_comm_device(), get_pipeline_parallel_succ_group()
+        ((0,), 'cpu', None)
+        >>> destroy_distributed()
+    """
+    complete = complete_ring_arguments(_known(), head_ip, port, world_size, rank, local_rank, comm_device)
+    initialize(*complete, timeout_s=timeout_s, ring_ranks=ring_ranks)
+
+
+def initialize(
+    head_ip: str,
+    port: int,
+    world_size: int,
+    rank: int,
+    local_rank: int,
+    comm_device: str,
+    *,
+    timeout_s: float = _DEFAULT_TIMEOUT_S,
+    ring_ranks: Sequence[int] | None = None,
+    listen_socket: socket.socket | None = None,
+) -> Ring:
+    """Does what ``initialize_distributed`` says, for who starts the ranks; see there for the arguments and errors.
+
+    Args:
+        head_ip: where rank 0 is.
+        port: where rank 0 listens.
+        world_size: how many ranks there are.
+        rank: this rank.
+        local_rank: its number on its machine.
+        comm_device: "cpu" or "gpu".
+        timeout_s: limit, in seconds.
+        ring_ranks: the global ranks of its ring.
+        listen_socket: for rank 0, a socket from ``rendezvous.listen``; it is taken over. So the port is taken before any rank runs.
+
+    Returns:
+        The ring.
+    """
+    wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks)
+    ring, backend = get_state().ring, get_backend_object()
+    if ring is not None and not ring.backend.is_initialized():
+        destroy_distributed()  # the script took the default group down, and the pair groups went with it
+    elif ring is not None:
+        _check_same(ring, wanted, backend)
+        return ring
+    with ExitStack() as undo:
+        groups = build_on_torch(wanted, listen_socket, undo) if backend is TORCH else build_on_backend(backend, wanted, undo)
+        place = wanted.ranks.index(wanted.rank)
+        ring = Ring(
+            **vars(wanted),
+            pred=wanted.ranks[place - 1],
+            succ=wanted.ranks[(place + 1) % len(wanted.ranks)],
+            pred_group=groups[0],
+            succ_group=groups[1],
+            backend=backend,
+            take_down=undo.pop_all().close,
+        )
+    change_state(ring=ring)
+    suppress_output(ring.rank)
+    return ring
+
+
+def current_ring() -> Ring:
+    """Returns the ring that this rank is in.
+
+    Any rank calls it at any time; it does not block.
+
+    Raises:
+        RingError: there is no ring yet, or no more.
+
+    Example:
+        >>> current_ring()
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
+    """
+    ring = get_state().ring
+    if ring is None:
+        raise RingError("the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.")
+    return ring
+
+
+def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
+    """Returns the predecessor group: the group in which this rank is the successor. It receives on it.
+
+    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+
+    Returns:
+        The group, whose members are this rank and its predecessor; None in a ring of one.
+
+    Raises:
+        RingError: there is no ring.
+
+    Example:
+        The pair (predecessor, successor) that each of four ranks receives on:
+
+        >>> for rank in range(4):
+        ...     print(rank, pairs_of(rank, range(4))[0])
+        0 (3, 0)
+        1 (0, 1)
+        2 (1, 2)
+        3 (2, 3)
+
+    Source:
+        FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
+    """
+    return current_ring().pred_group
+
+
+def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
+    """Returns the successor group: the group in which this rank is the predecessor. It sends on it.
+
+    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+
+    Returns:
+        The group, whose members are this rank and its successor; None in a ring of one.
+
+    Raises:
+        RingError: there is no ring.
+
+    Example:
+        The pair (predecessor, successor) that each of four ranks sends on:
+
+        >>> for rank in range(4):
+        ...     print(rank, pairs_of(rank, range(4))[1])
+        0 (0, 1)
+        1 (1, 2)
+        2 (2, 3)
+        3 (3, 0)
+
+    Source:
+        FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
+    """
+    return current_ring().succ_group
+
+
+def get_comm_device() -> str:
+    """Returns "gpu" where the ring's messages go by NCCL, "cpu" where they go by Gloo or another backend.
+
+    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+
+    Raises:
+        RingError: there is no ring.
+
+    Example:
+        >>> get_comm_device()
+        Traceback (most recent call last):
+        ...
+        ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
+    """
+    return current_ring().comm_device
+
+
+def destroy_distributed() -> None:
+    """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
+
+    Every rank calls it when its messages are done. On torch, rank 0 stays until the others have called it too, a few seconds at most, since
+    what they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
+
+    Example:
+        >>> destroy_distributed()
+        >>> destroy_distributed()
+    """
+    restore_output()
+    ring = get_state().ring
+    change_state(ring=None)
+    if ring is not None:
+        ring.take_down()
+
+
+def _known() -> dict[str, Any]:
+    """Returns what the ring or the default process group that exists says of this rank."""
+    ring = get_state().ring
+    backend = ring.backend if ring is not None else get_backend_object()
+    if not backend.is_initialized():
+        return {}
+    return vars(ring) if ring is not None else {"world_size": backend.get_world_size(), "rank": backend.get_rank()}
+
+
+def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
+    """Raises unless a second call asks for the ring that exists."""
+    if backend is not ring.backend:
+        raise ArgumentError(
+            f"the backend must be {ring.backend.name!r} as in the ring that exists, got {backend.name!r} (rank {ring.rank} of "
+            f"{ring.world_size}). Call set_backend before initialize_distributed, or destroy_distributed on every rank first."
+        )
+    for each in fields(RingArguments):
+        is_value, wanted_value = getattr(ring, each.name), getattr(wanted, each.name)
+        if wanted_value != is_value and not (each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S):
+            name = "ring_ranks" if each.name == "ranks" else each.name
+            raise ArgumentError(
+                f"{name} must be {is_value!r} as in the ring that exists, got {wanted_value!r} (rank {ring.rank} of {ring.world_size}). "
+                "Use that ring (current_ring), or call destroy_distributed on every rank first."
+            )

@@ -1,0 +1,228 @@
+"""The virtual clock: whose turn it is, and when.
+
+Every rank is a greenlet: a function with a stack of its own, which gives way where it waits. One runs at a time, always the one that is due
+first; what is due at the same moment runs in the order in which it was asked for. So nothing depends on the machine, and the clock stands
+still while a rank runs::
+
+    due        3.0 rank 2 | 3.0 rank 0 | 4.5 a message arrives | 7.0 rank 1
+                  |
+    now = 3.0     +--> runs until it waits, say for a message that comes at 5.0 --> 5.0 rank 2 is put among those due
+
+Where nobody is due, nobody can ever go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Any, Final
+
+from greenlet import getcurrent, greenlet
+
+from ringsim.compute_costs import stretch
+from ringsim.errors import ArgumentError, Deadlock
+from ringsim.simulator.isolation import Isolated, Isolation
+from ringsim.simulator.links import Cores
+
+__all__ = ["Clock", "Runner"]
+
+_MOST_POLLS: Final = 100_000
+_LAST_S: Final = 9.2e9  # the last second whose nanoseconds fit into a trace
+_LEAST_S: Final = 1e-6  # what asking once whether something is done takes
+
+
+class Runner:
+    """A rank as the clock sees it.
+
+    Args:
+        number: the rank, -1 for whoever calls ``Clock.run``.
+        seed: of its random numbers.
+
+    Attributes:
+        clock: what it runs on.
+        greenlet: its stack.
+        resume: what the clock calls to let it go on.
+        own: what is kept apart from other ranks.
+    """
+
+    clock: Clock
+    greenlet: Any
+    resume: Callable[[], object]
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.number = number
+        self.own = Isolated(seed)
+
+
+class Clock:
+    """Runs ranks on a virtual clock.
+
+    Args:
+        isolation: keeps the ranks apart; in force while they run.
+        cores: what the ranks share, None where each has its own.
+        measures: whether computing takes the time that this thread takes for it: see ``pay``.
+
+    Attributes:
+        now: the time, in seconds from the start of the run.
+        current: the rank that runs.
+        polls: how often ranks have asked in vain whether something is done, since an operation was posted.
+    """
+
+    def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
+        self.now = 0.0
+        self.polls = 0
+        self.cores: Cores | None = None
+        self.measures = measures
+        self.current = self._outside = Runner(-1, 0)
+        self._isolation = isolation
+        self._home: Any = None  # the greenlet of `run`
+        self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
+        self._asking: set[Callable[[], object]] = set()
+        # What to call now; and later, in the order in which it was asked for, by time. Ranks that do alike are due at the same times.
+        self._ready: deque[Callable[[], object]] = deque()
+        self._later: dict[float, list[Callable[[], object]]] = {}
+        self._times: list[float] = []  # a heap of those in `_later`
+
+    # -- time
+
+    def now_s(self) -> float:
+        """Returns the time, in seconds."""
+        return self.now
+
+    def at(self, time_s: float, call: Callable[[], object]) -> None:
+        """Calls ``call`` at a time, now at the earliest; it must not wait for anything."""
+        if time_s <= self.now:
+            self._ready.append(call)
+            return
+        due = self._later.get(time_s)
+        if due is None:
+            if time_s > _LAST_S:
+                self._refuse(time_s)
+            self._later[time_s] = [call]
+            heappush(self._times, time_s)
+        else:
+            due.append(call)
+
+    def _refuse(self, time_s: float) -> None:
+        raise ArgumentError(
+            f"a time must fit into a trace, which counts 2**63 nanoseconds from the start, 292 years, got {time_s:g} s (rank "
+            f"{self.current.number}). Look at the units: ringsim.compute, links and costs are in seconds."
+        )
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass on the calling rank; the others run meanwhile."""
+        self.sleep_until(self.now + seconds)
+
+    def work(self, seconds: float) -> None:
+        """Lets time pass for which the calling rank needs a core."""
+        self.sleep_until(self.now + seconds if self.cores is None else self.cores.book(self.now, seconds))
+
+    def sleep_until(self, time_s: float) -> None:
+        """Lets the calling rank go on at a time; the others run until then.
+
+        Raises:
+            ArgumentError: no trace can say when that is.
+        """
+        if time_s > _LAST_S:
+            self._refuse(time_s)
+        while self.now < time_s:
+            if not self._ready and (not self._times or self._times[0] > time_s):
+                self.now = time_s
+                return
+            self.at(time_s, self.current.resume)
+            self.pause()
+
+    def pay(self) -> None:
+        """Lets as much time pass on the calling rank as it has computed since it went on; where that is measured."""
+        spent_s = stretch(time.thread_time() - self._resumed_s)
+        self._resumed_s = time.thread_time()
+        self.advance(spent_s)
+        self._resumed_s = time.thread_time()
+
+    def pause(self) -> None:
+        """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason.
+
+        Raises:
+            RingError: the rank is inside something that only threads of their own could bear.
+        """
+        me = self.current
+        self._isolation.take(me.own)
+        try:
+            self._home.switch()
+        finally:  # an error may be thrown in
+            self.current = me
+            self._isolation.put(me.own)
+            if self.measures:
+                self._resumed_s = time.thread_time()
+
+    def poll(self) -> None:
+        """Gives way until one of those that do not merely ask has been at work.
+
+        Raises:
+            Deadlock: nothing has happened for a long time but that ranks asked.
+        """
+        me, asking = self.current, self._asking
+        self.polls += 1
+        if self.polls > _MOST_POLLS:
+            raise Deadlock(
+                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in a row while nobody did anything else "
+                f"(rank {me.number}). Look at what it waits for, or use wait(), which knows who is missing."
+            )
+        working_s = 0.0
+        if asking.issuperset(self._ready):
+            working_s = min((time_s for time_s, due in self._later.items() if not asking.issuperset(due)), default=0.0)
+        asking.add(me.resume)
+        self.sleep_until(max(working_s, self.now + _LEAST_S))
+        asking.discard(me.resume)
+
+    # -- ranks
+
+    def run(self, lives: Iterable[tuple[Runner, Callable[[], None]]]) -> None:
+        """Runs functions, each as a rank, until all have returned or nobody can go on.
+
+        Args:
+            lives: the ranks, and what each does. A function must not raise.
+        """
+        self._home = getcurrent()
+        freezes = gc.get_freeze_count() == 0
+        if freezes:
+            gc.freeze()  # the garbage collector need not look again and again at what was there before
+        try:
+            for rank, function in lives:
+                self._add(rank, function)
+            self._go_on()
+        finally:
+            self.current = self._outside
+            if freezes:
+                gc.unfreeze()
+
+    def _add(self, rank: Runner, function: Callable[[], None]) -> None:
+        def live() -> None:
+            self.current = rank
+            self._isolation.put(rank.own)
+            self._resumed_s = time.thread_time()
+            function()
+
+        rank.greenlet = greenlet(live)
+        rank.resume = rank.greenlet.switch
+        self._ready.append(rank.resume)
+
+    def _go_on(self) -> None:
+        """Calls whatever is due."""
+        ready, times, later = self._ready, self._times, self._later
+        while True:
+            while ready:
+                ready.popleft()()
+            if not times:
+                return
+            self.now = heappop(times)
+            ready.extend(later.pop(self.now))
+
+    def throw(self, rank: Runner, error: BaseException) -> None:
+        """Raises an error in a rank that has given way, and lets it run on until it gives way again."""
+        if not rank.greenlet.dead:
+            rank.greenlet.throw(error)
+            self.current = self._outside

@@ -1,0 +1,558 @@
+"""Who carries messages on the virtual clock, and says when each one arrives.
+
+Here each ordered pair of ranks has a link of its own, which takes one message after the other. A message holds the link while its bytes
+go in, and arrives one latency after the last of them::
+
+    ready    start             free       arrive
+      |--------|=================|----------|
+        busy     size * beta       alpha              start = max(ready, free of the message before)
+
+Links that pairs of ranks share are in ``shared_links``.
+
+Fair shares of links: how fast flows go that cross each other, so that none can go faster without taking from a slower one.
+
+Progressive filling: all flows speed up together until a link is full. Those on it stay at that speed; the others go on. ::
+
+    link A, 10 bytes/s:  flow 1, flow 2            flow 2 is held at 2 by link B, so flow 1 gets the other 8 of A
+    link B,  4 bytes/s:          flow 2, flow 3    flow 3 is held at 2
+
+Speeds are *paces* here, seconds for each byte, as the beta of a link is: a flow that is alone has exactly the pace of its slowest link.
+
+Source:
+    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition (1992), section 6.5.2: max-min fairness and its algorithm.
+
+Links that several pairs of ranks use: messages that are under way together share them fairly.
+
+A message is a flow. It passes all links of its route at once, at the pace that `fair_share` gives it among the others; when a flow begins
+or ends, those that it met get new paces. Messages from one rank to another go one after the other, as on a link of their own; so do the
+flows of one group's collectives, beside them::
+
+    0 -> 2, 8 bytes    |==== half the link ====|== alone ==|           arrives one latency after its last byte
+    1 -> 2, 4 bytes    |==== half the link ====|                       so does this one
+
+The cores of one machine, on the virtual clock: who needs one waits until one is free.
+
+More ranks than cores is what a laptop has. Ranks that sleep need none; posting a message, bringing its bytes over and the program between
+what a trace shows do. With two cores and three ranks that begin at once::
+
+    core 0   |== rank 0 posts ==|== rank 2 posts ==|          rank 2 asked last, and waits for the first core that is free
+    core 1   |== rank 1 posts ==|== 0 -> 1 is carried ====|
+
+Chooses who carries the messages of a simulated run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from heapq import heapreplace
+from typing import Final, Protocol, TypeVar
+
+from ringsim.errors import ArgumentError, say
+from ringsim.faults import Degrade, Injection, degraded_by
+from ringsim.link import Link, check_links
+from ringsim.topologies import Hop, OneMachine, Topology
+
+__all__ = [
+    "Agenda",
+    "Arrived",
+    "Carrier",
+    "Cores",
+    "Line",
+    "PrivateLinks",
+    "SharedCores",
+    "SharedLinks",
+    "degraded",
+    "fair_paces",
+    "make_carrier",
+]
+
+Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
+
+_NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
+
+
+class Agenda(Protocol):
+    """What a carrier asks of the virtual clock."""
+
+    def now_s(self) -> float:
+        """Returns the time, in seconds."""
+        ...
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        """Calls ``call`` at a time, now at the earliest; what is due at the same time is called in the order in which it was asked for."""
+        ...
+
+
+class Carrier(Protocol):
+    """Carries the messages of all ranks.
+
+    Messages of one source and one destination arrive in the order in which they were handed over.
+    """
+
+    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float | None:
+        """Takes a message.
+
+        Args:
+            src: the rank it comes from.
+            dst: the rank it goes to.
+            size_bytes: its size, 0 or more.
+            ready_s: when it may leave: not before now.
+            arrived: what to call when it arrives, where that is not known yet; None where nobody asks.
+
+        Returns:
+            When it arrives, in seconds, where that is known at once; then ``arrived`` is not called. None where it depends on messages
+            still to come.
+        """
+        ...
+
+    def link_of(self, src: int, dst: int) -> Link:
+        """Returns what a message that nobody disturbs costs; carries none.
+
+        Args:
+            src: the rank it comes from.
+            dst: the rank it goes to, another one.
+
+        Raises:
+            ArgumentError: there is no link.
+        """
+        ...
+
+
+class Line:
+    """One link, which nobody else uses.
+
+    Args:
+        link: what a message costs on it.
+
+    Attributes:
+        free_s: when it has taken all bytes of the messages until now.
+    """
+
+    __slots__ = ("alpha_s", "beta_s", "free_s")
+
+    def __init__(self, link: Link) -> None:
+        self.alpha_s, self.beta_s = link.alpha_s, link.beta_s_per_byte
+        self.free_s = 0.0
+
+    def carry(self, size_bytes: int, ready_s: float) -> float:
+        """Takes a message of a size that may leave at a time, and returns when it arrives."""
+        free_s = self.free_s
+        self.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * self.beta_s
+        return free_s + self.alpha_s
+
+
+class PrivateLinks:
+    """A link for each ordered pair of ranks, which nobody else uses: each arrival is known at once.
+
+    Args:
+        link: what a message costs: one for all pairs, or one for each ordered pair (src, dst) that talks.
+        slower: how many times as long a link takes, by (src, dst).
+
+    Raises:
+        ArgumentError: ``link`` is no link and no table of links, or an entry of it is none.
+
+    Example:
+        >>> carrier = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5))
+        >>> carrier.carry(0, 1, size_bytes=4, ready_s=0.0)  # in until 2.0
+        3.0
+        >>> carrier.carry(0, 1, size_bytes=4, ready_s=0.0)  # waits for the first one's last byte
+        5.0
+        >>> carrier.carry(1, 0, size_bytes=4, ready_s=0.0)  # the other way there is another link
+        3.0
+    """
+
+    def __init__(self, link: Link | Mapping[tuple[int, int], Link], slower: Mapping[tuple[int, int], float] = _NO_DEGREES) -> None:
+        check_links(link)
+        self._link = link
+        self._slower = slower
+        self._lines: dict[tuple[int, int], Line] = {}  # by (src, dst)
+
+    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
+        """Takes a message, as `Carrier.carry` says.
+
+        Returns:
+            When it arrives, in seconds.
+
+        Raises:
+            ArgumentError: the table of links has none for this pair.
+        """
+        return self.line_of(src, dst).carry(size_bytes, ready_s)
+
+    def line_of(self, src: int, dst: int) -> Line:
+        """Returns the line of a pair, which carries all its messages.
+
+        Raises:
+            ArgumentError: the table of links has none for this pair.
+        """
+        line = self._lines.get((src, dst))
+        if line is None:
+            line = self._lines[src, dst] = self._make_line(src, dst)
+        return line
+
+    def _make_line(self, src: int, dst: int) -> Line:
+        return Line(self.link_of(src, dst))
+
+    def link_of(self, src: int, dst: int) -> Link:
+        """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
+
+        Raises:
+            ArgumentError: the table of links has none for this pair.
+        """
+        link = self._link
+        if isinstance(link, Mapping):
+            found = link.get((src, dst))
+            if found is None:
+                raise ArgumentError(
+                    f"link must have an entry for each pair that talks, got none for ({src}, {dst}). Add ({src}, {dst}): Link(...)."
+                )
+            link = found
+        return degraded(link, self._slower.get((src, dst), 1.0))
+
+
+def degraded(link: Link, factor: float) -> Link:
+    """Returns a link on which every message takes ``factor`` times as long.
+
+    Args:
+        link: what it would be.
+        factor: above 0.
+
+    Returns:
+        The link; the same one for a factor of 1.
+
+    Example:
+        >>> degraded(Link(alpha_s=1.0, beta_s_per_byte=0.5), 5).time_s(4)
+        15.0
+    """
+    return link if factor == 1.0 else Link(link.alpha_s * factor, link.beta_s_per_byte * factor)
+
+
+LinkName = TypeVar("LinkName", bound=Hashable)
+
+
+def fair_paces(routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]) -> list[float]:
+    """Shares links among flows, max-min fairly.
+
+    Args:
+        routes: the links of each flow, none twice.
+        paces: seconds for each byte, for each link; 0 for a link that is never full.
+
+    Returns:
+        Seconds for each byte, for each flow; 0 where none of its links is ever full.
+
+    Example:
+        >>> fair_paces([["A"], ["A", "B"], ["B"]], {"A": 1 / 10, "B": 1 / 4})
+        [0.125, 0.5, 0.5]
+    """
+    found = [0.0] * len(routes)
+    moving: dict[LinkName, dict[int, None]] = {}  # the flows of each link that still speed up; no sets, whose order may differ by run
+    for flow, route in enumerate(routes):
+        for link in route:
+            if paces[link] > 0:
+                moving.setdefault(link, {})[flow] = None
+    left = {link: 1 / paces[link] for link in moving}  # bytes per second that nobody has yet
+    # Each link's pace if it were the next one full. At first without the way through 1 / pace, so that one flow alone gets the very pace.
+    offers = {link: len(flows) * paces[link] for link, flows in moving.items()}
+    pace = math.inf
+    while moving:
+        pace = min(pace, max(offers.values()))  # rounding alone could make it rise again
+        touched: dict[LinkName, None] = {}
+        for link in [link for link, offer in offers.items() if offer >= pace]:
+            for flow in moving.pop(link, ()):
+                found[flow] = pace
+                for other in routes[flow]:
+                    if other in moving:
+                        del moving[other][flow]
+                        left[other] -= 1 / pace
+                        touched[other] = None
+                        if not moving[other]:
+                            del moving[other], offers[other]
+            offers.pop(link, None)
+        for link in touched:
+            if link in moving:
+                offers[link] = len(moving[link]) / left[link] if left[link] > 0 else math.inf
+    return found
+
+
+Edge = tuple[Hashable, Hashable]
+
+
+class _Flow:
+    """A message under way, or waiting for the one before it."""
+
+    __slots__ = ("arrived", "latency_s", "left_bytes", "pace", "plan", "ready_s", "route", "settled_s")
+
+    def __init__(self, route: _Route, size_bytes: float, latency_s: float, ready_s: float, arrived: Arrived | None) -> None:
+        self.route = route
+        self.left_bytes = size_bytes  # at settled_s
+        self.latency_s = latency_s
+        self.ready_s = ready_s
+        self.settled_s = ready_s
+        self.arrived = arrived
+        self.pace = -1.0  # seconds for each byte; none yet
+        self.plan = 0  # counts the times that an end was foreseen: the last one holds
+
+
+class _Route:
+    """The way from one rank to another, with the messages that take it: the first is under way."""
+
+    __slots__ = ("alpha_s", "edges", "flows")
+
+    def __init__(self, alpha_s: float, edges: tuple[Edge, ...]) -> None:
+        self.alpha_s = alpha_s
+        self.edges = edges
+        self.flows: deque[_Flow] = deque()
+
+
+class SharedLinks:
+    """The links of a topology; arrivals are known as they happen.
+
+    Args:
+        agenda: the virtual clock.
+        topology: which links a message passes.
+        world_size: how many ranks there are.
+        slower: how many times as long a message takes, by (src, dst), in a network that is otherwise empty.
+
+    Raises:
+        ArgumentError: the topology has no place for the ranks.
+    """
+
+    def __init__(self, agenda: Agenda, topology: Topology, world_size: int, slower: Mapping[tuple[int, int], float]) -> None:
+        topology.check(world_size)
+        self._agenda: Final = agenda
+        self._topology: Final = topology
+        self._world_size: Final = world_size
+        self._slower: Final = slower
+        self._routes: dict[tuple[int, ...], _Route] = {}  # by src, dst; those of collectives by group, too
+        self._paces: dict[Edge, float] = {}  # of the links that some route has used
+        self._users: dict[Edge, dict[_Flow, None]] = {}  # who is on each link now; no sets, whose order may differ by run
+        self._changed: dict[Edge, None] = {}  # links whose users are no longer those that the paces were made for
+
+    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float | None:
+        """Takes a message, as `Carrier.carry` says.
+
+        Returns:
+            None, and calls ``arrived`` when the message arrives; for a message to the rank itself ``ready_s``.
+        """
+        if src == dst:
+            return ready_s
+        route = self._routes.get((src, dst)) or self._open(src, dst)
+        self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
+        return None
+
+    def carry_part(self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived) -> None:
+        """Takes what a collective moves from one rank to another, now: it waits for earlier ones of its group, and shares with all others.
+
+        Args:
+            group: the number of the group.
+            src: the rank that it comes from.
+            dst: the rank that it goes to, another one.
+            size_bytes: how much, 0 or more; what many steps move over one link may be one flow.
+            latencies: how many times the latency of the way is paid, after the last byte.
+            arrived: called when all is there, with the time.
+        """
+        route = self._routes.get((src, dst, group))
+        if route is None:
+            own = self._routes.get((src, dst)) or self._open(src, dst)
+            route = self._routes[src, dst, group] = _Route(own.alpha_s, own.edges)
+        self._queue(_Flow(route, size_bytes, latencies * route.alpha_s, self._agenda.now_s(), arrived))
+
+    def _queue(self, flow: _Flow) -> None:
+        flows = flow.route.flows
+        flows.append(flow)
+        if len(flows) == 1:
+            self._begin_when_ready(flow)
+
+    def link_of(self, src: int, dst: int) -> Link:
+        """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
+
+        Raises:
+            ArgumentError: the topology has no way.
+        """
+        return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
+
+    def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
+        """Returns what hops cost together, the degradation of the pair included."""
+        link = Link(sum(hop.link.alpha_s for hop in hops), max((hop.link.beta_s_per_byte for hop in hops), default=0.0))
+        return degraded(link, self._slower.get((src, dst), 1.0))
+
+    def _open(self, src: int, dst: int) -> _Route:
+        hops = list(self._topology.route(src, dst, self._world_size))
+        whole = self._whole(src, dst, hops)
+        if (src, dst) in self._slower:  # a hop of its own, so slow that the whole takes so much longer
+            hops.append(Hop((("degraded", src), dst), whole))
+        # A link that is never full holds nobody up, and would only join flows that do not meet.
+        limiting = {hop.edge: hop.link.beta_s_per_byte for hop in hops if hop.link.beta_s_per_byte}
+        for edge in limiting:
+            self._users.setdefault(edge, {})
+        self._paces.update(limiting)
+        route = self._routes[src, dst] = _Route(whole.alpha_s, tuple(limiting))
+        return route
+
+    def _begin_when_ready(self, flow: _Flow) -> None:
+        if flow.ready_s > self._agenda.now_s():
+            self._agenda.at(flow.ready_s, partial(self._begin, flow))
+        else:  # in the same breath, so that paces are made once for all that happens now
+            self._begin(flow)
+
+    def _begin(self, flow: _Flow) -> None:
+        if flow.left_bytes == 0 or not flow.route.edges:
+            self._end(flow, flow.plan)
+            return
+        flow.settled_s = self._agenda.now_s()
+        for edge in flow.route.edges:
+            self._users[edge][flow] = None
+        self._change(flow.route.edges)
+
+    def _end(self, flow: _Flow, plan: int) -> None:
+        if plan != flow.plan:  # its pace has changed since this end was foreseen
+            return
+        now_s, route = self._agenda.now_s(), flow.route
+        route.flows.popleft()
+        if flow.pace >= 0:
+            for edge in route.edges:
+                del self._users[edge][flow]
+            self._change(route.edges)
+        if flow.arrived is not None:
+            self._agenda.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
+        if route.flows:
+            self._begin_when_ready(route.flows[0])
+
+    def _change(self, edges: tuple[Edge, ...]) -> None:
+        """Has the paces made anew once everything that is due now has happened: many flows may begin or end at one time."""
+        if not self._changed:
+            self._agenda.at(self._agenda.now_s(), self._share)
+        self._changed.update(dict.fromkeys(edges))
+
+    def _share(self) -> None:
+        """Gives new paces to the flows on links that have changed, and to those that they meet, and so on."""
+        flows = self._meeting(self._changed)
+        self._changed.clear()
+        now_s = self._agenda.now_s()
+        for flow, pace in zip(flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True):
+            if pace != flow.pace:
+                if flow.pace > 0:
+                    flow.left_bytes = max(0.0, flow.left_bytes - (now_s - flow.settled_s) / flow.pace)
+                flow.settled_s = now_s
+                flow.pace = pace
+                flow.plan += 1
+                self._agenda.at(now_s + flow.left_bytes * pace, partial(self._end, flow, flow.plan))
+
+    def _meeting(self, edges: Mapping[Edge, None]) -> list[_Flow]:
+        seen_edges, waiting = dict(edges), list(edges)
+        seen_flows: dict[_Flow, None] = {}
+        while waiting:
+            for flow in self._users[waiting.pop()]:
+                if flow not in seen_flows:
+                    seen_flows[flow] = None
+                    new = [edge for edge in flow.route.edges if edge not in seen_edges]
+                    seen_edges.update(dict.fromkeys(new))
+                    waiting += new
+        return list(seen_flows)
+
+
+class Cores:
+    """Gives cores to whoever asks, in the order in which they ask; nobody is interrupted.
+
+    Args:
+        count: how many there are, from 1.
+
+    Example:
+        >>> cores = Cores(2)
+        >>> [cores.book(0.0, 3.0) for _ in range(3)]  # the third waits until 3.0
+        [3.0, 3.0, 6.0]
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free_s = [0.0] * count  # a heap: from when on each core is free
+
+    def book(self, from_s: float, seconds: float) -> float:
+        """Takes the core that is free first.
+
+        Args:
+            from_s: when it is needed, in seconds.
+            seconds: for how long.
+
+        Returns:
+            When whoever asked is done with it.
+        """
+        end_s = max(self._free_s[0], from_s) + seconds
+        heapreplace(self._free_s, end_s)
+        return end_s
+
+
+class _Line(Line):
+    """A link whose messages need a core for as long as each takes alone; what a slower link takes beyond that needs none."""
+
+    __slots__ = ("alone", "cores")
+
+    def __init__(self, link: Link, alone: Link, cores: Cores) -> None:
+        super().__init__(link)
+        self.alone, self.cores = alone, cores
+
+    def carry(self, size_bytes: int, ready_s: float) -> float:
+        """Takes a message of a size that may leave at a time, and returns when it arrives."""
+        begin_s = max(ready_s, self.free_s)
+        arrives_s = super().carry(size_bytes, ready_s)
+        return max(arrives_s, self.cores.book(begin_s, self.alone.time_s(size_bytes)))
+
+
+class SharedCores(PrivateLinks):
+    """A link for each ordered pair of ranks; each message needs a core for as long as it takes alone.
+
+    Args:
+        link: what a message costs that is alone.
+        slower: how many times as long a link takes, by (src, dst): what is beyond the link's own time needs no core.
+        count: how many cores there are.
+
+    Example:
+        >>> carrier = SharedCores(Link(alpha_s=1.0, beta_s_per_byte=0.5), {}, count=1)
+        >>> carrier.carry(0, 1, size_bytes=4, ready_s=0.0), carrier.carry(2, 3, size_bytes=4, ready_s=0.0)
+        (3.0, 6.0)
+    """
+
+    def __init__(self, link: Link, slower: Mapping[tuple[int, int], float], count: int) -> None:
+        super().__init__(link, slower)
+        self.cores = Cores(count)
+        self._alone = link
+
+    def _make_line(self, src: int, dst: int) -> Line:
+        return _Line(self.link_of(src, dst), self._alone, self.cores)
+
+
+def make_carrier(
+    agenda: Agenda,
+    world_size: int,
+    *,
+    link: Link | Mapping[tuple[int, int], Link] | None = None,
+    topology: Topology | None = None,
+    inject: Iterable[Injection] = (),
+) -> Carrier:
+    """Returns who carries the messages of a run.
+
+    Args:
+        agenda: the virtual clock.
+        world_size: number of ranks.
+        link: what a message costs, where each ordered pair of ranks has a link of its own: one for all, or one for each (src, dst).
+        topology: which links a message passes, where pairs share some. Exactly one of ``link`` and ``topology`` is given.
+        inject: what goes wrong; each `Degrade` makes the messages of a pair slower.
+
+    Raises:
+        ArgumentError: both or none are given, one is no such thing, or the topology has no place for the ranks.
+    """
+    if (link is None) == (topology is None):
+        got = "none" if link is None else "both"
+        raise ArgumentError(f"exactly one of link and topology must be given, got {got}. A topology holds its own links.")
+    inject = tuple(inject)
+    pairs = [(each.src, each.dst) for each in inject if isinstance(each, Degrade)]
+    slower = {pair: degraded_by(inject, *pair) for pair in pairs}
+    if link is not None:
+        return PrivateLinks(link, slower)
+    if isinstance(topology, OneMachine):
+        return SharedCores(topology.link, slower, topology.cores)
+    assert topology is not None
+    if isinstance(topology, type) or not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
+        raise ArgumentError(f"topology must have the methods check and route, got {say(topology)}. Take one of ringsim.topologies.")
+    return SharedLinks(agenda, topology, world_size, slower)

@@ -1,0 +1,223 @@
+"""What a diagnosis says: operations, findings made of them, and the whole, its root cause first."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
+from ringsim.traces.lazy import resolve, shows_images
+from ringsim.traces.units import time_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["KINDS", "Diagnosis", "Edge", "Finding", "Operation", "payload_text"]
+
+KINDS: Final = (
+    "deadlock",
+    "peer_exited",
+    "rank_failed",
+    "rendezvous_failed",
+    "group_order_mismatch",
+    "race",
+    "tag_mismatch",
+    "group_mismatch",
+    "message_mismatch",
+    "invalid_argument",
+    "collective_mismatch",
+    "missing_participant",
+    "leaked_request",
+    "buffer_hazard",
+    "stalled",
+    "late_sender",  # these three: of runs that finished
+    "late_receiver",
+    "straggler",
+)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of one rank; as text it reads ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
+
+    Attributes:
+        rank: who posted it.
+        op: as torch spells it.
+        peer: global rank of the other side; of a collective its root; -1 for none, -2 for "from any source".
+        tag: tag of the message, -1 for none.
+        group: name of the process group.
+        size_bytes: size of what it carries, -1 where unknown.
+        dtype: "float32", empty where it carries nothing.
+        shape: of what it carries.
+        file: the user's source file, empty where unknown.
+        line: line in it, -1 where unknown.
+        status: "in_flight", "ok" or "error".
+        waited_s: for how long the rank has been, or was, blocked in it; 0 where it was not.
+
+    Example:
+        >>> print(Operation(rank=1, op="recv", peer=0, tag=3, group="world", size_bytes=32, dtype="float32", shape=(8,)))
+        recv from 0 (world, tag 3, float32[8], 32 bytes)
+    """
+
+    rank: int
+    op: str
+    peer: int = NONE
+    tag: int = NONE
+    group: str = ""
+    size_bytes: int = NONE
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    file: str = ""
+    line: int = NONE
+    status: str = "in_flight"
+    waited_s: float = 0.0
+
+    @property
+    def kind(self) -> int:
+        """SEND, RECV or COLLECTIVE, as in ``ringsim.traces.events``."""
+        return int(OP_KINDS[OP_CODES[self.op]])
+
+    @property
+    def place(self) -> str:
+        """Where the program posted it: "ring.py:41", without the directory; empty where unknown."""
+        return f"{self.file.rpartition(os.sep)[2]}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        """Returns the operation in words."""
+        if self.kind == COLLECTIVE:
+            words = self.op
+        else:
+            peer = "any rank" if self.peer == ANY_SOURCE else str(self.peer) if self.peer >= 0 else "no rank of the group"
+            words = f"{self.op} {'to' if self.kind == SEND else 'from'} {peer}"
+        about = [
+            f"group {self.group}" if self.group.isdigit() else self.group,
+            f"tag {self.tag}" if self.tag >= 0 else "",
+            payload_text(self),
+        ]
+        if self.dtype and self.size_bytes >= 0 and self.op != "new_group":
+            about.append(f"{self.size_bytes:,} byte{'' if self.size_bytes == 1 else 's'}")
+        about = [piece for piece in about if piece]
+        return words + (f" ({', '.join(about)})" if about else "") + (f" at {self.place}" if self.place else "")
+
+
+def payload_text(operation: Operation) -> str:
+    """Returns what an operation carries, as "float32[2,3]"; empty where it carries nothing."""
+    return f"{operation.dtype}[{','.join(map(str, operation.shape))}]" if operation.dtype else ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or slow.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        ranks: whom it concerns, ascending; in a cycle in the order in which they wait for each other.
+        operations: those that show it.
+        message: a sentence.
+        hint: what to do, or what else was seen; may be empty.
+        consequences: what follows from it.
+
+    Example:
+        >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Let it send first."))
+        rank 0 has left.
+          Hint: Let it send first.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    message: str
+    hint: str = ""
+    consequences: tuple[Finding, ...] = ()
+
+    def __str__(self) -> str:
+        """Returns the sentences, consequences folded into a line each."""
+        lines = [self.message, *(f"  Hint: {line}" for line in self.hint.splitlines())]
+        lines += [f"  Because of it: {one.message}" for one in self.consequences[:_SHOWN]]
+        if len(self.consequences) > _SHOWN:
+            lines.append(f"  ... and {len(self.consequences) - _SHOWN} more that follow from it")
+        return "\n".join(lines)
+
+
+_SHOWN: Final = 8
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One rank waits for another.
+
+    Attributes:
+        rank: who waits.
+        peer: for whom.
+        operation: in what; None where nobody knows.
+        in_cycle: whether it is part of the cycle.
+    """
+
+    rank: int
+    peer: int
+    operation: Operation | None
+    in_cycle: bool = False
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a run ended as it did: findings, the root cause first.
+
+    As text it reads as sentences; in a notebook it shows its picture, too.
+
+    Attributes:
+        findings: what was found; what merely follows is folded into ``consequences``. Empty where nothing is wrong.
+        world_size: number of ranks.
+        edges: who waits for whom.
+        states: what is known of each rank: "running", "blocked", "exited", ...; empty where nobody looked.
+        trace: what was recorded, for the picture.
+
+    Example:
+        >>> print(Diagnosis((), world_size=4))
+        Nothing wrong was found in this run of 4 ranks.
+    """
+
+    findings: tuple[Finding, ...]
+    world_size: int
+    edges: tuple[Edge, ...] = ()
+    states: tuple[str, ...] = ()
+    trace: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the root cause, empty where nothing is wrong."""
+        return self.findings[0].kind if self.findings else ""
+
+    def __str__(self) -> str:
+        """Returns the findings as sentences."""
+        if not self.findings:
+            return f"Nothing wrong was found in this run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."
+        return "\n".join(f"{finding.kind}: {finding}" for finding in self.findings)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draws who waits for whom, over the last moments of the timeline; on ``ax``, where given, the graph alone."""
+        axes: Axes = resolve("plot_waitfor")(self, ax=ax)
+        return axes
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """Gives Jupyter the sentences with the picture under them, or the text alone where there is no matplotlib."""
+        data: dict[str, Any] = {"text/plain": str(self)}
+        if not shows_images():
+            return data
+        page = f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
+        try:
+            picture: bytes = resolve("waitfor_png")(self)
+        except ImportError:
+            pass
+        else:
+            alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)
+            page += f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
+        return {**data, "text/html": page}
+
+
+def waited_text(operation: Operation) -> str:
+    """Returns for how long a rank has waited in an operation, as " for 312 ms"; empty where it did not."""
+    return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

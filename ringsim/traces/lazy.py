@@ -1,0 +1,75 @@
+"""The functions of higher floors behind the methods of ``Trace``, ``Bandwidths`` and ``Diagnosis``, by dotted name, imported on use.
+
+The layer test exempts this table and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import sys
+from typing import Any, Final
+
+__all__ = ["NAMES", "bundle", "resolve", "shows_images"]
+
+NAMES: Final = {
+    "explain": "ringsim.diagnose.explain:explain",
+    "save": "ringsim.traces.files:save",
+    "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",
+    "to_chrome": "ringsim.exchange.chrome:to_chrome",
+    "to_goal": "ringsim.exchange.goal:to_goal",
+    "to_chakra": "ringsim.exchange.chakra:to_chakra",
+    "to_otf2": "ringsim.exchange.otf2:to_otf2",
+    "plot_ring": "ringsim.plot.ring:plot_ring",
+    "plot_timeline": "ringsim.plot.timeline:plot_timeline",
+    "plot_bandwidth": "ringsim.plot.charts:plot_bandwidth",
+    "png": "ringsim.plot.timeline:trace_png",
+    "bandwidth_png": "ringsim.plot.charts:bandwidth_png",
+    "plot_overlay": "ringsim.plot.schedule_run:plot_overlay",
+    "overlay_png": "ringsim.plot.schedule_run:overlay_png",
+    "plot_schedule_run": "ringsim.plot.schedule_run:plot_schedule_run",
+    "schedule_run_png": "ringsim.plot.schedule_run:schedule_run_png",
+    "plot_waitfor": "ringsim.plot.waitfor:plot_waitfor",
+    "waitfor_png": "ringsim.plot.waitfor:waitfor_png",
+}
+
+
+def resolve(name: str) -> Any:
+    """Imports and returns the function that the table lists under ``name``.
+
+    Example:
+        >>> resolve("save").__module__
+        'ringsim.traces.files'
+    """
+    module, function = NAMES[name].split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what Jupyter shows of a value: a picture and a text, or the text alone without matplotlib.
+
+    Args:
+        value: the value to show.
+        text: its text.
+        png: the table's name of the function that draws its picture.
+        alt: the picture in words.
+
+    Returns:
+        Data and metadata, as ``_repr_mimebundle_`` returns them.
+    """
+    data: dict[str, Any] = {"text/plain": text}
+    if not shows_images():
+        return data, {}
+    try:
+        picture: bytes = resolve(png)(value)
+    except ImportError:
+        return data, {}
+    data["image/png"] = base64.b64encode(picture).decode("ascii")
+    return data, {"image/png": {"alt": alt}}
+
+
+def shows_images() -> bool:
+    """Tells whether the front end shows images: IPython in a terminal asks for a bundle like a notebook does, and drops the picture."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]
