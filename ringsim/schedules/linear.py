@@ -14,9 +14,9 @@ GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)
 
 Both end at the same time when messages cost nothing: 1F1B saves memory, not time.
 
-Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The previous rank waits for the input's gradient I.
-Nobody waits for the weights' gradients W, so a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all actions of the
-same length)::
+Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The previous rank waits for the input's
+gradient I. Nobody waits for the weights' gradients W, so a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all
+actions of the same length)::
 
     rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1      F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3

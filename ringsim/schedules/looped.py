@@ -22,8 +22,8 @@ __all__ = ["interleaved_1f1b", "looped_bfs"]
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """Returns interleaved 1F1B: 1F1B over several chunks a rank, depth first.
 
-    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's first chunk, then its second, and so on: it
-    comes round the ring just when the rank is done with the previous chunk.
+    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's first chunk, then its second, and so
+    on: it comes round the ring just when the rank is done with the previous chunk.
 
     Args:
         num_ranks: how many ranks.

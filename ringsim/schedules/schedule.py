@@ -8,10 +8,10 @@
 
 One item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on stage 2. The kinds::
 
-    F       forward                            SEND_F  the output goes to the next stage       RECV_F  the input comes from the previous stage
-    B       backward, all of it                SEND_B  the gradient goes to the previous stage RECV_B  the gradient comes from the next stage
-    I       backward, the input's gradient     B = I + W: the previous stage waits for the input's gradient only; the weights'
-    W       backward, the weights' gradients   gradients can be computed later, when the rank would be idle
+    F   forward                            SEND_F, RECV_F   the output goes to the next stage; the input comes from the previous one
+    B   backward, all of it                SEND_B, RECV_B   the gradient goes to the previous stage; it comes from the next one
+    I   backward, the input's gradient     B = I + W: the previous stage waits for the input's gradient only; the weights' gradients
+    W   backward, the weights' gradients   can be computed later, when the rank would be idle
 
 An action names its own stage only; the other side follows from the kind::
 
@@ -24,8 +24,8 @@ The schedules of the papers are written as *phases*: how often, and what each ti
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
-A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of backwards. The actions are written out when
-somebody looks at them, so a schedule of a thousand ranks and thousands of microbatches costs nothing to make.
+A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of backwards. The actions are written out
+when somebody looks at them, so a schedule of a thousand ranks and thousands of microbatches costs nothing to make.
 
 A schedule holds the order alone. When something happens follows from what it costs: the executor runs a schedule, ``evaluate`` and
 ``simulate_schedule`` time it, ``plot_schedule`` draws it.

@@ -1,7 +1,7 @@
 """A schedule as columns, and what its computations and messages cost, as arrays by stage.
 
-With the order of every rank fixed, a step is a graph, and its time the longest way through it. A computation starts when the previous one on
-its rank has ended and its message has arrived. A message starts when three things have happened::
+With the order of every rank fixed, a step is a graph, and its time the longest way through it. A computation starts when the previous one
+on its rank has ended and its message has arrived. A message starts when three things have happened::
 
     sender    ..[ made ]--post--.
                                  >-- start --- occupancy ---|-- latency --> arrives      [ the computation ] on the receiver
