@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from part_writer import Writer
 
@@ -44,7 +44,6 @@ def _name(one: Posted) -> tuple[object, ...]:
     return one.operation.op, one.operation.group, one.operation.peer, one.operation.tag, one.index
 
 
-@settings(max_examples=120)
 @given(steps=st.lists(STEPS, max_size=60), looks=st.sets(st.integers(0, 59)))
 @example(steps=[(0, "isend", 0, 0), (1, "irecv", 0, 0), (0, "wait", 0, 0), (1, "wait", 0, 0)], looks={1})
 def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, int]], looks: set[int]) -> None:
