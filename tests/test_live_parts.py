@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from part_writer import Writer
 
@@ -44,7 +44,6 @@ def _name(one: Posted) -> tuple[object, ...]:
     return one.operation.op, one.operation.group, one.operation.peer, one.operation.tag, one.index
 
 
-@settings(max_examples=120)
 @given(steps=st.lists(STEPS, max_size=60), looks=st.sets(st.integers(0, 59)))
 @example(steps=[(0, "isend", 0, 0), (1, "irecv", 0, 0), (0, "wait", 0, 0), (1, "wait", 0, 0)], looks={1})
 def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, int]], looks: set[int]) -> None:
@@ -63,7 +62,7 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
             elif what in ("barrier", "all_reduce"):
                 writer.post(what, group, NONE, NONE)
             elif what == "skip":
-                writer.recorder.hot.skip()
+                writer.recorder.bookmark()
             elif what == "span":
                 writer.recorder.span_end(writer.recorder.span_begin("compute") or 0)
             else:
@@ -97,7 +96,7 @@ def test_a_part_is_followed_across_its_growth(tmp_path: Path) -> None:
         if number % 997 == 0:
             seen.update(read(part))
         if number < total - 5:
-            writer.recorder.hot.finish(slot)
+            writer.recorder.complete(slot)
     seen.update(read(part))
     assert list(seen) == sorted(seen) == list(range(total))
     assert [slot for slot, status in seen.items() if status == IN_FLIGHT] == list(range(total - 5, total))
@@ -113,12 +112,12 @@ def read(part: PartReader) -> dict[int, int]:
 def test_a_slot_that_another_thread_fills_late_is_found(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
     writer.post("isend", 0, 1, 0)
-    record = bytes(writer.recorder._buffer.memory[:72])
-    writer.recorder._buffer.memory[:72] = bytes(72)  # claimed, and not yet written
+    record = bytes(writer.recorder._memory[:72])
+    writer.recorder._memory[:72] = bytes(72)  # claimed, and not yet written
     writer.post("isend", 0, 1, 0)
     live = LiveRecords(tmp_path, 1)
     assert live.look()[0][:2] == live.look()[0][:2] == (1, 1)
-    writer.recorder._buffer.memory[:72] = record
+    writer.recorder._memory[:72] = record
     assert live.look()[0][:2] == (2, 2)
     assert [one.index for one in live.builder.build(["running"], 0).ranks[0].posted] == [0, 1]
     writer.recorder.close()
@@ -169,7 +168,7 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
         if what == "elsewhere":
             writer.recorder.set_meta("host", "another machine")
         elif what == "stopped":
-            post: Any = writer.recorder.hot.make_post(OP_CODES["isend"])
+            post: Any = writer.recorder.make_post(OP_CODES["isend"])
             assert [post(0, 0, 0, 0) for _ in range(9)][-1] is None
         writer.recorder.close() if what == "ended" else None
     live = LiveRecords(tmp_path, 1)
@@ -182,7 +181,7 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
 def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
     posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
-    writer.recorder.hot.fail(posted[2])  # nobody has waited for it: it raised when it was posted
+    writer.recorder.complete(posted[2], ERROR)  # nobody has waited for it: it raised when it was posted
     live = LiveRecords(tmp_path, 2)
     live.look()
     find_new_mismatches(live.builder)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringsim.diagnose.mismatches import disagreement, find_collective_mismatches
 from ringsim.launch.watcher import LiveRecords
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, Payload
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
 
@@ -27,21 +27,21 @@ class Rank:
     def __init__(self, directory: Path, rank: int, world_size: int = 2, *, fresh: bool = True) -> None:
         self.recorder = Recorder(directory, rank, world_size)
         ranks = list(range(world_size))
-        self.group = self.recorder.number("group", name="world", ranks=ranks, **({"fresh": True} if fresh else {}))
+        self.group = self.recorder.group("world", ranks, fresh=fresh)
         for size in SIZES:
-            self.recorder.number("payload", dtype="float32", shape=[size], size_bytes=4 * size)
+            self.recorder.payload("float32", [size], 4 * size)
 
     def post(self, op: str, peer: int = NONE, payload: int = 0, tag: int = 0, *, waits: bool = True, done: bool = False) -> int:
-        slot = self.recorder.hot.make_post(OP_CODES[op])(self.group, peer, tag if peer != NONE else NONE, payload)
+        slot = self.recorder.make_post(OP_CODES[op])(self.group, peer, tag if peer != NONE else NONE, payload)
         assert slot is not None
         if waits or done:
-            self.recorder.hot.begin_wait(slot)
+            self.recorder.wait(slot)
         if done:
-            self.recorder.hot.finish(slot)
+            self.recorder.complete(slot)
         return slot
 
     def refuse(self, slot: int) -> None:
-        self.recorder.hot.fail(slot)
+        self.recorder.complete(slot, ERROR)
 
 
 class Run:
@@ -92,7 +92,7 @@ def test_a_long_run_is_compared_to_its_end_and_what_is_done_is_forgotten(run: Ru
         one.post("irecv", 0, index % 2, index % 7, done=True)
         zero.post("isend", 1, index % 2, index % 7, done=True)
         if index % 100 == 0:
-            one.recorder.hot.skip()
+            one.recorder.bookmark()
         if index % 500 == 0:
             assert run.look() == []
     assert run.look() == []
@@ -181,8 +181,8 @@ def test_what_may_come_from_anybody_is_passed_over(run: Run, seen: bool) -> None
     slot = one.post("irecv", ANY_SOURCE, 1)
     if seen:
         assert run.look() == []
-    one.recorder.hot.set_peer(slot, 0)
-    one.recorder.hot.finish(slot)
+    one.recorder.amend(slot, peer=0)
+    one.recorder.complete(slot)
     zero.post("isend", 1, 0, done=True)
     zero.post("isend", 1, 0)
     one.post("irecv", 0, 1)
@@ -221,8 +221,8 @@ def test_collectives_are_compared_in_any_order(tmp_path: Path) -> None:
 def test_permuted_memory_is_told_apart(run: Run) -> None:
     """Gloo takes the memory as it is: a tensor and its transpose would be mixed up."""
     numbers = [
-        rank.recorder.number("payload", dtype="float32", shape=[4, 3], size_bytes=48, **strides)
-        for rank, strides in zip(run.ranks, ({}, {"strides": [[1, 4]]}), strict=True)
+        rank.recorder.payload("float32", [4, 3], 48, strides=strides)
+        for rank, strides in zip(run.ranks, ((), ((1, 4),)), strict=True)
     ]
     for rank, payload in zip(run.ranks, numbers, strict=True):
         rank.post("all_reduce", payload=payload)

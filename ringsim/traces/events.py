@@ -127,8 +127,8 @@ class Group(NamedTuple):
 class Payload(NamedTuple):
     """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with.
 
-    Of an operation that combines what the ranks have, also how: "SUM"; empty elsewhere, and in files of ringsim 0.1.0. Of a collective that
-    takes tensors as they lie in memory, also the strides of those that are permuted.
+    ``reduction`` is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
+    ``strides`` are those of the tensors of a collective that sees them as they lie in memory, where they are not contiguous.
     """
 
     dtype: str
@@ -270,7 +270,7 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 def _write_payload(payload: Payload) -> dict[str, Any]:
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
     entry |= {"reduction": payload.reduction} if payload.reduction else {}
-    return {**entry, "strides": [list(strides) for strides in payload.strides]} if payload.strides else entry
+    return entry | ({"strides": payload.strides} if payload.strides else {})
 
 
 def read_tables(value: Any) -> Tables:
@@ -304,9 +304,9 @@ def read_group(entry: Any) -> Group:
 
 
 def read_payload(entry: Any) -> Payload:
-    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ..., "strides": [[...]]}``.
+    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
 
-    The last two may be missing; other keys are ignored.
+    The last may be missing; other keys are ignored.
 
     Raises:
         ValueError: ``entry`` is no such payload.
@@ -316,12 +316,16 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    shape = _naturals(entry.get("shape"), "the shape of a payload")
-    strides = entry.get("strides", [])
+    shape, strides = _naturals(entry.get("shape"), "the shape of a payload"), entry.get("strides", [])
     if not isinstance(strides, list):
         raise ValueError("the strides of a payload are not a list")
-    permuted = tuple(_naturals(one, "the strides of a tensor") for one in strides)
-    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), permuted)
+    return Payload(
+        read_word(entry.get("dtype")),
+        shape,
+        size_bytes,
+        read_word(entry.get("reduction", "")),
+        tuple(_naturals(one, "the strides of a tensor") for one in strides),
+    )
 
 
 def readable(value: Any) -> Any:
