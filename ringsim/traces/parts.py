@@ -311,6 +311,8 @@ def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str
         "complete": not (missing or stopped or damaged),
     }
     unchecked = list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_checked"))))
+    if len(hosts) > 1:
+        unchecked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
     if unchecked:
         pieces["not_checked"] = unchecked
     if len(hosts) > 1:
