@@ -35,22 +35,17 @@ Example:
     A ring of 1 rank has no pairs, got 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
-from ringsim.check.boundaries import gradients
+from ringsim.check.backward import gradients
 from ringsim.check.causes import diagnose
-from ringsim.check.chunks import ring_all_reduce
-from ringsim.check.cuts import partition
-from ringsim.check.exchanges import no_deadlock
-from ringsim.check.fewest import fewest_microbatches
+from ringsim.check.communication import ring_all_reduce, timed_op
+from ringsim.check.examination import CheckResult
 from ringsim.check.fits import alphabeta
-from ringsim.check.handing_over import hand_over
-from ringsim.check.orders import fast_schedule, schedule
-from ringsim.check.pairs import pair_groups
-from ringsim.check.result import CheckResult
-from ringsim.check.rounds import ring
-from ringsim.check.settings import inner_iterations
-from ringsim.check.shares import hello
-from ringsim.check.timed import timed_op
-from ringsim.check.tokens import token_ring
+from ringsim.check.four_processes import hello
+from ringsim.check.generation import inner_iterations, token_ring
+from ringsim.check.rings import pair_groups, ring
+from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
+from ringsim.check.send_recv import no_deadlock
+from ringsim.check.stages import hand_over, partition
 
 __all__ = [
     "CheckResult",

@@ -1,4 +1,11 @@
-"""Running a student's function on fresh ranks, and putting into a sentence how a run ended."""
+"""What a check returns: one verdict, one reason, one hint, and the picture of the run that failed.
+
+Running a student's function on fresh ranks, and putting into a sentence how a run ended.
+
+The rule of the exercises on the ring: messages go to the successor, on the group of that edge, and there is nothing else.
+
+What the exercises on training are tried on: a small model with data, and each rank's gradients against those of one process.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +13,109 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.check.result import CheckResult
 from ringsim.errors import Deadlock, PeerExited, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
-from ringsim.traces.events import NONE, OK, OP_NAMES, RECV, SEND
+from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.value import Trace, count
 
-__all__ = ["Examination", "Wrong", "examine", "plain_number", "shown"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ringsim.pipeline.gradients import GradientRow
+    from ringsim.traces.findings import Diagnosis
+    from ringsim.traces.value import Trace
+
+__all__ = [
+    "ALONE_HINT",
+    "CheckResult",
+    "Examination",
+    "RAISED_HINT",
+    "Task",
+    "Wrong",
+    "count_microbatches",
+    "examine",
+    "find_wrong",
+    "judge_way",
+    "make_task",
+    "plain_number",
+    "shown",
+]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckResult:
+    """The verdict on one answer; true where the answer passed.
+
+    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal the text.
+
+    Attributes:
+        check: name of the check.
+        passed: whether the answer holds.
+        reason: why, in one sentence.
+        hint: what to try next; empty where the answer passed.
+        seed: what sizes and data were drawn from; passed to the check again it draws the same. None where nothing was drawn.
+        world_size: number of ranks of the run that the reason is about, None where no run got that far.
+        trace: what was recorded of that run, None where nothing was.
+        diagnosis: who waited for whom in that run, where that is what is wrong.
+
+    Example:
+        >>> result = CheckResult("ring", False, "Rank 0 of 3 sent nothing.", "Send to ring.succ.", seed=5, world_size=3)
+        >>> result
+        check.ring: not yet (3 ranks, seed 5)
+          Rank 0 of 3 sent nothing.
+          Hint: Send to ring.succ.
+        >>> bool(result)
+        False
+    """
+
+    check: str
+    passed: bool
+    reason: str
+    hint: str
+    seed: int | None = None
+    world_size: int | None = None
+    trace: Trace | None = None
+    diagnosis: Diagnosis | None = None
+
+    def __bool__(self) -> bool:
+        """Tells whether the answer passed."""
+        return self.passed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the verdict as plain data, for JSON; without the trace.
+
+        Example:
+            >>> CheckResult("hello", True, "It holds.", "", seed=7).as_dict()
+            {'check': 'hello', 'passed': True, 'reason': 'It holds.', 'hint': '', 'seed': 7, 'world_size': None}
+        """
+        return {name: getattr(self, name) for name in ("check", "passed", "reason", "hint", "seed", "world_size")}
+
+    def __repr__(self) -> str:
+        """Returns the verdict as text."""
+        about = [] if self.seed is None else [f"seed {self.seed}"]
+        if self.world_size is not None and not (self.passed and about):
+            about.insert(0, count(self.world_size, "rank"))
+        lines = [f"check.{self.check}: {'passed' if self.passed else 'not yet'} ({', '.join(about)})", f"  {self.reason}"]
+        return "\n".join([*lines, f"  Hint: {self.hint}"] if self.hint else lines)
+
+    def _ipython_display_(self) -> None:
+        """Shows the text and then the picture: as one output with both, a notebook would show the picture alone."""
+        from IPython.display import display
+
+        display({"text/plain": repr(self)}, raw=True)
+        picture = self.diagnosis or self.trace
+        if picture is not None and not self.passed:
+            display(picture)
+
 
 LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
 TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
@@ -184,3 +279,118 @@ def shown(value: Any) -> str:
         text = f"a {type(value).__name__}"
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:60].rstrip()}..."
+
+
+ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
+RAISED_HINT: Final = (
+    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with ring.pred_group. In a ring of one "
+    "there are no groups, and nothing to send."
+)
+_GROUP_HINT: Final = (
+    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
+)
+
+
+def judge_way(trace: Trace, things: str) -> None:
+    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also for a run that did not end.
+
+    Args:
+        trace: of the run.
+        things: what the exercise calls that which is sent, in the plural.
+    """
+    events, size = trace.events, trace.world_size
+
+    def wrong(reason: str, hint: str) -> Wrong:
+        return Wrong(reason, hint, world_size=size, trace=trace)
+
+    for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
+        rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
+        who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
+        if size == 1:
+            raise wrong(f"A rank alone has nobody to talk to, and called {op}.", ALONE_HINT)
+        if kind == COLLECTIVE:
+            raise wrong(
+                f"{who} called {op}, and only messages between neighbours are allowed.",
+                f"The sum can be had from sends and recvs alone: pass {things} on, and add up what arrives.",
+            )
+        pred, succ = (rank - 1) % size, (rank + 1) % size
+        verb, due, other, role = ("sent to", succ, pred, "successor") if kind == SEND else ("received from", pred, succ, "predecessor")
+        if peer != due:
+            found = f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}" if peer == other else f"rank {peer}"
+            found = found if peer >= 0 else "any rank"
+            raise wrong(
+                f"{who} {verb} {found}, and {things} must {'go to' if kind == SEND else 'come from'} its {role}, rank {due}.",
+                f"Send to ring.succ on ring.succ_group, receive from ring.pred on ring.pred_group: {things} go clockwise in the picture.",
+            )
+        group = events.tables.groups[events.group[index]].name if events.group[index] != NONE else "none"
+        edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
+        if group != edge:
+            raise wrong(f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT)
+
+
+VOCABULARY: Final = 11
+WIDTH: Final = 6
+
+
+class Task(NamedTuple):
+    """A model of six layers and its data, in float64: token ids in, logits out. The same on every rank."""
+
+    model: nn.Sequential
+    inputs: list[Tensor]
+    targets: list[Tensor]
+
+
+def make_task(secret: int, num_microbatches: int) -> Task:
+    """Makes model and data; called on each rank.
+
+    Args:
+        secret: what weights and tokens are drawn from.
+        num_microbatches: how many microbatches, each of shape (2, 5).
+
+    Returns:
+        The task; every layer but the first takes and gives hidden states.
+    """
+    import torch  # here: who only starts ranks does not load it
+    from torch import nn
+
+    torch.manual_seed(secret)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY)).double()
+    tokens = [torch.randint(VOCABULARY, (2, 6)) for _ in range(num_microbatches)]
+    return Task(model, [each[:, :-1] for each in tokens], [each[:, 1:] for each in tokens])
+
+
+def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
+    """Compares what this rank's parameters hold with the gradients of one process; makes no message.
+
+    Args:
+        task: after a step.
+        mine: the parameters of this rank's stage; all others must have no gradient.
+
+    Returns:
+        The worst row of the report, None where all are equal. Its verdict is one of the report's, or "zeros" for a gradient of zeros alone.
+    """
+    from ringsim.pipeline.gradients import compare_gradients, tolerance_of
+    from ringsim.pipeline.single_process import single_process_step
+
+    expected = single_process_step(*task).gradients
+    held = {id(parameter) for parameter in mine}
+    named = dict(task.model.named_parameters())
+    due = {name: expected[name] if id(parameter) in held else None for name, parameter in named.items()}
+    found = {name: parameter.grad for name, parameter in named.items()}
+    report = compare_gradients(found, due, tolerance=tolerance_of(task.model))
+    if not report.wrong:
+        return None
+    row = report.wrong[0]
+    gradient = found[row.parameter]
+    return row if gradient is None or gradient.any() else row._replace(verdict="zeros")
+
+
+def count_microbatches(number: int) -> str:
+    """Returns a number of microbatches for a sentence.
+
+    Example:
+        >>> count_microbatches(1), count_microbatches(3)
+        ('1 microbatch', '3 microbatches')
+    """
+    return f"{number} microbatch{'' if number == 1 else 'es'}"

@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.check.examination import Examination, Wrong, examine, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, shown
 from ringsim.link import Link, fit_link
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.units import bytes_text

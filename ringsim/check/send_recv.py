@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import Examination, Wrong, examine, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, shown
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
 from ringsim.traces.value import Trace, count

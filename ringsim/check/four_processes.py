@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ringsim.check.examination import Examination, Wrong, examine, plain_number, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, plain_number, shown
 from ringsim.traces.events import NONE, OK, SPAN
 from ringsim.traces.value import Trace
 

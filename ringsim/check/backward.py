@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.check.examination import Examination, Wrong, examine
-from ringsim.check.result import CheckResult
-from ringsim.check.small_task import count_microbatches, find_wrong, make_task
+from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
