@@ -1,12 +1,12 @@
 """Checks for the exercises of the lessons: does the answer hold, and if not, why.
 
-A check runs a student's function on fresh ranks, with sizes and data drawn at random, and looks at what was recorded and returned;
+A check runs a student's function on fresh ranks, with random sizes and data, and looks at what was recorded and returned;
 ``diagnose`` compares what somebody reads from a trace. A check never raises for a wrong answer and always returns within about 15 seconds::
 
     check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
     check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
-    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: all send and receive, and nobody waits for ever
+    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: all send and receive, and nobody waits forever
     check.alphabeta(fit)               notebooks/03_bandwidth: alpha and beta from the times of messages
     check.partition(partition)         notebooks/04_stages: which layers each stage gets
     check.hand_over(hand_over)         notebooks/04_stages: a tensor of any shape to the next stage, in two messages
@@ -20,9 +20,7 @@ A check runs a student's function on fresh ranks, with sizes and data drawn at r
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 
-The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
-ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``exchanges``, ``fits``, ``cuts``, ``handing_over``,
-``boundaries``, ``orders``, ``fewest``, ``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
+``examination`` has what all checks share; each other file belongs to one lesson.
 
 Example:
     >>> from ringsim import check

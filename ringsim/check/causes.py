@@ -1,4 +1,4 @@
-"""The exercises of the lesson on diagnosis: name what is wrong in a trace, whom it concerns, and the event that shows it."""
+"""The lesson on diagnosis: name what is wrong in a trace, whom it concerns, and the event that shows it."""
 
 from __future__ import annotations
 

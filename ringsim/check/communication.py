@@ -1,7 +1,4 @@
-"""The first exercise of the lesson on the communication layer: a decorator that times an operation and changes nothing about it.
-
-The second exercise of the lesson on the communication layer: an all-reduce that goes round the ring in chunks.
-"""
+"""The lesson on the communication layer: a decorator that times and changes nothing; an all-reduce in chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import ALONE_HINT, RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_way, shown
+from ringsim.check.examination import ALONE_HINT, RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_unmatched, listed, shown
 from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, SPAN
 from ringsim.traces.value import Trace, count
 
@@ -28,19 +25,19 @@ _RETURN_HINT: Final = (
     "Define an inner function, which calls the function and returns its result; and return the inner function: return timed."
 )
 _PASS_ON_HINT: Final = "The inner function takes *args, **kwargs, passes both on as they are, and returns what the function returns."
-_SPAN_HINT: Final = "The call belongs into the block of: with ringsim.span(function.__name__):"
+_SPAN_HINT: Final = "The call belongs in the block of: with ringsim.span(function.__name__):"
 
 
 def timed_op(decorator: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a decorator that times an operation.
 
-    ``decorator(function)`` returns the function that stands in for it. Every call of that is recorded in one span which bears the
-    function's name and encloses the call. All else is as before: name, docstring, signature, arguments, what it returns or raises; and a
-    handle is returned as it is, without waiting for it. It is tried on functions with names drawn at random, on 3 ranks and on 1.
+    ``decorator(function)`` returns a function that takes its place. Every call of it is recorded in one span with the function's name,
+    which encloses the call. Everything else stays the same: name, docstring, signature, arguments, result and errors; a handle is returned
+    as it is, without waiting for it. The check decorates functions with random names, on 3 ranks and on 1.
 
     Args:
         decorator: the answer.
-        seed: what names and numbers are drawn from; None to draw the seed, too.
+        seed: seed of the names and numbers; None for a random one.
 
     Returns:
         The verdict, with its reason.
@@ -65,9 +62,9 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         for rank, complaint in enumerate(trace.results):
             if complaint is not None:
                 reason, hint = complaint
-                raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint, world_size=world_size, trace=trace)
+                raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint, trace=trace)
         _judge_spans(trace, names)
-    return "Every call is in a span of its name, and is otherwise as it was: name, signature, result, handle, error.", trace
+    return "Every call is in a span of its name, and nothing else has changed: name, signature, result, handle, error.", trace
 
 
 class _Watched:
@@ -141,7 +138,7 @@ def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: floa
 
 
 def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
-    """What of a function is lost on the one that stands in for it; or that it was called when it was to be decorated."""
+    """What of a function its replacement has lost; or that the function was called while it was being decorated."""
     if called:
         return f"the decorator called {original.__name__}, and must return a function that does so when it is called", _RETURN_HINT
     if not callable(function):
@@ -170,7 +167,7 @@ def _judge_calls(
     if not arguments_hold:
         return f"{names[0]} must get the arguments that it was called with, defaults included, and got others", _PASS_ON_HINT
     if waited:
-        hint = "Do not call wait(): the caller wants to compute meanwhile, and waits when the result is needed."
+        hint = "Do not call wait(): the caller computes in the meantime, and waits when it needs the result."
         return f"{names[1]} returns a handle, and the decorator waited for it", hint
     for name, result, due in zip((names[0], names[0], names[1]), results, kept[:3], strict=True):
         if result is not due:
@@ -194,20 +191,20 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
         strange = [OP_NAMES[events.op[index]] for index in operations if OP_NAMES[events.op[index]] != "all_reduce"]
         if strange or len(operations) != 3:
             reason = f"{who} called {strange[0] if strange else 'all_reduce'} in the decorator, which must not communicate."
-            hint = "Nothing is to be synchronised: a decorator that makes ranks wait for each other changes the program that it measures."
-            raise Wrong(reason, hint, world_size=size, trace=trace)
+            hint = "Do not synchronise: a decorator that makes ranks wait for each other changes the program it measures."
+            raise Wrong(reason, hint, trace=trace)
         for name, calls, times in zip(names, (2, 1, 1), ("twice", "once", "once"), strict=True):
             if found.count(name) != calls:
                 others = f", and one named {shown(found[0])}" if found and name not in found else ""
                 reason = (
                     f"{who} called {name} {times} and must record one span of that name for each call, got {found.count(name)}{others}."
                 )
-                raise Wrong(reason, _SPAN_HINT, world_size=size, trace=trace)
+                raise Wrong(reason, _SPAN_HINT, trace=trace)
         made = [int(span) for span, name in zip(spans, found, strict=True) if name in names[:2]]
         for span, operation in zip(made, operations, strict=True):
             if not events.post_ns[span] <= events.post_ns[operation] <= events.done_ns[span]:
                 name = events.tables.labels[events.label[span]]
-                raise Wrong(f"{who} called {name} outside of its span.", _SPAN_HINT, world_size=size, trace=trace)
+                raise Wrong(f"{who} called {name} outside of its span.", _SPAN_HINT, trace=trace)
 
 
 Numbers = list[float]
@@ -235,11 +232,11 @@ def ring_all_reduce(function: Callable[..., Any], *, seed: int | None = None) ->
 
     ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose length N divides, and returns the sum of all
     ranks' tensors. Every rank must have sent 2 (N - 1) / N times the bytes of the tensor, no more and no less, all of them to its
-    successor, on the group of that edge; the bytes are read from the trace. It is run on 1, 2, 3 and more ranks.
+    successor, on the group of that edge; the bytes are read from the trace. The check runs it on 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: what sizes and numbers are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and numbers; None for a random one.
 
     Returns:
         The verdict; its trace shows what was really sent.
@@ -261,21 +258,13 @@ def _judge_chunks(examination: Examination) -> tuple[str, Trace | None]:
     for world_size in sizes:
         length = world_size * draw.randrange(5, 50)
         secret = draw.randrange(10**9)
-        trace = examination.run(_reduce_on_rank, world_size, length, secret, judge_early_end=_judge_way, hint=RAISED_HINT)
-        _judge_way(trace)
+        trace = examination.run_on_ring(_reduce_on_rank, world_size, length, secret, things="chunks", hint=RAISED_HINT)
         sent = _judge_bytes(trace, length * _ITEM_BYTES)
         _judge_sums(trace, length)
         if world_size == max(sizes):
             sentence = f"{_formula(world_size, length * _ITEM_BYTES)} = {sent}"
             shown_trace = trace
-    return (
-        f"Right in rings of {', '.join(map(str, sorted(sizes)[:-1]))} and {max(sizes)} ranks; in the last, each sent {sentence} bytes.",
-        shown_trace,
-    )
-
-
-def _judge_way(trace: Trace) -> None:
-    judge_way(trace, "chunks")
+    return f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sentence} bytes.", shown_trace
 
 
 def _formula(world_size: int, size_bytes: int) -> str:
@@ -284,7 +273,7 @@ def _formula(world_size: int, size_bytes: int) -> str:
 
 def _reduce_on_rank(function: Callable[..., Any], length: int, secret: int) -> tuple[Numbers, Numbers | str]:
     """Makes this rank's numbers and returns them with the answer."""
-    import torch  # here: who only starts ranks does not load it
+    import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
 
@@ -304,7 +293,7 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
     due = 2 * (size - 1) * size_bytes // size
 
     def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, world_size=size, trace=trace)
+        return Wrong(reason, hint, trace=trace)
 
     for rank in range(size):
         for kind, verb, done in ((SEND, "send", "sent"), (RECV, "receive", "received")):
@@ -315,8 +304,7 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
                 hint = _HALF_HINT if found == half else _WHOLE_HINT if found in (whole, 2 * whole) else _BYTES_HINT
                 amount = f"{found} in {count(len(payloads), 'message')}" if len(payloads) else "none"
                 raise wrong(f"Rank {rank} of {size} must {verb} {_formula(size, size_bytes)} = {due} bytes, {done} {amount}.", hint)
-    if trace.unmatched:
-        raise wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", "Use the same tag on both sides, or none.")
+    judge_unmatched(trace)
     return due
 
 
@@ -332,11 +320,11 @@ def _judge_sums(trace: Trace, length: int) -> None:
         if isinstance(answer, str):
             reason = f"{who} must return a tensor of shape ({length},), got {answer}."
             hint = "The function must end in a return on every rank. torch.cat(chunks) joins chunks to one tensor."
-            raise Wrong(reason, hint, world_size=size, trace=trace)
+            raise Wrong(reason, hint, trace=trace)
         place = next(place for place in range(length) if answer[place] != due[place])
         own = ", its own number alone" if answer[place] == numbers[place] else ""
         reason = (
             f"{who} must return the sum of all tensors: number {place}, in chunk {place // (length // size)}, must be "
             f"{shown(due[place])}, got {shown(answer[place])}{own}."
         )
-        raise Wrong(reason, ALONE_HINT if size == 1 else _SUM_HINT, world_size=size, trace=trace)
+        raise Wrong(reason, ALONE_HINT if size == 1 else _SUM_HINT, trace=trace)

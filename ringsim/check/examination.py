@@ -1,10 +1,7 @@
-"""What a check returns: one verdict, one reason, one hint, and the picture of the run that failed.
+"""What all checks share: running a student's function, the verdict, the rule of the ring, a small model to train.
 
-Running a student's function on fresh ranks, and putting into a sentence how a run ended.
-
-The rule of the exercises on the ring: messages go to the successor, on the group of that edge, and there is nothing else.
-
-What the exercises on training are tried on: a small model with data, and each rank's gradients against those of one process.
+A check gives a judge to ``examine``. The judge runs the answer through an ``Examination``, raises ``Wrong`` where it does not hold, and
+otherwise returns one sentence.
 """
 
 from __future__ import annotations
@@ -31,20 +28,20 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ringsim.pipeline.gradients import GradientRow
-    from ringsim.traces.findings import Diagnosis
-    from ringsim.traces.value import Trace
 
 __all__ = [
     "ALONE_HINT",
+    "RAISED_HINT",
     "CheckResult",
     "Examination",
-    "RAISED_HINT",
     "Task",
     "Wrong",
     "count_microbatches",
     "examine",
     "find_wrong",
+    "judge_unmatched",
     "judge_way",
+    "listed",
     "make_task",
     "plain_number",
     "shown",
@@ -53,19 +50,19 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult:
-    """The verdict on one answer; true where the answer passed.
+    """The verdict on one answer; true if the answer passed.
 
-    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal the text.
+    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal only the text.
 
     Attributes:
         check: name of the check.
         passed: whether the answer holds.
         reason: why, in one sentence.
-        hint: what to try next; empty where the answer passed.
-        seed: what sizes and data were drawn from; passed to the check again it draws the same. None where nothing was drawn.
-        world_size: number of ranks of the run that the reason is about, None where no run got that far.
-        trace: what was recorded of that run, None where nothing was.
-        diagnosis: who waited for whom in that run, where that is what is wrong.
+        hint: what to try next; empty if the answer passed.
+        seed: the seed of sizes and data; pass it to the check again to draw the same ones. None if nothing was drawn.
+        world_size: number of ranks of the run that the reason is about, None if no run got that far.
+        trace: the record of that run, None if there is none.
+        diagnosis: who waited for whom in that run, if that is what is wrong.
 
     Example:
         >>> result = CheckResult("ring", False, "Rank 0 of 3 sent nothing.", "Send to ring.succ.", seed=5, world_size=3)
@@ -130,19 +127,19 @@ class Wrong(Exception):
     Args:
         reason: why, in one sentence.
         hint: what to try next.
-        world_size: number of ranks of the run it is about, if any.
-        trace: what was recorded of it, if anything.
-        diagnosis: who waited for whom in it, where that is what is wrong.
+        trace: the record of the run that shows it, if there is one.
+        world_size: number of ranks of that run; by default the trace's.
+        diagnosis: who waited for whom in it, if that is what is wrong.
     """
 
     def __init__(
-        self, reason: str, hint: str, *, world_size: int | None = None, trace: Trace | None = None, diagnosis: Diagnosis | None = None
+        self, reason: str, hint: str, *, trace: Trace | None = None, world_size: int | None = None, diagnosis: Diagnosis | None = None
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
-        self.world_size = world_size
         self.trace = trace
+        self.world_size = trace.world_size if world_size is None and trace is not None else world_size
         self.diagnosis = diagnosis
 
 
@@ -151,11 +148,11 @@ class Examination:
 
     Args:
         function: the student's.
-        seed: what sizes and data are drawn from.
+        seed: of the random numbers.
 
     Attributes:
         function: the student's.
-        random: the source of sizes and data.
+        random: draws sizes and data.
     """
 
     def __init__(self, function: Callable[..., Any], seed: int) -> None:
@@ -177,8 +174,11 @@ class Examination:
             on_rank: what each rank does with the student's function.
             world_size: number of ranks.
             args: what else it is given.
-            judge_early_end: looks at the trace of a run that did not end by itself, and may raise a ``Wrong`` that says more.
+            judge_early_end: sees the trace of a run that had to be ended, and may raise a more precise ``Wrong``.
             hint: for a run in which the function raised.
+
+        Returns:
+            The record of the run.
 
         Raises:
             Wrong: the run failed, or took too long.
@@ -196,6 +196,26 @@ class Examination:
                 raise _stuck(trace) from None
             raise self._failed(error, world_size, hint) from None
 
+    def run_on_ring(self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str) -> Trace:
+        """Runs as ``run`` does, and judges whether messages went to the successor only, whether the run ended or not.
+
+        Args:
+            on_rank: what each rank does with the student's function.
+            world_size: number of ranks.
+            args: what else it is given.
+            things: what the exercise calls the things that are sent, in the plural.
+            hint: for a run in which the function raised.
+
+        Returns:
+            The record of the run.
+
+        Raises:
+            Wrong: the run failed, or a message went elsewhere.
+        """
+        trace = self.run(on_rank, world_size, *args, judge_early_end=lambda trace: judge_way(trace, things), hint=hint)
+        judge_way(trace, things)
+        return trace
+
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
         """Says what was raised, with the student's own line."""
         text = str(error)
@@ -204,7 +224,7 @@ class Examination:
         frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)]
         theirs = [frame for frame in frames if code is not None and frame["file"] == code.co_filename] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
-        hint = hint or "Run it with ringsim.trace to see the whole error, and read that from its last line upwards."
+        hint = hint or "Run it with ringsim.trace to see the whole error, and read the error from its last line upwards."
         return Wrong(f"{first[:1].upper()}{first[1:]}{where}.", hint, world_size=world_size, trace=error.trace)
 
 
@@ -214,9 +234,8 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     Args:
         name: of the check.
         function: the student's.
-        judge: runs it through the examination that it is given; returns the sentence for an answer that holds, and a trace to show;
-            raises ``Wrong`` otherwise.
-        seed: None to draw one.
+        judge: examines the answer; returns a sentence for one that holds, and a trace to show; otherwise raises ``Wrong``.
+        seed: of the random numbers; None to draw one.
 
     Returns:
         The verdict.
@@ -247,23 +266,34 @@ def _stuck(trace: Trace) -> Wrong:
             waits.append(f"rank {rank} in {OP_NAMES[events.op[index]]} {to} rank {events.peer[index]} (line {events.line[index]})")
     if not waits:
         hint = "Look for a loop that never ends, and for an input() or a sleep(). If there is none, the machine was busy: try again."
-        return Wrong(f"A run of {count(trace.world_size, 'rank')} did not end in time.", hint, world_size=trace.world_size, trace=trace)
+        return Wrong(f"A run of {count(trace.world_size, 'rank')} did not end in time.", hint, trace=trace)
     hint = (
         "A send ends only when the other side receives: if every rank sends first, and waits for it, nobody ever receives. "
         "Post the send with isend, receive, and then wait for the send. And every recv needs a send to meet."
     )
-    reason = f"The run never ended, for these waited in vain: {', '.join(waits)}."
-    return Wrong(reason, hint, world_size=trace.world_size, trace=trace)
+    reason = f"The run never ended, because these waited in vain: {', '.join(waits)}."
+    return Wrong(reason, hint, trace=trace)
 
 
 def plain_number(answer: Any) -> float | str:
-    """Returns an answer as a number, also from an array or tensor of one element; what is no number as a few words."""
+    """Returns an answer as a number, even from an array or tensor of one element; anything else in a few words."""
     if isinstance(answer, str | bytes | bool):
         return shown(repr(answer))
     try:
         return float(answer)
-    except Exception:  # whatever a student returns: __float__ may be theirs
+    except Exception:  # students may return anything: __float__ may be theirs
         return shown(answer)
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Returns numbers in order, for a sentence.
+
+    Example:
+        >>> listed([3, 1, 2])
+        '1, 2 and 3'
+    """
+    *most, last = map(str, sorted(numbers))
+    return f"{', '.join(most)} and {last}"
 
 
 def shown(value: Any) -> str:
@@ -292,26 +322,26 @@ _GROUP_HINT: Final = (
 
 
 def judge_way(trace: Trace, things: str) -> None:
-    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also for a run that did not end.
+    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also judges runs that did not end.
 
     Args:
         trace: of the run.
-        things: what the exercise calls that which is sent, in the plural.
+        things: what the exercise calls the things that are sent, in the plural.
     """
     events, size = trace.events, trace.world_size
 
     def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, world_size=size, trace=trace)
+        return Wrong(reason, hint, trace=trace)
 
     for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
         rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
         who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
         if size == 1:
-            raise wrong(f"A rank alone has nobody to talk to, and called {op}.", ALONE_HINT)
+            raise wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT)
         if kind == COLLECTIVE:
             raise wrong(
                 f"{who} called {op}, and only messages between neighbours are allowed.",
-                f"The sum can be had from sends and recvs alone: pass {things} on, and add up what arrives.",
+                f"Sends and recvs are enough for the sum: pass {things} on, and add up what arrives.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
         verb, due, other, role = ("sent to", succ, pred, "successor") if kind == SEND else ("received from", pred, succ, "predecessor")
@@ -326,6 +356,12 @@ def judge_way(trace: Trace, things: str) -> None:
         edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
         if group != edge:
             raise wrong(f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT)
+
+
+def judge_unmatched(trace: Trace) -> None:
+    """Raises ``Wrong`` unless every send met its recv."""
+    if trace.unmatched:
+        raise Wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", "Use the same tag on both sides, or none.", trace=trace)
 
 
 VOCABULARY: Final = 11
@@ -344,13 +380,13 @@ def make_task(secret: int, num_microbatches: int) -> Task:
     """Makes model and data; called on each rank.
 
     Args:
-        secret: what weights and tokens are drawn from.
+        secret: the seed of weights and tokens.
         num_microbatches: how many microbatches, each of shape (2, 5).
 
     Returns:
-        The task; every layer but the first takes and gives hidden states.
+        The task; the input of every layer but the first, and the output of every layer but the last, are hidden states.
     """
-    import torch  # here: who only starts ranks does not load it
+    import torch  # here, so that a process that only starts ranks does not load it
     from torch import nn
 
     torch.manual_seed(secret)
@@ -361,14 +397,14 @@ def make_task(secret: int, num_microbatches: int) -> Task:
 
 
 def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
-    """Compares what this rank's parameters hold with the gradients of one process; makes no message.
+    """Compares the gradients of this rank's parameters with those of one process; sends no messages.
 
     Args:
         task: after a step.
         mine: the parameters of this rank's stage; all others must have no gradient.
 
     Returns:
-        The worst row of the report, None where all are equal. Its verdict is one of the report's, or "zeros" for a gradient of zeros alone.
+        The worst row of the report, None if all are equal. Its verdict is one of the report's, or "zeros" for a gradient of only zeros.
     """
     from ringsim.pipeline.gradients import compare_gradients, tolerance_of
     from ringsim.pipeline.single_process import single_process_step

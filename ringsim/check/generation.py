@@ -1,7 +1,4 @@
-"""The first exercise of the lesson on the generation ring: what a stage exchanges with its neighbours, in an order that never jams.
-
-The second exercise of the lesson on the generation ring: how many batches must be on their way for busy stages.
-"""
+"""The lesson on the generation ring: messages in an order that never jams; how many batches keep the stages busy."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_way, shown
+from ringsim.check.examination import RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_unmatched, listed, shown
 from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, steady_use
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.value import Trace, count
@@ -22,19 +19,19 @@ __all__ = ["inner_iterations", "token_ring"]
 NUM_TOKENS: Final = 4
 VOCABULARY: Final = 1_000_003
 _COUNT_HINT: Final = "Send output unless it is None, and receive into space unless that is None: some calls have only one of the two."
-_VALUE_HINT: Final = "Receive into space itself, dist.recv(space, ...): what is put into another tensor does not reach the stage."
+_VALUE_HINT: Final = "Receive into space itself, dist.recv(space, ...): what goes into another tensor does not reach the stage."
 
 
 def token_ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that exchanges messages with the neighbours in a generation ring.
 
     ``function(output, space)`` sends ``output`` to the successor, on its group, and fills ``space`` with what comes from the predecessor,
-    on its group; each is an int64 tensor of shape (1,), or None where there is nothing. It is called between one job and the next, on
-    every rank of rings of 2, 3 and more, with as many batches on their way as there are ranks; a stage does a sum in place of its layers.
+    on its group; each is an int64 tensor of shape (1,), or None if there is nothing. It is called between one job and the next, on every
+    rank of rings of 2, 3 and more, with as many batches under way as there are ranks; a stage computes a sum instead of its layers.
 
     Args:
         function: the answer.
-        seed: what sizes and numbers are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and numbers; None for a random one.
 
     Returns:
         The verdict; its trace shows what was really sent.
@@ -52,20 +49,15 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run(_generate_on_rank, world_size, secret, judge_early_end=_judge_way, hint=f"{_COUNT_HINT} {RAISED_HINT}")
-        _judge_way(trace)
+        trace = examination.run_on_ring(_generate_on_rank, world_size, secret, things="outputs", hint=f"{_COUNT_HINT} {RAISED_HINT}")
         _judge_counts(trace)
         _judge_tokens(trace)
-    return f"Right in rings of 2, 3 and {sizes[-1]} ranks: none of them jams, and every token is the right one.", trace
-
-
-def _judge_way(trace: Trace) -> None:
-    judge_way(trace, "outputs")
+    return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
 
 
 def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, list[list[int]]]:
     """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
-    import torch  # here: who only starts ranks does not load it
+    import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
 
@@ -85,7 +77,7 @@ def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, l
 
 
 def _work(x: Any, number: int) -> Any:
-    """What a stage does in place of its layers; x is a tensor of shape (1,), or a number."""
+    """What a stage does instead of its layers; x is a tensor of shape (1,), or a number."""
     return (x * 31 + number) % VOCABULARY
 
 
@@ -99,10 +91,8 @@ def _judge_counts(trace: Trace) -> None:
             number = int(np.count_nonzero((events.rank == rank) & (events.kind == kind)))
             if number != due[kind]:
                 reason = f"Rank {rank} of {size} must {verb} {count(due[kind], thing)}, {done} {number or 'none'}."
-                raise Wrong(reason, _COUNT_HINT, world_size=size, trace=trace)
-    if trace.unmatched:
-        reason = f"Every send needs its recv, and {trace.unmatched[0]!r}."
-        raise Wrong(reason, "Use the same tag on both sides, or none.", world_size=size, trace=trace)
+                raise Wrong(reason, _COUNT_HINT, trace=trace)
+    judge_unmatched(trace)
 
 
 def _judge_tokens(trace: Trace) -> None:
@@ -116,7 +106,7 @@ def _judge_tokens(trace: Trace) -> None:
                 x = _work(x, number)
             if token != x:
                 reason = f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring of {count(size, 'rank')}."
-                raise Wrong(reason, _VALUE_HINT, world_size=size, trace=trace)
+                raise Wrong(reason, _VALUE_HINT, trace=trace)
 
 
 WANTED: Final = Fraction(4, 5)
@@ -126,13 +116,13 @@ Setting = tuple[int, bool]
 def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses the settings of a generation ring.
 
-    ``function(N)`` returns (T, async_comm): a ring of N stages must come to an end with T inner iterations, each stage must work 80 % of
-    the time or more while decoding, and T must be as small as that allows, for every batch on its way needs a cache on every stage. The
-    function runs on a rank of its own, so that one that never ends is ended.
+    ``function(N)`` returns (T, async_comm): a ring of N stages must finish with T inner iterations, each stage must work at least 80 % of
+    the time while decoding, and T must be as small as possible, because every batch under way needs a cache on every stage. The
+    function runs on its own rank, so that an endless one can be stopped.
 
     Args:
         function: the answer.
-        seed: what sizes are drawn from; None to draw the seed, too.
+        seed: seed of the sizes; None for a random one.
 
     Returns:
         The verdict.
@@ -150,7 +140,7 @@ def _judge_settings(examination: Examination) -> tuple[str, Trace | None]:
     (answers,) = examination.run(_settings_on_rank, 1, sizes).results
     for size, answer in zip(sizes, answers, strict=True):
         _judge_setting(size, answer)
-    return f"Right for {', '.join(map(str, sorted(sizes)[:-1]))} and {max(sizes)} stages.", None
+    return f"Right for {listed(sizes)} stages.", None
 
 
 def _settings_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> list[Setting | str]:
@@ -158,7 +148,7 @@ def _settings_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> lis
 
 
 def _plain_setting(answer: Any) -> Setting | str:
-    """Returns an answer as a number and a bool; what is none as a few words."""
+    """Returns an answer as a number and a bool; anything else in a few words."""
     try:
         turns, async_comm = answer
         return (int(turns), bool(async_comm)) if int(turns) == turns >= 1 else shown(answer)
@@ -177,7 +167,7 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
     turns, async_comm = answer
     if not can_finish(size, turns, async_comm):
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
-        raise wrong(f"{answer} never ends.", f"Look at the map: with async_comm={async_comm} a ring ends with {limits} inner iterations.")
+        raise wrong(f"{answer} never finishes.", f"Look at the map: with async_comm={async_comm} a ring finishes for T from {limits}.")
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"
     if use < WANTED:

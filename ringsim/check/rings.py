@@ -1,7 +1,4 @@
-"""The first exercise of the lesson on the ring: which pairs of ranks get a group.
-
-The second exercise of the lesson on the ring: numbers go round on the pair groups until every rank knows their sum.
-"""
+"""The lesson on the ring: which pairs of ranks get a group; numbers that go round until every rank knows their sum."""
 
 from __future__ import annotations
 
@@ -11,7 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import ALONE_HINT, RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_way, plain_number, shown
+from ringsim.check.examination import (
+    ALONE_HINT,
+    RAISED_HINT,
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    judge_unmatched,
+    listed,
+    plain_number,
+    shown,
+)
 from ringsim.traces.events import RECV, SEND, make_events
 from ringsim.traces.value import Trace, count
 
@@ -25,11 +33,11 @@ def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> Che
     """Checks a function that lists the pairs of a ring.
 
     ``function(N)`` returns a list of N pairs (predecessor, successor): pair i is (i, (i + 1) mod N). A ring of one has none. The function
-    runs on a rank of its own, so that one that never ends is ended.
+    runs on its own rank, so that an endless one can be stopped.
 
     Args:
         function: the answer.
-        seed: what sizes are drawn from; None to draw the seed, too.
+        seed: seed of the sizes; None for a random one.
 
     Returns:
         The verdict; its trace, where there is one, draws the groups that the answer asks for.
@@ -47,7 +55,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     (answers,) = examination.run(_pairs_on_rank, 1, sizes).results or []
     for size, answer in zip(sizes, answers, strict=True):
         _judge_pairs(size, answer)
-    return f"Right for rings of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks.", None
+    return f"Right for rings of {listed(sizes)} ranks.", None
 
 
 def _pairs_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> list[Pairs | str]:
@@ -55,7 +63,7 @@ def _pairs_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> list[P
 
 
 def _plain_pairs(answer: Any) -> Pairs | str:
-    """Returns an answer as pairs of numbers; what is none as a few words."""
+    """Returns an answer as pairs of numbers; anything else in a few words."""
     try:
         return [(int(pred), int(succ)) for pred, succ in answer] if not isinstance(answer, str) else repr(answer)
     except (TypeError, ValueError):
@@ -74,10 +82,10 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(f"For {ranks} the answer must be a list of pairs of ranks, got {answer}.", "Return a list such as [(0, 1), (1, 0)].")
-    listed = ", ".join(map(str, answer))
+    pairs = ", ".join(map(str, answer))
     if size == 1:
         hint = "A rank does not send to itself: for N == 1 the list is empty."
-        raise wrong(f"A ring of 1 rank has no pairs, got {len(answer)}: {listed}.", hint)
+        raise wrong(f"A ring of 1 rank has no pairs, got {len(answer)}: {pairs}.", hint)
     strange = [pair for pair in answer if pair not in due]
     missing = [pair for pair in due if pair not in answer]
     if missing == [(size - 1, 0)] and len(answer) == size - 1:
@@ -86,16 +94,16 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
         hint = "The predecessor comes first: it is the one that sends."
         raise wrong(f"In the ring of {ranks} the pairs are the wrong way round: {answer[0]} instead of {answer[0][::-1]}.", hint)
     if strange:
-        raise wrong(f"The ring of {ranks} has no pair {strange[0]}, for rank {strange[0][0]}'s successor is not rank {strange[0][1]}.")
+        raise wrong(f"The ring of {ranks} has no pair {strange[0]}, because rank {strange[0][0]}'s successor is not rank {strange[0][1]}.")
     if missing and size == 2:
-        hint = "Between two ranks there are two edges, there and back, and each has a group of its own."
-        raise wrong(f"A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got {listed or 'none'}.", hint)
+        hint = "Between two ranks there are two edges, there and back, and each has its own group."
+        raise wrong(f"A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got {pairs or 'none'}.", hint)
     if missing:
         raise wrong(f"The ring of {ranks} lacks {count(len(missing), 'pair')}, the first of them {missing[0]}.")
     if len(answer) > size:
         raise wrong(f"The ring of {ranks} has {size} pairs, got {len(answer)}: some are there twice.")
     hint = "All ranks must list the groups in the same order, or they would build different groups at the same time."
-    raise wrong(f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank i, got {listed}.", hint)
+    raise wrong(f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank i, got {pairs}.", hint)
 
 
 def _picture(size: int, answer: Pairs) -> Trace | None:
@@ -123,11 +131,11 @@ def ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResul
 
     ``function(token)`` gets this rank's own number, a float32 tensor of shape (1,), which no other rank knows, and returns the sum of all
     ranks' numbers. It does so by messages between neighbours: N - 1 sends to the successor on its group and N - 1 recvs from the
-    predecessor on its group, on every rank, and nothing else. It is run on 1, 2, 3 and more ranks.
+    predecessor on its group, on every rank, and nothing else. The check runs it on 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: what sizes and numbers are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and numbers; None for a random one.
 
     Returns:
         The verdict; its trace shows what was really sent.
@@ -145,20 +153,15 @@ def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run(_round_on_rank, world_size, secret, judge_early_end=_judge_way, hint=RAISED_HINT)
-        _judge_way(trace)
+        trace = examination.run_on_ring(_round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT)
         _judge_counts(trace)
         _judge_sums(trace)
-    return f"Right in rings of {', '.join(map(str, sorted(sizes)[:-1]))} and {max(sizes)} ranks, message by message.", trace
-
-
-def _judge_way(trace: Trace) -> None:
-    judge_way(trace, "tokens")
+    return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
 
 
 def _round_on_rank(function: Callable[..., Any], secret: int) -> tuple[float, float | str]:
     """Makes this rank's number and returns it with the answer."""
-    import torch  # here: who only starts ranks does not load it
+    import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
 
@@ -174,10 +177,8 @@ def _judge_counts(trace: Trace) -> None:
             number = int(np.count_nonzero((events.rank == rank) & (events.kind == kind)))
             if number != size - 1:
                 reason = f"Rank {rank} of {size} must {verb} {count(size - 1, 'token')} {role}, {done} {number or 'none'}."
-                raise Wrong(reason, _COUNT_HINT, world_size=size, trace=trace)
-    if trace.unmatched:
-        reason = f"Every send needs its recv, and {trace.unmatched[0]!r}."
-        raise Wrong(reason, "Use the same tag on both sides, or none.", world_size=size, trace=trace)
+                raise Wrong(reason, _COUNT_HINT, trace=trace)
+    judge_unmatched(trace)
 
 
 def _judge_sums(trace: Trace) -> None:
@@ -191,4 +192,4 @@ def _judge_sums(trace: Trace) -> None:
         own = ", its own number alone" if answer == number else ""
         reason = f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, got {shown(answer)}{own}."
         hint = "The function must end in a return on every rank." if isinstance(answer, str) else ALONE_HINT if size == 1 else _SUM_HINT
-        raise Wrong(reason, hint, world_size=size, trace=trace)
+        raise Wrong(reason, hint, trace=trace)

@@ -1,7 +1,4 @@
-"""The exercises of the lesson on schedules: 1F1B, and an order that fills its bubble, each as one list of actions a rank.
-
-The third exercise of the lesson on schedules: as few microbatches as a limit on the bubble allows, where messages take time.
-"""
+"""The lesson on schedules: 1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckR
 
     Args:
         function: the answer.
-        seed: what sizes and data are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and data; None for a random one.
 
     Returns:
         The verdict; its trace is that of the training step.
@@ -76,7 +73,7 @@ def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> C
 
     Args:
         function: the answer.
-        seed: what sizes and data are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and data; None for a random one.
 
     Returns:
         The verdict; its trace is that of the training step.
@@ -127,7 +124,7 @@ def _rows_on_rank(function: Callable[..., Any], sizes: Sequence[Size]) -> list[R
 
 
 def _plain_rows(rows: list[Any]) -> Rows | str:
-    """Returns each rank's list as texts; of the first that is none a few words."""
+    """Returns each rank's list as texts; for the first that is not a list, a few words."""
     plain: Rows = []
     for row in rows:
         try:
@@ -195,7 +192,7 @@ def _train(examination: Examination, schedule: Schedule) -> Trace:
     for rank, row in enumerate(trace.results):
         if row is not None:
             reason = f"{_about(_size_of(schedule))} stage {rank} gets another gradient for {row.parameter} than one process."
-            raise Wrong(reason, _RULE_HINT, world_size=size, trace=trace)
+            raise Wrong(reason, _RULE_HINT, trace=trace)
     return trace
 
 
@@ -238,11 +235,11 @@ def fewest_microbatches(function: Callable[..., Any], *, seed: int | None = None
 
     ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches with which the bubble is ``limit`` of the step or
     less. ``costs`` is a ``Costs`` with the times of a forward, of a backward and of a message, which travels as soon as it is sent. It runs
-    on a rank of its own, so that a search that never ends is ended; there always is such a number.
+    on its own rank, so that an endless search can be stopped; such a number always exists.
 
     Args:
         function: the answer.
-        seed: what sizes and times are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and times; None for a random one.
 
     Returns:
         The verdict.
@@ -276,7 +273,7 @@ def _numbers_on_rank(function: Callable[..., Any], cases: Sequence[_Case]) -> li
 
 
 def _plain(answer: Any) -> int | str:
-    """Returns an answer as a whole number; what is none as a few words."""
+    """Returns an answer as a whole number; anything else in a few words."""
     try:
         return int(answer) if int(answer) == answer >= 1 else shown(answer)
     except (TypeError, ValueError):

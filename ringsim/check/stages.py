@@ -1,7 +1,4 @@
-"""The first exercise of the lesson on stages: which layers each stage gets.
-
-The second exercise of the lesson on stages: a tensor of any shape from stage to stage, in two messages.
-"""
+"""The lesson on stages: which layers each stage gets; a tensor of any shape from stage to stage, in two messages."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, judge_way, shown
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, shown
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.value import Trace, count
 
@@ -33,11 +30,11 @@ def partition(function: Callable[..., Any], *, seed: int | None = None) -> Check
 
     ``function(num_layers, num_stages)`` returns a list with the layers of each stage, as ranges or lists of numbers. Any cut passes that
     holds every layer once, in order, in stages that differ by one layer at most; with more stages than layers some are empty. The
-    function runs on a rank of its own, so that one that never ends is ended.
+    function runs on its own rank, so that an endless one can be stopped.
 
     Args:
         function: the answer.
-        seed: what sizes are drawn from; None to draw the seed, too.
+        seed: seed of the sizes; None for a random one.
 
     Returns:
         The verdict, with its reason.
@@ -67,7 +64,7 @@ def _cuts_on_rank(function: Callable[..., Any], sizes: Sequence[tuple[int, int]]
 
 
 def _plain_cut(answer: Any) -> Cut | str:
-    """Returns an answer as lists of numbers; what is none as a few words."""
+    """Returns an answer as lists of numbers; anything else in a few words."""
     if isinstance(answer, str):
         return repr(answer)
     try:
@@ -127,12 +124,12 @@ def hand_over(function: Callable[..., Any], *, seed: int | None = None) -> Check
 
     ``function(tensor)`` is called on every rank with a float32 tensor of 1 to 4 dimensions, another shape on each. It sends the tensor to
     the rank after and returns the one from the rank before; the line is open: rank 0 receives nothing and returns None, the last rank
-    sends nothing. Each tensor travels in two messages on the pair group: a header of one size for all, and the payload. It is run on 1, 2,
-    3 and more ranks.
+    sends nothing. Each tensor travels in two messages on the pair group: a header of one size for all, and the payload. The check
+    runs it on 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: what sizes and shapes are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and shapes; None for a random one.
 
     Returns:
         The verdict; its trace shows what was really sent.
@@ -151,19 +148,12 @@ def _judge_handing_over(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run(_hand_over_on_rank, world_size, secret, judge_early_end=_judge_way, hint=_RAISED_HINT)
-        _judge_way(trace)
+        trace = examination.run_on_ring(_hand_over_on_rank, world_size, secret, things="tensors", hint=_RAISED_HINT)
         _judge_messages(trace, secret, headers)
         _judge_values(trace, secret)
     (size_bytes,) = headers
-    sentence = (
-        f"Right on {', '.join(map(str, sorted(sizes)[:-1]))} and {max(sizes)} ranks: a header of {size_bytes} bytes, then the payload."
-    )
+    sentence = f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload."
     return sentence, trace
-
-
-def _judge_way(trace: Trace) -> None:
-    judge_way(trace, "tensors")
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
@@ -175,7 +165,7 @@ def _shape_of(rank: int, secret: int) -> Shape:
 
 def _hand_over_on_rank(function: Callable[..., Any], secret: int) -> tuple[Shape, list[float]] | str | None:
     """Makes this rank's tensor, which counts from 1000 times its rank, and returns what the answer gives for it in plain numbers."""
-    import torch  # here: who only starts ranks does not load it
+    import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
 
@@ -195,7 +185,7 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
     events, size = trace.events, trace.world_size
 
     def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, world_size=size, trace=trace)
+        return Wrong(reason, hint, trace=trace)
 
     for rank in range(size):
         for kind, verb, done, peer, source in ((SEND, "send", "sent", rank + 1, rank), (RECV, "receive", "received", rank - 1, rank - 1)):
@@ -229,15 +219,15 @@ def _judge_values(trace: Trace, secret: int) -> None:
         if rank == 0:
             if answer is not None:
                 reason = f"{who} has nobody before it and must return None, got {answer if isinstance(answer, str) else 'a tensor'}."
-                raise Wrong(reason, _RAISED_HINT, world_size=size, trace=trace)
+                raise Wrong(reason, _RAISED_HINT, trace=trace)
             continue
         due = _shape_of(rank - 1, secret)
         got = "None" if answer is None else answer if isinstance(answer, str) else f"shape {answer[0]}"
         if not isinstance(answer, tuple) or answer[0] != due:
-            raise Wrong(f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT, world_size=size, trace=trace)
+            raise Wrong(f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT, trace=trace)
         if answer[1] != _flat_numbers(rank - 1, due):
             reason = f"{who} must return the numbers that rank {rank - 1} was given, and got others, or these in another order."
-            raise Wrong(reason, _VALUE_HINT, world_size=size, trace=trace)
+            raise Wrong(reason, _VALUE_HINT, trace=trace)
 
 
 def _flat_numbers(rank: int, shape: Shape) -> list[float]:
