@@ -9,7 +9,7 @@ from ringsim.check.examination import CheckResult, Examination, Wrong, count_mic
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
-    from ringsim.pipeline.gradients import GradientRow
+    from ringsim.pipeline.reports import GradientRow
 
 __all__ = ["gradients"]
 

@@ -25,9 +25,8 @@ from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import Snapshot
-from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_worker, say
+from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
-from ringsim.launch.api import check_seed
 from ringsim.launch.job import pack_call
 from ringsim.link import Link, check_links
 from ringsim.predict.calibration import Calibration
