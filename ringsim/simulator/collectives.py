@@ -491,12 +491,12 @@ def _kind_of(rank: SimulatedRank, tensors: Sequence[Tensor], copies: int, reduct
         kind = kinds.get(key)
         if kind is None:
             payload = Payload(*describe(list(tensors), copies), how)
-            kind = kinds[key] = Kind(rank.world.number_payload(payload), payload)
+            kind = kinds[key] = rank.world.make_kind(payload)
         return kind
     payload = Payload(*describe(list(tensors), copies), how)
     kind = kinds.get(payload)
     if kind is None:
-        kind = kinds[payload] = Kind(rank.world.number_payload(payload), payload)
+        kind = kinds[payload] = rank.world.make_kind(payload)
     return kind
 
 
@@ -572,9 +572,7 @@ def reduce_scatter(
     return _collect(rank, "reduce_scatter", found, inputs, [result], async_op, reduction=op)
 
 
-def _reduce_to_parts(
-    name: str, rank: SimulatedRank, output: Tensor, given: Tensor, op: Any, group: Any, async_op: bool
-) -> Part | None:
+def _reduce_to_parts(name: str, rank: SimulatedRank, output: Tensor, given: Tensor, op: Any, group: Any, async_op: bool) -> Part | None:
     found = rank.enter(name, group)
     if found is None:
         return None

@@ -37,7 +37,7 @@ from ringsim.comm.follower import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.links import Links
-from ringsim.traces.events import ANY_SOURCE, ERROR, OK, Payload
+from ringsim.traces.events import ERROR, OK, Payload
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
@@ -343,7 +343,10 @@ class Operation:
         if clock.measures:
             clock.pay()
         if slot is not None:
-            rank.recorder.wait(slot)  # type: ignore[union-attr]  # who has a slot has a recorder
+            recorder: Recorder = rank.recorder  # type: ignore[assignment]  # who has a slot has a recorder
+            recorder.wait(slot)
+            for follower in self.followers:
+                recorder.wait(follower)
         if self.done_s > clock.now:
             self._block(timeout)
         if slot is not None:
@@ -424,8 +427,14 @@ class Operation:
         self.slot = None
         recorder.complete(slot, status)
         for follower in self.followers:
-            recorder.wait(follower)
             recorder.complete(follower, status)
+
+    def complete_record(self, recorder: Recorder, slot: int) -> bool:
+        """Lets the wait for this operation complete another record, too; returns False where it was waited for already."""
+        if self.slot is None or recorder is not self.rank.recorder:
+            return False
+        self.followers += (slot,)
+        return True
 
     def refuse(self, kind: str, message: str) -> None:
         """Records that the operation is wrong, and was refused."""
@@ -720,11 +729,11 @@ class _Entry:
 class InOrder(Rendezvous):
     """The same, but a rank's messages on a group begin one after the other; tags do not count::
 
-        rank 0   [send to 1] [recv from 1]       each rank's send waits for the other's recv, which stands behind its own send:
-        rank 1   [send to 0] [recv from 0]       a deadlock
+    rank 0   [send to 1] [recv from 1]       each rank's send waits for the other's recv, which stands behind its own send:
+    rank 1   [send to 0] [recv from 0]       a deadlock
 
-        rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both begin
-        rank 1   [send to 0, recv from 0]
+    rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both begin
+    rank 1   [send to 0, recv from 0]
     """
 
     by_tag = False

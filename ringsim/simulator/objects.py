@@ -23,7 +23,6 @@ _CPU: Final = torch.device("cpu")  # whatever the default device is: objects hav
 # As methods of a rank; see torch.distributed for the arguments. First sizes travel, then bytes. They block.
 
 
-
 def send_object_list(
     rank: SimulatedRank,
     object_list: list[Any],
@@ -221,6 +220,4 @@ def _unpack_all(data: Tensor, sizes: Tensor, weights_only: bool) -> list[Any]:
     return [_unpack(piece, len(piece), weights_only) for piece in data.split(sizes.tolist())]
 
 
-OBJECTS: Final = (
-    *(send_object_list, recv_object_list, broadcast_object_list, all_gather_object, gather_object, scatter_object_list),
-)
+OBJECTS: Final = (*(send_object_list, recv_object_list, broadcast_object_list, all_gather_object, gather_object, scatter_object_list),)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
+import torch
 from torch import Tensor
 from torch.distributed import GroupMember
 
@@ -57,12 +58,11 @@ class World:
 
     Attributes:
         clock: the virtual clock.
-        recorder: records all of them, None where nothing is recorded.
+        recorder: numbers what operations name, and records them all where ``records``.
+        records: whether operations are recorded.
         links: carry messages and collectives.
         matcher: brings sends and recvs together.
         everybody: the group of all ranks.
-        number_group: gives a group its number in the trace.
-        number_payload: gives what operations carry its number.
         costs: says how long a rank is busy when it posts a message; None for no time.
         made: the groups that were made, in order.
         makers: all ranks, as a group in which groups are made; None before the first.
@@ -72,12 +72,11 @@ class World:
     """
 
     clock: Clock
-    recorder: Recorder | None
+    recorder: Recorder
+    records: bool
     links: Links
     matcher: Rendezvous
     everybody: SimulatedGroup
-    number_group: Callable[[str, Sequence[int]], int]
-    number_payload: Callable[[Payload], int]
     costs: PostingCosts | None = None
     made: list[Making] = field(default_factory=list)
     makers: SimulatedGroup | None = None
@@ -87,12 +86,16 @@ class World:
 
     def post_of(self, op: int) -> Callable[..., int | None]:
         """Returns what records that an operation is posted."""
-        if self.recorder is None:
+        if not self.records:
             return _post_nothing
         post = self.posts.get(op)
         if post is None:
             post = self.posts[op] = self.recorder.make_post(op)
         return post
+
+    def make_kind(self, payload: Payload, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> Kind:
+        """Returns what operations that carry the same have in common."""
+        return Kind(self.recorder.payload(*payload), payload, dtype, shape)
 
     def kind_of(self, tensor: Tensor) -> Kind:
         """Returns what a message shares with others of its dtype and shape."""
@@ -100,7 +103,7 @@ class World:
         kind = self.kinds.get(key)
         if kind is None:
             payload = Payload(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
-            kind = self.kinds[key] = Kind(self.number_payload(payload), payload, *key)
+            kind = self.kinds[key] = self.make_kind(payload, *key)
         return kind
 
 
@@ -125,7 +128,7 @@ class SimulatedRank(Runner, Membership, Backend):
         super().__init__(number, seed)
         self.world = world
         self.clock = world.clock
-        self.recorder = world.recorder
+        self.recorder = world.recorder if world.records else None
         self.everybody = world.everybody
         self.in_order = not world.matcher.by_tag
         self.fails_at = fails_at
@@ -249,7 +252,7 @@ class SimulatedRank(Runner, Membership, Backend):
         is_pair = desc.startswith("ring:")  # bears its edge, and is not recorded, as on torch
         if self._made == len(made):
             name = desc if is_pair else f"{len(made) + 1}"
-            group = SimulatedGroup(self.clock, name, members, self.world.number_group(name, members), desc)
+            group = SimulatedGroup(self.clock, name, members, self.world.recorder.group(name, members), desc)
             made.append(Making(members, group, len(members)))
         making = made[self._made]
         self._made += 1
@@ -265,9 +268,9 @@ class SimulatedRank(Runner, Membership, Backend):
         """
         world, everyone = self.world, self.everybody.ranks
         if world.makers is None:
-            world.makers = SimulatedGroup(self.clock, GROUPS, everyone, world.number_group(GROUPS, everyone))
+            world.makers = SimulatedGroup(self.clock, GROUPS, everyone, world.recorder.group(GROUPS, everyone))
         payload = Payload("ranks", tuple(sorted(members)), 0)
-        kind = Kind(world.number_payload(payload), payload)
+        kind = world.make_kind(payload)
         slot = world.post_of(OP_CODES["new_group"])(world.makers.number, NONE, NONE, kind.number)
         part = Part(self, slot, world.makers, kind, "new_group")
         self.clock.polls = 0
