@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from part_writer import Writer
 
@@ -90,7 +90,6 @@ def worlds(draw: st.DrawFn) -> Snapshot:
     return Snapshot(tuple(views))
 
 
-@settings(max_examples=600)
 @given(worlds())
 def test_it_finds_what_the_rules_say(world: Snapshot) -> None:
     stuck = analyse(world)
@@ -121,7 +120,6 @@ def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
     return 0
 
 
-@settings(max_examples=300)
 @given(
     st.integers(1, 7).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))))
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contested_machine import ContestedMachine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from part_writer import GROUPS
 from rendezvous_machine import Instruction, Machine, wait_for_each
@@ -47,7 +47,6 @@ def ranks_of(stuck: Stuck | None) -> set[int]:
     return set(stuck.ranks) if stuck is not None else set()
 
 
-@settings(max_examples=400)
 @given(programs=contested_programs(), order=st.randoms(use_true_random=False))
 def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
     machine = ContestedMachine(programs, WORLDS, order.choice)
@@ -66,7 +65,6 @@ def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
     assert bool(explain(trace).edges) == bool(machine.unfinished)
 
 
-@settings(max_examples=100)
 @given(programs=contested_programs(), order=st.randoms(use_true_random=False))
 def test_the_watcher(programs: list[list[Instruction]], order: Any) -> None:
     machine = ContestedMachine(programs, WORLDS, order.choice)
@@ -78,7 +76,6 @@ def test_the_watcher(programs: list[list[Instruction]], order: Any) -> None:
     assert bool(at_the_end) == bool(machine.unfinished)
 
 
-@settings(max_examples=100)
 @given(programs=contested_programs(at_once=True), order=st.randoms(use_true_random=False))
 def test_the_watcher_keeps_quiet_where_any_of_several_may_be_missing(programs: list[list[Instruction]], order: Any) -> None:
     machine = ContestedMachine(programs, WORLDS, order.choice)

@@ -12,7 +12,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 from agenda import Agenda
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_simulator_fair_share import filled
 
@@ -148,7 +148,6 @@ TOPOLOGIES = [RingLinks(LINK), FullBisection(Link(3.0, 0.25)), Hosts(2, inner=Li
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: type(topology).__name__)
-@settings(deadline=None)
 @given(messages=MESSAGES)
 def test_the_same_as_in_exact_numbers(topology: Topology, messages: list[Message]) -> None:
     in_order = sorted(messages, key=lambda message: message[3])

@@ -28,7 +28,6 @@ from ringsim.plot import style
 from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows
 from ringsim.plot.steps import (
     ACTION_LOOKS,
-    NAMES,
     PHASE_NAME_POINTS,
     RECV_LANE,
     SEND_LANE,
@@ -42,9 +41,10 @@ from ringsim.plot.steps import (
 )
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
-from ringsim.simulator.columns import KIND_LETTERS
+from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
 from ringsim.traces.events import NONE, SPAN, Ints
+from ringsim.traces.lazy import NAMES
 from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import bytes_text, time_text, time_unit
 from ringsim.traces.value import count
@@ -199,7 +199,7 @@ def _constants(run: ScheduleRun) -> str:
     parts = []
     for code in np.unique(operations.kind).tolist():
         times = setting.prices.duration[code][np.unique(operations.stage[operations.kind == code])]
-        parts.append(f"{ACTION_LOOKS[KIND_LETTERS[code]].name} {span(times, length)}")
+        parts.append(f"{ACTION_LOOKS[COMPUTE_KINDS[code]].name} {span(times, length)}")
     way = operations.direction, operations.stage
     met = operations.sent_after >= 0
     if met.any():
@@ -219,7 +219,7 @@ def _picture(run: ScheduleRun) -> StepPicture:
         schedule=run.name,
         rank=operations.rank,
         stage=operations.stage,
-        kind=np.array(KIND_LETTERS)[operations.kind],
+        kind=np.array(COMPUTE_KINDS)[operations.kind],
         microbatch=operations.microbatch,
         start=run.starts.astype(np.float64) / unit,
         end=run.ends.astype(np.float64) / unit,

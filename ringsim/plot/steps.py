@@ -36,8 +36,7 @@ from ringsim.plot import style
 from ringsim.plot.layout import OPERATION_LOOKS, TRANSFER, Rows, TimeAxis, draw_long, make_bars
 from ringsim.plot.style import Look
 from ringsim.schedules.engine import Evaluation, evaluate
-from ringsim.schedules.schedule import Schedule
-from ringsim.simulator.columns import KIND_LETTERS
+from ringsim.schedules.schedule import COMPUTE_KINDS, Schedule
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
 from ringsim.traces.steps import Bubble, StageActions, count_steps, find_step, in_step, list_live, measure_bubble, measure_peaks
 from ringsim.traces.units import time_text, time_unit
@@ -584,7 +583,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
         columns: into how many equal stretches the step is cut.
 
     Returns:
-        Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``KIND_LETTERS``.
+        Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
 
     Example:
         >>> from ringsim.simulator.schedules import simulate_schedule
@@ -595,7 +594,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
     operations, ends = run.operations, run.ends.astype(np.float64)
     duration = run.setting.prices.duration.astype(np.float64)
     edges = np.linspace(0.0, float(run.makespan), columns + 1)
-    shares = np.zeros((rows, columns, len(KIND_LETTERS)))
+    shares = np.zeros((rows, columns, len(COMPUTE_KINDS)))
     row_of = np.arange(run.num_ranks) * rows // run.num_ranks
     members = np.bincount(row_of, minlength=rows)
     for rank in range(run.num_ranks):
@@ -626,7 +625,7 @@ def draw_busy_map(ax: Axes, run: ScheduleRun, *, length: float) -> list[Artist]:
         The legend's entries.
     """
     shares = measure_shares(run, min(run.num_ranks, MOST_ROWS), COLUMNS)
-    colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in KIND_LETTERS])
+    colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
     ax.imshow(
@@ -638,6 +637,6 @@ def draw_busy_map(ax: Axes, run: ScheduleRun, *, length: float) -> list[Artist]:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"rank {value:.0f}" if 0 <= value < run.num_ranks else ""))
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    drawn = [letter for code, letter in enumerate(KIND_LETTERS) if shares[..., code].any()]
+    drawn = [letter for code, letter in enumerate(COMPUTE_KINDS) if shares[..., code].any()]
     handles: list[Artist] = [Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name) for letter in drawn]
     return [*handles, Patch(facecolor=IDLE, edgecolor="#B0B0B0", linewidth=0.5, label="bubble")]

@@ -183,7 +183,8 @@ def initialize(
         The ring.
     """
     wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks)
-    ring, backend = get_state().ring, get_backend_object()
+    ring: Ring | None = get_state().ring
+    backend = get_backend_object()
     if ring is not None and not ring.backend.is_initialized():
         destroy_distributed()  # the script took the default group down, and the pair groups went with it
     elif ring is not None:
@@ -220,7 +221,7 @@ def current_ring() -> Ring:
         ...
         ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
     """
-    ring = get_state().ring
+    ring: Ring | None = get_state().ring
     if ring is None:
         raise RingError("the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.")
     return ring

@@ -745,13 +745,24 @@ def all_to_all_single(
     return _collect(rank, "all_to_all_single", found, pieces, places, async_op, carried=[values], results=[result])
 
 
-def barrier(rank: SimulatedRank, group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Part | None:
+def barrier(
+    rank: SimulatedRank,
+    group: Any = None,
+    async_op: bool = False,
+    device_ids: Any = None,  # noqa: ARG001 - torch's signature, here and below
+    timeout: Any = None,
+) -> Part | None:
     """Blocks until every rank of the group has come here."""
     found = rank.enter("barrier", group)
     return None if found is None else _collect(rank, "barrier", found, (), (), async_op, timeout=timeout)
 
 
-def monitored_barrier(rank: SimulatedRank, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+def monitored_barrier(
+    rank: SimulatedRank,
+    group: Any = None,
+    timeout: Any = None,
+    wait_all_ranks: bool = False,  # noqa: ARG001
+) -> None:
     """Blocks until every rank of the group has come here; where one never does, the simulation says which."""
     found = rank.enter("monitored_barrier", group)
     if found is not None:

@@ -282,7 +282,7 @@ def _move(source: torch.Tensor, target: torch.Tensor) -> None:
     size_bytes, room = check_storage(source), check_storage(target)
     if size_bytes != room:
         raise ArgumentError(
-            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes at the sender and {room:,} at the receiver. "
+            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes at the sender, {room:,} at the receiver. "
             "Resize it after wait()."
         )
     if source.requires_grad or target.requires_grad:
@@ -727,7 +727,9 @@ class _Entry:
 
 
 class InOrder(Rendezvous):
-    """The same, but a rank's messages on a group begin one after the other; tags do not count::
+    """The same, but a rank's messages on a group begin one after the other; tags do not count.
+
+    ::
 
     rank 0   [send to 1] [recv from 1]       each rank's send waits for the other's recv, which stands behind its own send:
     rank 1   [send to 0] [recv from 0]       a deadlock

@@ -30,7 +30,7 @@ def send_object_list(
     group: Any = None,
     device: Any = None,
     group_dst: int | None = None,
-    use_batch: bool = False,
+    use_batch: bool = False,  # noqa: ARG001 - torch's signature
     weights_only: bool = False,
 ) -> None:
     """Sends objects to one rank; ``use_batch`` means nothing here."""
@@ -46,7 +46,7 @@ def recv_object_list(
     group: Any = None,
     device: Any = None,
     group_src: int | None = None,
-    use_batch: bool = False,
+    use_batch: bool = False,  # noqa: ARG001 - torch's signature
     weights_only: bool = False,
 ) -> int:
     """Receives as many objects as the list is long, from anybody where no source is given; ``use_batch`` means nothing here.
