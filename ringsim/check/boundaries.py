@@ -11,7 +11,7 @@ from ringsim.check.small_task import count_microbatches, find_wrong, make_task
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
-    from ringsim.pipeline.gradients import GradientRow
+    from ringsim.pipeline.reports import GradientRow
 
 __all__ = ["gradients"]
 

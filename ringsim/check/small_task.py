@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ringsim.pipeline.gradients import GradientRow
+    from ringsim.pipeline.reports import GradientRow
 
 __all__ = ["Task", "count_microbatches", "find_wrong", "make_task"]
 
@@ -54,8 +54,7 @@ def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
     Returns:
         The worst row of the report, None where all are equal. Its verdict is one of the report's, or "zeros" for a gradient of zeros alone.
     """
-    from ringsim.pipeline.gradients import compare_gradients, tolerance_of
-    from ringsim.pipeline.single_process import single_process_step
+    from ringsim.pipeline.reports import compare_gradients, single_process_step, tolerance_of
 
     expected = single_process_step(*task).gradients
     held = {id(parameter) for parameter in mine}
