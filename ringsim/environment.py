@@ -22,7 +22,6 @@ import importlib.util
 import ipaddress
 import itertools
 import json
-import operator
 import os
 import re
 import socket
@@ -31,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ringsim.errors import ArgumentError, RingError
+from ringsim.errors import ArgumentError, RingError, read_whole
 
 __all__ = ["Discovery", "discover"]
 
@@ -444,15 +443,9 @@ def _check(**arguments: Any) -> dict[str, Any]:
             if not isinstance(value, str) or not value.strip():
                 raise ArgumentError(f"head_ip must be an address or a name as text, got {value!r}. Pass rank 0's address.")
             continue
-        try:
-            given[name] = None if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            given[name] = None
-        low = 1 if name in ("world_size", "port") else 0
-        if given[name] is None or given[name] < low:
-            raise ArgumentError(
-                f"{name} must be a whole number of {low} or more, got {value!r}. Pass one, or leave it out to have it found."
-            )
+        given[name] = read_whole(
+            name, value, 1 if name in ("world_size", "port") else 0, hint="Pass one, or leave it out to have it found."
+        )
     return given
 
 
