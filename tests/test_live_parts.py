@@ -62,7 +62,7 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
             elif what in ("barrier", "all_reduce"):
                 writer.post(what, group, NONE, NONE)
             elif what == "skip":
-                writer.recorder.hot.skip()
+                writer.recorder.bookmark()
             elif what == "span":
                 writer.recorder.span_end(writer.recorder.span_begin("compute") or 0)
             else:
@@ -94,7 +94,7 @@ def test_a_part_is_followed_across_its_growth(tmp_path: Path) -> None:
         if number % 997 == 0:
             part.look()
         if number < total - 5:
-            writer.recorder.hot.finish(slot)
+            writer.recorder.complete(slot)
     head = part.look()
     assert (head.slots, head.open, head.awaited) == (total, 5, ())
     part.count()
@@ -107,13 +107,13 @@ def test_a_part_is_followed_across_its_growth(tmp_path: Path) -> None:
 def test_a_slot_that_another_thread_fills_late_is_found(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
     first = writer.post("isend", 0, 1, 0)
-    record = bytes(writer.recorder._buffer.memory[:72])
-    writer.recorder._buffer.memory[:72] = bytes(72)  # claimed, and not yet written
+    record = bytes(writer.recorder._memory[:72])
+    writer.recorder._memory[:72] = bytes(72)  # claimed, and not yet written
     writer.post("isend", 0, 1, 0)
     part = LivePart(tmp_path, 0, 2)
     assert (part.look().slots, part.look().open) == (1, 1)
     part.count()
-    writer.recorder._buffer.memory[:72] = record
+    writer.recorder._memory[:72] = record
     assert (part.look().slots, part.look().open) == (2, 2)
     part.count()
     part.read_names()
@@ -145,7 +145,7 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
         if what == "elsewhere":
             writer.recorder.set_meta("host", "another machine")
         elif what == "stopped":
-            post: Any = writer.recorder.hot.make_post(OP_CODES["isend"])
+            post: Any = writer.recorder.make_post(OP_CODES["isend"])
             assert [post(0, 0, 0, 0) for _ in range(9)][-1] is None
         writer.recorder.close() if what == "ended" else None
     live = LiveParts(tmp_path, 1)
@@ -159,7 +159,7 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
 def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
     posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
-    writer.recorder.hot.fail(posted[2])  # nobody has waited for it: it raised when it was posted
+    writer.recorder.complete(posted[2], ERROR)  # nobody has waited for it: it raised when it was posted
     live = LiveParts(tmp_path, 2)
     live.look()
     found = [live.world(["running"] * 2, 0), snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)]

@@ -15,7 +15,7 @@ from part_writer import Writer
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Threads, Watcher
-from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, RECORD
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, RECORD
 
 TICK_S = 0.02
 
@@ -170,7 +170,7 @@ def test_a_message_that_was_refused_helps_nobody(bench: Bench) -> None:
     slot = bench.writers[1].post("isend", 0, 0, 0)
     bench.waits(0, "recv", 1)
     assert bench.look_for(0.2)[0] is None
-    bench.writers[1].recorder.hot.fail(slot)  # before anybody waited for it: it never left
+    bench.writers[1].recorder.complete(slot, ERROR)  # before anybody waited for it: it never left
     assert kind_of(bench.look_for(1.0)[0]) == "peer_exited"
 
 
@@ -255,9 +255,9 @@ def test_what_a_recv_from_anybody_has_taken_is_gone(bench: Bench) -> None:
 def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -> None:
     bench.waits(0, "recv", 1)
     slot = bench.writers[0].open[-1][0]
-    records = np.frombuffer(bench.writers[0].recorder._buffer.memory, dtype=RECORD)
+    records = np.frombuffer(bench.writers[0].recorder._memory, dtype=RECORD)
     bench.waits(1, "recv", 0)
-    bench.writers[0].recorder.hot.finish(slot)
+    bench.writers[0].recorder.complete(slot)
     records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is what is written last
     assert bench.look_for(1.0)[0] is None
 
@@ -315,7 +315,7 @@ class TestStall:
         assert bench.look_for(30.0)[0] is None
 
     def test_large_messages_get_longer(self, bench: Bench) -> None:
-        payload = bench.writers[0].recorder.number("payload", dtype="uint8", shape=[10**9], size_bytes=10**9)
+        payload = bench.writers[0].recorder.payload("uint8", [10**9], 10**9)
         bench.writers[0].payload = payload
         bench.writers[0].post("isend", 0, 1, 5)
         after_s = bench.look_for(60.0)[1]

@@ -78,19 +78,19 @@ class WatchedMachine(AbstractContextManager["WatchedMachine"]):
                 self._write_one(writer, op)
 
     def _write_one(self, writer: Writer, op: Op) -> None:
-        hot = writer.recorder.hot
+        recorder = writer.recorder
         if id(op) not in self._slots:
-            slot = hot.make_post(OP_CODES[op.op])(writer.groups[op.group], op.peer, op.tag, writer.payload)
+            slot = recorder.make_post(OP_CODES[op.op])(writer.groups[op.group], op.peer, op.tag, writer.payload)
             assert slot is not None
             self._slots[id(op)] = slot
         slot = self._slots[id(op)]
         if op.wait >= 0 and id(op) not in self._began:
             self._began.add(id(op))
-            hot.begin_wait(slot)
+            recorder.wait(slot)
         if op.done >= 0 and id(op) not in self._finished:
             self._finished.add(id(op))
             if op.peer == ANY_SOURCE:
                 source = self._machine.source(op)
                 assert source is not None
-                hot.set_peer(slot, source)
-            hot.finish(slot)
+                recorder.amend(slot, peer=source)
+            recorder.complete(slot)
