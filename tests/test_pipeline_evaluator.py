@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
@@ -120,7 +120,6 @@ def longest_path(schedule: Schedule, costs: Costs) -> dict[Action, Time]:
 times = st.fractions(min_value=0, max_value=5, max_denominator=6)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(CASES), st.integers(1, 4), st.integers(1, 6), st.data())
 def test_drawn_costs_against_longest_paths(case: tuple[str, int | None], p: int, m: int, data: st.DataObject) -> None:
     schedule = make_schedule(case[0], p, m, case[1])

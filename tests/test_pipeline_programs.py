@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
@@ -166,7 +166,6 @@ def programs_of_ranks(draw: st.DrawFn) -> Programs:
     return programs
 
 
-@settings(max_examples=300, deadline=None)
 @given(programs_of_ranks(), st.integers(0, 3), st.sampled_from(["rendezvous", "buffered"]), st.randoms(use_true_random=False))
 def test_the_order_of_the_ranks_does_not_matter(programs: Programs, latency: int, semantics: Semantics, turns: random.Random) -> None:
     run = run_programs(programs, latency=latency, semantics=semantics)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import Deadlock, ScheduleError
@@ -139,7 +139,6 @@ def has_an_order(schedule: Schedule) -> bool:
     return nx.is_directed_acyclic_graph(graph)
 
 
-@settings(max_examples=300, deadline=None)
 @given(shuffled(), st.sampled_from([0, 1, 3]))
 def test_valid_means_that_there_is_an_order(schedule: Schedule, ahead: int) -> None:
     def is_valid(schedule: Schedule) -> bool:

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_reference import draw_schedule, move_posts, reckon
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -47,7 +47,6 @@ def draw_links(chance: random.Random, ranks: int) -> dict[tuple[int, int], Link]
 # -- the evaluator, in exact fractions
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(CASES), st.integers(1, 5), st.integers(1, 8), st.integers(0, 3), st.sampled_from(SEMANTICS), seeds)
 def test_every_schedule_ends_as_the_evaluator_says(
     case: tuple[str, int | None], p: int, m: int, ahead: int, semantics: Semantics, seed: int
@@ -70,7 +69,6 @@ def evaluate_or_deadlock(schedule: Schedule, costs: Costs, semantics: Semantics)
         return stuck
 
 
-@settings(max_examples=100, deadline=None)
 @given(seeds, st.sampled_from(SEMANTICS))
 def test_schedules_of_ones_own(seed: int, semantics: Semantics) -> None:
     chance = random.Random(seed)
@@ -166,7 +164,6 @@ def reckoned(schedule: Schedule, costs: Costs, links: dict[tuple[int, int], Link
     return {action: end for action, end in ends.items() if action.is_compute}
 
 
-@settings(max_examples=150, deadline=None)
 @given(seeds, st.sampled_from(SEMANTICS), st.integers(0, 2))
 def test_random_links_against_an_independent_reckoning(seed: int, semantics: Semantics, ahead: int) -> None:
     chance = random.Random(seed)
@@ -181,7 +178,6 @@ def test_random_links_against_an_independent_reckoning(seed: int, semantics: Sem
     assert many.makespan[0] == many.makespan[2] == run.makespan
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 20), st.integers(1, 24), st.integers(0, 3), st.sampled_from(SEMANTICS), seeds)
 def test_waves_are_the_same_as_any_schedule(name: str, p: int, m: int, ahead: int, semantics: Semantics, seed: int) -> None:
     chance = random.Random(seed)

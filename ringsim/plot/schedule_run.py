@@ -34,7 +34,7 @@ from ringsim.plot.steps import (
 )
 from ringsim.plot.style import Look, Picture, percent
 from ringsim.provenance import footer
-from ringsim.simulator.columns import KIND_LETTERS
+from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
 from ringsim.traces.events import NONE, SPAN, Ints
 from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
@@ -130,7 +130,7 @@ def _constants(run: ScheduleRun) -> str:
     parts = []
     for code in np.unique(operations.kind).tolist():
         times = setting.prices.duration[code][np.unique(operations.stage[operations.kind == code])]
-        parts.append(f"{ACTION_LOOKS[KIND_LETTERS[code]].name} {span(times, length)}")
+        parts.append(f"{ACTION_LOOKS[COMPUTE_KINDS[code]].name} {span(times, length)}")
     way = operations.direction, operations.stage
     met = operations.sent_after >= 0
     if met.any():
@@ -150,7 +150,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         schedule=run.name,
         rank=operations.rank,
         stage=operations.stage,
-        kind=np.array(KIND_LETTERS)[operations.kind],
+        kind=np.array(COMPUTE_KINDS)[operations.kind],
         microbatch=operations.microbatch,
         start=run.starts.astype(np.float64) / unit,
         end=run.ends.astype(np.float64) / unit,
@@ -248,7 +248,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
         columns: into how many equal stretches the step is cut.
 
     Returns:
-        Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``KIND_LETTERS``.
+        Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
 
     Example:
         >>> from ringsim.simulator.schedules import simulate_schedule
@@ -259,7 +259,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
     operations, ends = run.operations, run.ends.astype(np.float64)
     duration = run.setting.prices.duration.astype(np.float64)
     edges = np.linspace(0.0, float(run.makespan), columns + 1)
-    shares = np.zeros((rows, columns, len(KIND_LETTERS)))
+    shares = np.zeros((rows, columns, len(COMPUTE_KINDS)))
     row_of = np.arange(run.num_ranks) * rows // run.num_ranks
     members = np.bincount(row_of, minlength=rows)
     for rank in range(run.num_ranks):
@@ -280,13 +280,13 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
 
 def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Artist]:
     """Draws shares as an image over the rows, the paler the less; returns the legend's entries."""
-    colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in KIND_LETTERS])
+    colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
     limits = ax.get_xlim(), ax.get_ylim()
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.0, length, ranks - 0.5, -0.5), zorder=1, gid="busy-map")
     ax.set(xlim=limits[0], ylim=limits[1])
-    drawn = [letter for code, letter in enumerate(KIND_LETTERS) if shares[..., code].any()]
+    drawn = [letter for code, letter in enumerate(COMPUTE_KINDS) if shares[..., code].any()]
     handles: list[Artist] = [Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name) for letter in drawn]
     return [*handles, Patch(facecolor=IDLE, edgecolor="#B0B0B0", linewidth=0.5, label="bubble")]
 
