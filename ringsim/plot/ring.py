@@ -301,6 +301,8 @@ def _normals(path: Points) -> Points:
 
 # -- labels beside arrows: they cover neither a node nor another label, nor, where there is room elsewhere, an arrow
 
+Box = tuple[float, float, float, float]  # left, bottom, right, top, in the axes' data
+
 LABEL_SIZE: Final = 8.5
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
