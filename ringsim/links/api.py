@@ -1,4 +1,7 @@
-"""``ringsim.bandwidth``: what the links of a ring give."""
+"""``ringsim.bandwidth``: what the links of a ring give, measured on real ranks or on a virtual clock.
+
+Torch is loaded in the ranks, not in the process that starts them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,9 +22,18 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
-from ringsim.links.plan import Block, Plan, make_plan
-from ringsim.links.rows import Samples, make_rows, samples_of
-from ringsim.links.samples import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN
+from ringsim.links.plan import (
+    STEADY,
+    STEADY_S,
+    STEPS_MAX,
+    STEPS_MIN,
+    Block,
+    Plan,
+    Samples,
+    make_plan,
+    make_rows,
+    samples_of,
+)
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
@@ -29,6 +41,8 @@ from ringsim.traces.units import bytes_text
 
 __all__ = ["bandwidth"]
 
+LINK: Final = "link"  # in the place of a backend's name
+Links = Link | Mapping[tuple[int, int], Link]
 STEADY_RULE = (
     f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms on; "
     f"{STEPS_MAX} repetitions at most"
@@ -105,12 +119,10 @@ def bandwidth(
         return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
 
     if link is not None or topology is not None or get_state().clock is not None:
-        from ringsim.links.simulated import LINK, measure_simulated  # needs torch, as below
-
-        return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
+        return _measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
     load = [_load()]
     if _ranks_run_already():
-        from ringsim.links.here import measure_here  # needs torch, as below
+        from ringsim.links.worker import measure_here
 
         ring, plan, samples, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
         ranks = list(ring.ranks)
@@ -119,7 +131,7 @@ def bandwidth(
         count = 2 if world_size is None else world_size
         kind = make_kind(count, comm_device, timeout_s, ring=True)
         if comm_device == "gpu":
-            from ringsim.links.gpu import check_gpus
+            from ringsim.links.worker import check_gpus
 
             check_gpus(count)
         ranks = list(range(count))
@@ -222,7 +234,7 @@ def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
-    from ringsim.links.gpu import paths_between
+    from ringsim.links.worker import paths_between
 
     return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
 
@@ -254,3 +266,41 @@ def _load() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
         return None
+
+
+def _measure_simulated(
+    world_size: int | None, comm_device: str, link: Links | None, topology: Topology | None, make: Callable[[Sequence[int]], Plan]
+) -> Bandwidths:
+    """Measures links on a virtual clock: those that are given, or, in simulated ranks, those of their run.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+        RingError: links are given, by a simulated rank.
+    """
+    from ringsim import comm as dist
+    from ringsim.links.worker import check_ring, measure_virtual
+    from ringsim.ring import current_ring
+    from ringsim.simulator.api import simulate
+
+    if link is None and topology is None:
+        ring = current_ring()
+        check_ring(ring, world_size, comm_device)
+        plan = make(ring.ranks)
+        everybody: list[Any] = [None] * ring.world_size
+        dist.all_gather_object(everybody, measure_virtual(plan))
+        about = {"source": "simulated", "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
+        about |= {"versions": {"ringsim": provenance.__version__}}
+    else:
+        if comm_device != "cpu":
+            raise ArgumentError(
+                f"comm_device must be left out where link or topology is given, got {comm_device!r}: no device is measured."
+            )
+        count = 2 if world_size is None else world_size
+        make_kind(count, comm_device, timeout_s=1.0, ring=True)  # checks the number of ranks, before a plan is made for them
+        plan = make(range(count))
+        trace = simulate(measure_virtual, world_size=count, args=(plan,), link=link, topology=topology, record=False)
+        told = ("source", "backend", "world_size", "comm_device", "constants", "versions")
+        everybody, about = trace.results, {name: trace.metadata[name] for name in told}
+    samples = {block: {rank: np.array([told[block]]) for rank, told in enumerate(everybody) if block in told} for block in plan.blocks}
+    rows = make_rows(samples, range(len(everybody)), kind="simulated")
+    return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
