@@ -10,8 +10,8 @@ from ringsim import comm as dist
 from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
+from ringsim.pipeline.executor import rehearse
 from ringsim.pipeline.flops import Flops
-from ringsim.pipeline.rehearsal import rehearse
 from ringsim.predict.calibration import Calibration, calibrate
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs

@@ -159,7 +159,7 @@ def recv_from_anybody(token: torch.Tensor) -> None:
         (recv_from_anybody, "Rank 0 of 3 must send 2 tokens"),
         (adds_by_all_reduce, "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
         (looks_and_then_adds_by_all_reduce, "Rank 0 of 3 called all_reduce"),
-        (sends_first, "The run never ended, for these waited in vain: rank 0 in send to rank 1 (line "),
+        (sends_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1 (line "),
         (hangs_in_recv, "rank 2 in recv from rank 1 (line "),
         (calls_its_successor_on_the_other_group, "ust be a global rank of the group, one of [2, 0], got 1 "),
         (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),

@@ -134,7 +134,7 @@ def for_three_only(tensor: torch.Tensor) -> torch.Tensor:
         (lambda tensor: (right(tensor), None)[1], "must return a tensor of shape (123,), got None."),
         (all_reduce(end=lambda chunks: chunks[0]), "must return a tensor of shape (123,), got a tensor of shape (41,)."),
         (all_reduce(end=lambda chunks: chunks), "must return a tensor of shape (123,), got [tensor(["),
-        (only_in_a_ring, "A rank alone has nobody to talk to, and called barrier."),
+        (only_in_a_ring, "A single rank has nobody to talk to, and called barrier."),
         (does_nothing_alone, "Rank 0 of 1 must return a tensor of shape ("),
         (lambda tensor: 1 / 0, "raised ZeroDivisionError: division by zero (line "),
         (None, "The answer must be a function, got None."),

@@ -16,8 +16,7 @@ from ringsim.compute_costs import FlopCosts, Work, charge
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import build_stages, flop_costs, generate, make_schedule, train_step_pipeline
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
-from ringsim.pipeline.stage import Stage
-from ringsim.pipeline.stage_flops import count_stage_flops
+from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.state import change_state, get_state
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import ringsim.pipeline.layer_times as layer_times
+import ringsim.pipeline.partition as layer_times
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import SmallTransformer, build_stages, by_count, by_weight, get_stage_layers, partition_model
 from ringsim.schedules.partition import by_sizes

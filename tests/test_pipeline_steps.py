@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ringsim.errors import ArgumentError, MessageMismatch
-from ringsim.pipeline.headers import HEADER_SIZE, Header, Payload
-from ringsim.pipeline.steps import backward_input, backward_stage, backward_weight, forward_stage
+from ringsim.pipeline.messages import HEADER_SIZE, Header, Payload
+from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
 
 
 def make_stages() -> tuple[nn.Module, nn.Module]:

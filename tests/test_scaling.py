@@ -6,7 +6,7 @@ import pytest
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.pipeline.rehearsal import rehearse
+from ringsim.pipeline.executor import rehearse
 from ringsim.predict.scaling import scale
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs

@@ -10,7 +10,7 @@ import pytest
 from schedule_reference import draw_schedule
 
 from ringsim import Link, simulate, simulate_schedule
-from ringsim.pipeline.rehearsal import rehearse
+from ringsim.pipeline.executor import rehearse
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Schedule

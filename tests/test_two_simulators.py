@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ringsim.link import Link
-from ringsim.pipeline.rehearsal import rehearse
+from ringsim.pipeline.executor import rehearse
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import Semantics

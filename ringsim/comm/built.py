@@ -25,6 +25,7 @@ from torch.distributed import ReduceOp
 from ringsim.comm.backend import FALLBACK_TAG, Backend
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
+from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
@@ -188,15 +189,15 @@ class Handle:
                 self._wait(timeout)
                 return True
             for slot in self._slots:
-                recorder.hot.begin_wait(slot)
+                recorder.wait(slot)
             try:
                 self._wait(timeout)
             except BaseException:
                 for slot in self._slots:
-                    recorder.hot.fail(slot)
+                    recorder.complete(slot, ERROR)
                 raise
             for slot in self._slots:
-                recorder.hot.finish(slot)
+                recorder.complete(slot)
             self._recorder = None
         return True
 

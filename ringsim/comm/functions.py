@@ -22,7 +22,7 @@ The functions of ``torch.distributed`` that go through the current backend, made
 Each is compiled from a few lines of text, so that a call passes no ``*args, **kwargs`` on. With torch as the backend and no log, ::
 
     def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, prof=False, log_name=None, debug=None):
-        state = cell[0] or simulated() or cell[-1]
+        state = get_state()
         if state.backend is None and (state.log is None or state.log.plain and not prof and (log_name is None or log_name == "broadcast")):
             try:
                 return native(tensor, src, group, async_op, group_src)
@@ -53,7 +53,7 @@ import torch.distributed as dist
 from ringsim.comm import built, objects
 from ringsim.comm.backend import TORCH, Backend, TorchBackend
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import RankState, get_cell, get_simulated, get_state
+from ringsim.state import RankState, get_state
 from ringsim.traces.events import OP_CODES
 
 __all__ = ["FALLBACKS", "FUNCTIONS", "MANAGING", "P2POp", "find", "make_function"]
@@ -139,7 +139,6 @@ def _warn_once(op: str, backend_name: str, stacklevel: int) -> None:
     )
 
 
-_CELL: Final = get_cell()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}
 _DIRECT: Final = {"send": "send", "recv": "recv", "isend": "begin_send", "irecv": "begin_recv"}  # see Backend.direct
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
@@ -174,7 +173,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     parameters = list(signature.parameters.values())
     passed = [f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name for each in parameters if each.kind < each.KEYWORD_ONLY]
     named = [f"**{each.name}" if each.kind is each.VAR_KEYWORD else f"{each.name}={each.name}" for each in parameters if each.kind >= 3]
-    scope: dict[str, Any] = {"cell": _CELL, "simulated": get_simulated, "native": native}
+    scope: dict[str, Any] = {"get_state": get_state, "native": native}
     scope.update(is_refusal=is_refusal, build=build, torch_backend=TORCH)
     added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in extras.items()]
     everything = parameters + added
@@ -196,13 +195,13 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     ]
     text = [
         f"def {name}{plain}:",
-        "    state = cell[0] or simulated() or cell[-1]",
+        "    state = get_state()",
         *(short_way if native else ()),
         *(
             (
-                "    short = state.short",
-                "    if short is not None:",
-                f"        return short.{_DIRECT[name]}({values.removesuffix(', ')})",
+                "    backend = state.backend",
+                "    if backend is not None and state.log is None and backend.direct:",
+                f"        return backend.{_DIRECT[name]}({values.removesuffix(', ')})",
             )
             if name in _DIRECT
             else ()

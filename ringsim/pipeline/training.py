@@ -25,18 +25,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.adapters.lookup import adapter_of
-from ringsim.pipeline.adapters.protocol import Adapter
-from ringsim.pipeline.dropout import SeededAdapter
+from ringsim.pipeline.adapters import Adapter, adapter_of
 from ringsim.pipeline.executor import Executor, StageRun
-from ringsim.pipeline.headers import Header, Payload
 from ringsim.pipeline.mailbox import Mailbox
+from ringsim.pipeline.messages import Header, Payload, find_ring
 from ringsim.pipeline.partition import partition_model
-from ringsim.pipeline.ring_at_hand import find_ring
-from ringsim.pipeline.sharing import pass_back
-from ringsim.pipeline.stage import Stage, build_stages
-from ringsim.pipeline.stage_flops import count_stage_flops
-from ringsim.pipeline.tied import TiedGradients
+from ringsim.pipeline.sharing import SeededAdapter, TiedGradients, pass_back
+from ringsim.pipeline.stage import Stage, build_stages, count_stage_flops
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step

@@ -62,7 +62,7 @@ def test_alphabeta_passes_a_right_answer(answer: Answer) -> None:
         result = verdict(check.alphabeta, answer, seed)
         assert result.passed, result
         assert result.trace.world_size == 2
-        assert "Right for 5 links drawn at random" in result.reason
+        assert "Right for 5 links chosen at random" in result.reason
 
 
 @pytest.mark.parametrize(
