@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
         timer.cancel()
     check_rows(table.select(table.columns["size_bytes"] == 8))
     assert table.metadata["interrupted"]
-    assert "interrupted: what had been measured by then is here." in table.metadata["notes"]
+    assert "interrupted: only what had been measured by then is here." in table.metadata["notes"]
     assert not any("limit_s" in note for note in table.metadata["notes"])
 
 
