@@ -211,4 +211,3 @@ def unwrapped(function: Answer) -> Answer:
 def test_names_are_drawn() -> None:
     reasons = {verdict(check.timed_op, lambda function: function, seed).reason for seed in range(5)}
     assert len(reasons) > 1
-:tests/distributed/test_check_comm.py
