@@ -1,13 +1,11 @@
-"""The exercises of the lesson on gradients: a training step over stages, whose gradients are those of one process."""
+"""The lesson on gradients: a training step over stages, with the gradients of one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.check.examination import Examination, Wrong, examine
-from ringsim.check.result import CheckResult
-from ringsim.check.small_task import count_microbatches, find_wrong, make_task
+from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ def gradients(function: Callable[..., Any], *, seed: int | None = None) -> Check
 
     Args:
         function: the answer.
-        seed: what sizes, weights and data are drawn from; None to draw the seed, too.
+        seed: seed of the sizes, weights and data; None for a random one.
 
     Returns:
         The verdict; its trace shows what was sent.
@@ -107,4 +105,4 @@ def _judge_step(trace: Trace, rows: Sequence[GradientRow | None], num_microbatch
             hint = "They are too small: is the loss divided twice, or are the gradients of some microbatches lost?"
     else:
         reason = f"{who} has another gradient for {row.parameter} than one process, with {batches}: they differ by {row.difference:.2g}."
-    raise Wrong(reason, hint, world_size=size, trace=trace)
+    raise Wrong(reason, hint, trace=trace)

@@ -1,12 +1,11 @@
-"""The exercise of the lesson on four processes: every rank adds up its own share of the numbers."""
+"""The lesson on four processes: every rank adds up its own share of the numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ringsim.check.examination import Examination, Wrong, examine, plain_number, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, plain_number, shown
 from ringsim.traces.events import NONE, OK, SPAN
 from ringsim.traces.value import Trace
 
@@ -23,11 +22,12 @@ def hello(function: Callable[..., Any], *, seed: int | None = None) -> CheckResu
     """Checks a function that adds up one rank's share of a list of numbers.
 
     ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r], numbers[r + world_size],
-    numbers[r + 2 * world_size] and so on, and does so inside one ``with ringsim.span("share")``. It is run on 1, 2, 3 and more ranks.
+    numbers[r + 2 * world_size] and so on, and does so inside one ``with ringsim.span("share")``. The check runs it on 1, 2, 3
+    and more ranks.
 
     Args:
         function: the answer.
-        seed: what sizes and numbers are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and numbers; None for a random one.
 
     Returns:
         The verdict, with its reason.
@@ -52,7 +52,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         trace = examination.run(_share_on_rank, world_size, numbers)
         _judge_sums(numbers, trace)
         _judge_spans(trace)
-    return f"Every rank added up its share, in runs of {', '.join(map(str, sorted(sizes)[:-1]))} and {max(sizes)} ranks.", trace
+    return f"Every rank added up its share, in runs of {listed(sizes)} ranks.", trace
 
 
 def _share_on_rank(function: Callable[..., Any], numbers: Sequence[int]) -> float | str:
@@ -67,7 +67,7 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
         return
 
     def wrong(reason: str, hint: str = _WHOLE_HINT) -> Wrong:
-        return Wrong(reason, hint, world_size=size, trace=trace)
+        return Wrong(reason, hint, trace=trace)
 
     rank = next(rank for rank in range(size) if results[rank] != due[rank])
     got, who = results[rank], f"Rank {rank} of {size}"
@@ -95,7 +95,6 @@ def _judge_spans(trace: Trace) -> None:
             raise Wrong(
                 f'Rank {rank} of {trace.world_size} must record one span named "{SPAN_NAME}", got {count}.',
                 f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):',
-                world_size=trace.world_size,
                 trace=trace,
             )
 

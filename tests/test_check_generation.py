@@ -11,12 +11,12 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import never_ends, verdict
+from verdicts import verdict
 
 import ringsim
 from ringsim import check
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Tensor = torch.Tensor
@@ -91,13 +91,12 @@ def test_token_ring_passes_a_right_answer(answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("answer", "words", "hint"),
     [
-        (all_send_first, "The run never ended, for these waited in vain: rank 0 in send to rank 1", "if every rank sends first"),
-        (all_receive_first, "The run never ended, for these waited in vain: rank 0 in recv from rank 2", "needs a send to meet"),
+        (all_send_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1", "if every rank sends first"),
+        (all_receive_first, "The run never ended, because these waited in vain: rank 0 in recv from rank 2", "needs a send to meet"),
         (into_another_tensor, "Token 0 of batch 0 must be ", "Receive into space itself"),
         (on_the_world, 'on the group "world", and must do so on its', "Name the group"),
-        (without_looking, "raised ", "Send output unless it is None"),
+        (without_looking, "ust be a torch.Tensor, got NoneType", "Send output unless it is None"),
         (lambda output, space: None, "Rank 0 of 3 must send 12 outputs, sent none.", "Send output unless it is None"),
-        (lambda output, space: never_ends(0), "did not end in time", ""),
         (7, "The answer must be a function", ""),
     ],
 )
@@ -137,9 +136,9 @@ def test_inner_iterations_passes_a_right_answer(answer: Answer) -> None:
             "With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would",
         ),
         (lambda stages: (stages - 1, True), "With 10 stages (9, True) keeps a stage at work 90 % of the time, and 8 inner iterations"),
-        (lambda stages: (1, False), "With 10 stages (1, False) never ends."),
-        (lambda stages: (stages + 1, False), "With 10 stages (11, False) never ends."),
-        (lambda stages: (2 * stages, True), "With 10 stages (20, True) never ends."),
+        (lambda stages: (1, False), "With 10 stages (1, False) never finishes."),
+        (lambda stages: (stages + 1, False), "With 10 stages (11, False) never finishes."),
+        (lambda stages: (2 * stages, True), "With 10 stages (20, True) never finishes."),
         (lambda stages: (math.ceil(0.8 * stages), False), "(8, False) keeps a stage at work 78 % of the time, which is less than 80 %."),
         (lambda stages: (max(stages // 2, 1), True), "(5, True) keeps a stage at work 50 % of the time, which is less than 80 %."),
         (lambda stages: stages, "the answer must be a number of 1 or more and True or False, got 10."),

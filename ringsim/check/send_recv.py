@@ -1,4 +1,4 @@
-"""The exercises of the lesson on deadlocks: every rank sends and receives, and nobody waits for ever."""
+"""The lesson on deadlocks: every rank sends and receives, and nobody waits forever."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import Examination, Wrong, examine, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, shown
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
 from ringsim.traces.value import Trace, count
@@ -39,14 +38,14 @@ def no_deadlock(function: Callable[..., Any], *, way: str | None = None, seed: i
     """Checks an exchange in which every rank sends to its successor and receives from its predecessor.
 
     ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns the one of its predecessor, a tensor of the same
-    shape. It is run in rings of 2 to 5 ranks, each with a small, a middling and a large tensor. If ranks wait for each other for ever, the
+    shape. It is run in rings of 2 to 5 ranks, each with a small, a middling and a large tensor. If ranks wait for each other forever, the
     verdict says which, in what and where, and shows who waits for whom.
 
     Args:
         function: the answer.
         way: "order" for send and recv alone, "isend" for a send that is posted and waited for later, "batch" for batch_isend_irecv; None
             for any of them.
-        seed: what sizes and numbers are drawn from; None to draw the seed, too.
+        seed: seed of the sizes and numbers; None for a random one.
 
     Returns:
         The verdict; its trace shows what was sent, and its diagnosis who waits for whom.
@@ -75,13 +74,13 @@ def _judge(examination: Examination, way: str | None) -> tuple[str, Trace | None
         _judge_values(trace, lengths)
         if way is not None:
             _judge_way(trace, way)
-    sizes = f"{', '.join(map(str, sorted(_WORLD_SIZES)[:-1]))} and {max(_WORLD_SIZES)}"
+    sizes = listed(_WORLD_SIZES)
     return f"Nobody waited in vain in rings of {sizes} ranks, with 4 bytes, a few kB and a megabyte.", trace
 
 
 def _exchange_on_rank(function: Callable[..., Any], lengths: list[int], secret: int) -> list[str | None]:
     """Exchanges a tensor of each length; says what is wrong with each that was returned."""
-    import torch  # here: who only starts ranks does not load it
+    import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
 
@@ -114,7 +113,7 @@ def _judge_stuck(trace: Trace) -> None:
         return
     cause = diagnosis.findings[0]
     hint = " ".join(cause.hint.split()) or "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
-    raise Wrong(f"In a ring of {trace.world_size}, {cause.message}", hint, world_size=trace.world_size, trace=trace, diagnosis=diagnosis)
+    raise Wrong(f"In a ring of {trace.world_size}, {cause.message}", hint, trace=trace, diagnosis=diagnosis)
 
 
 def _judge_messages(trace: Trace, exchanges: int) -> None:
@@ -125,7 +124,7 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
         collectives = events.op[mine & (events.kind == COLLECTIVE)]
         if len(collectives):
             reason = f"{who} called {OP_NAMES[collectives[0]]}, and only messages between neighbours are allowed."
-            raise Wrong(reason, _COUNT_HINT, world_size=size, trace=trace)
+            raise Wrong(reason, _COUNT_HINT, trace=trace)
         for kind, verb, done, to, peer in (
             (SEND, "send", "sent", "to its successor", (rank + 1) % size),
             (RECV, "receive", "received", "from its predecessor", (rank - 1) % size),
@@ -135,10 +134,10 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
             if number != exchanges or number != len(peers):
                 others = f", and {count(len(peers) - number, 'other')}" if number != len(peers) else ""
                 reason = f"{who} must {verb} {count(exchanges, 'tensor')} {to}, {done} {number or 'none'}{others}."
-                raise Wrong(reason, _COUNT_HINT, world_size=size, trace=trace)
+                raise Wrong(reason, _COUNT_HINT, trace=trace)
     if trace.unmatched:
         reason = f"Every send needs its recv, and {trace.unmatched[0]!r}."
-        raise Wrong(reason, "Use the same tag and the same group on both sides.", world_size=size, trace=trace)
+        raise Wrong(reason, "Use the same tag and the same group on both sides.", trace=trace)
 
 
 def _judge_values(trace: Trace, lengths: list[int]) -> None:
@@ -147,7 +146,7 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
         for length, complaint in zip(lengths, complaints, strict=True):
             if complaint is not None:
                 reason = f"Rank {rank} of {trace.world_size} must return the tensor of its predecessor, of shape ({length},), {complaint}."
-                raise Wrong(reason, _VALUE_HINT, world_size=trace.world_size, trace=trace)
+                raise Wrong(reason, _VALUE_HINT, trace=trace)
 
 
 def _judge_way(trace: Trace, way: str) -> None:
@@ -158,4 +157,4 @@ def _judge_way(trace: Trace, way: str) -> None:
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
     reason = f"It works, but with {' and '.join(sorted(used))}: this exercise is about the way called {way}."
-    raise Wrong(reason, _WAY_HINTS[way], world_size=trace.world_size, trace=trace)
+    raise Wrong(reason, _WAY_HINTS[way], trace=trace)
