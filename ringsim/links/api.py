@@ -1,7 +1,4 @@
-"""``ringsim.bandwidth``: what the links of a ring give, measured on real ranks or on a virtual clock.
-
-Torch is loaded in the ranks, not in the process that starts them.
-"""
+"""``ringsim.bandwidth``: what the links of a ring give."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +19,7 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
-from ringsim.links.plan import (
-    STEADY,
-    STEADY_S,
-    STEPS_MAX,
-    STEPS_MIN,
-    Block,
-    Plan,
-    Samples,
-    make_plan,
-    make_rows,
-    samples_of,
-)
+from ringsim.links.plan import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN, Block, Plan, Samples, make_plan, make_rows, samples_of
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
@@ -41,8 +27,6 @@ from ringsim.traces.units import bytes_text
 
 __all__ = ["bandwidth"]
 
-LINK: Final = "link"  # in the place of a backend's name
-Links = Link | Mapping[tuple[int, int], Link]
 STEADY_RULE = (
     f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms on; "
     f"{STEPS_MAX} repetitions at most"
@@ -64,38 +48,38 @@ def bandwidth(
 ) -> Bandwidths:
     """Measures what the links of a ring give: latency and bandwidth against message size, and the line through them.
 
-    From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that run already (torchrun, or a
-    worker of ``ringsim.trace``) every rank calls it with the same arguments, is blocked until all have measured, and gets the same table.
+    From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that already run (torchrun, or a
+    worker of ``ringsim.trace``) every rank calls it with the same arguments, blocks until all have measured, and gets the same table.
 
     The times come from the record, where each step (a round trip, say) is a span; ``ringsim.traces.bandwidths`` says what the time of
     each pattern is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within
-    2.5 % of it on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3
-    repetitions or more; sizes that no time is left for are left out, and the table says so. Edges are measured one after the other,
+    2.5 % of it on either side, after at least 10 repetitions and 30 ms. It ends early when its share of ``limit_s`` is used up, after at
+    least 3 repetitions; if no time is left, larger sizes are left out, and the table says so. Edges are measured one after the other,
     except for "shift" and "all_reduce".
 
-    With ``link`` or ``topology`` it measures those, on a virtual clock: simulated ranks do the same steps, one of each size, and no process
-    is started. In a worker of ``ringsim.simulate`` it measures the links of that run. ``ceilings`` and the limits do not count there.
+    With ``link`` or ``topology`` it measures those on a virtual clock: simulated ranks run the same steps, one of each size, and no process
+    is started. In a worker of ``ringsim.simulate`` it measures the links of that run. ``ceilings`` and the limits are ignored there.
 
-    In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
+    In ranks that it started itself, Ctrl-C ends the measurement, and the table has the results so far.
 
     Args:
-        world_size: number of ranks; None for 2, or for all where ranks run already.
+        world_size: number of ranks; None for 2, or for all ranks that already run.
         sizes: message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256 MiB.
         pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (both ways at once), "shift" (all ranks to their successors
             at once), "all_reduce", or a list of these.
         comm_device: "cpu" for Gloo, "gpu" for NCCL, which needs a GPU for each rank and is timed by CUDA events.
         edge: (src, dst), the one edge of the ring to measure; None for all.
-        ceilings: whether the same sizes are also sent over a raw TCP connection on loopback (Gloo only), and copied in memory.
+        ceilings: whether to send the same sizes over a raw TCP connection on loopback (Gloo only), and to copy them in memory.
         limit_s: about how long it may take, in seconds.
         timeout_s: limit of one blocked operation, in seconds.
         link: what a message costs on the virtual clock, for all pairs of ranks or for each (src, dst), as for ``ringsim.simulate``.
-        topology: or which links there are, of ``ringsim.topologies``.
+        topology: instead of ``link``, which links there are, from ``ringsim.topologies``.
 
     Returns:
-        The table. On a GPU of its own a single rank measures copies within the GPU's memory.
+        The table. A single rank with a GPU measures copies within the GPU's memory.
 
     Raises:
-        ArgumentError: an argument breaks its rule, there are fewer GPUs than ranks, or the sizes need too much memory.
+        ArgumentError: an argument is wrong, there are fewer GPUs than ranks, or the sizes need too much memory.
         RankFailed: a rank raised or died.
         Interrupted: Ctrl-C came before anything was measured.
 
@@ -119,10 +103,12 @@ def bandwidth(
         return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
 
     if link is not None or topology is not None or get_state().clock is not None:
-        return _measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
+        from ringsim.links.joined import LINK, measure_simulated  # needs torch, as below
+
+        return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
     load = [_load()]
     if _ranks_run_already():
-        from ringsim.links.worker import measure_here
+        from ringsim.links.joined import measure_here  # needs torch, as below
 
         ring, plan, samples, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
         ranks = list(ring.ranks)
@@ -152,7 +138,7 @@ def bandwidth(
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
-    """Checks that what all ranks send and receive has room in half of this machine's memory."""
+    """Checks that the buffers of all ranks fit into half of this machine's memory."""
     largest, memory = max(block.size_bytes for block in plan.blocks), provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
         raise ArgumentError(
@@ -173,7 +159,7 @@ def _ranks_run_already() -> bool:
 
 
 def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
-    """Starts ranks and measures in them; what was measured until Ctrl-C counts."""
+    """Starts ranks and measures in them; keeps what was measured before Ctrl-C."""
     job = pack_call(_measure, (plan,), {}, seed=0)
     options = RunOptions(limit_s=2 * plan.limit_s + 4 * plan.timeout_s, doing=lambda directory: _doing(directory, len(plan.blocks)))
     try:
@@ -182,12 +168,12 @@ def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
         samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
         if not samples:
             raise
-        return samples, [], ["interrupted: what had been measured by then is here."]
+        return samples, [], ["interrupted: only what had been measured by then is here."]
     return samples_of(trace.events), trace.results, []
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """What the ranks run; torch is loaded there, and not in the process that starts them."""
+    """What the ranks run; torch is loaded there, not in the process that starts them."""
     from ringsim.links.worker import measure
 
     return measure(plan)
@@ -205,7 +191,7 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _take_gpu_times(samples: Samples, results: Sequence[Any]) -> None:
-    """Puts the times that CUDA events gave among the samples, in the place of what the record says of these blocks."""
+    """Replaces the recorded times of blocks by those of CUDA events, where there are any."""
     timed: Samples = {}
     for rank, result in enumerate(results):
         for label, times_ns in result["gpu_ns"].items():
@@ -230,7 +216,7 @@ def _about(plan: Plan, results: Sequence[Any], backend: str) -> dict[str, Any]:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Says which GPUs were measured, and what lies between them; nothing on Gloo."""
+    """Says which GPUs were measured, and how they are connected; nothing on Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
@@ -255,52 +241,12 @@ def _who_else_ran(load: float | None) -> list[str]:
     cores = provenance.machine()["cores"]
     if load is None or load < cores:
         return []
-    return [
-        f"other programs ran: the load average was {load:g} on {cores} cores before the start. Times of small messages are theirs, too."
-    ]
+    return [f"other programs ran: the load average was {load:g} on {cores} cores before the start. They slow small messages too."]
 
 
 def _load() -> float | None:
-    """How busy the machine is: processes that ran or wanted to, on average over the last minute; None where nobody counts."""
+    """How busy the machine is: processes that ran or wanted to, averaged over the last minute; None if the system does not tell."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
         return None
-
-
-def _measure_simulated(
-    world_size: int | None, comm_device: str, link: Links | None, topology: Topology | None, make: Callable[[Sequence[int]], Plan]
-) -> Bandwidths:
-    """Measures links on a virtual clock: those that are given, or, in simulated ranks, those of their run.
-
-    Raises:
-        ArgumentError: an argument breaks its rule.
-        RingError: links are given, by a simulated rank.
-    """
-    from ringsim import comm as dist
-    from ringsim.links.worker import check_ring, measure_virtual
-    from ringsim.ring import current_ring
-    from ringsim.simulator.api import simulate
-
-    if link is None and topology is None:
-        ring = current_ring()
-        check_ring(ring, world_size, comm_device)
-        plan = make(ring.ranks)
-        everybody: list[Any] = [None] * ring.world_size
-        dist.all_gather_object(everybody, measure_virtual(plan))
-        about = {"source": "simulated", "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
-        about |= {"versions": {"ringsim": provenance.__version__}}
-    else:
-        if comm_device != "cpu":
-            raise ArgumentError(
-                f"comm_device must be left out where link or topology is given, got {comm_device!r}: no device is measured."
-            )
-        count = 2 if world_size is None else world_size
-        make_kind(count, comm_device, timeout_s=1.0, ring=True)  # checks the number of ranks, before a plan is made for them
-        plan = make(range(count))
-        trace = simulate(measure_virtual, world_size=count, args=(plan,), link=link, topology=topology, record=False)
-        told = ("source", "backend", "world_size", "comm_device", "constants", "versions")
-        everybody, about = trace.results, {name: trace.metadata[name] for name in told}
-    samples = {block: {rank: np.array([told[block]]) for rank, told in enumerate(everybody) if block in told} for block in plan.blocks}
-    rows = make_rows(samples, range(len(everybody)), kind="simulated")
-    return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})

@@ -1,13 +1,13 @@
-"""What is measured, and what the recorded steps make of it: blocks, one for each pattern, edge and size, in order; rows of the table.
+"""What is measured, and how recorded steps become rows of the table; without torch.
 
-A block is measured in steps: one round trip, one burst of a stream, one exchange. Each is a span in the record of one rank, from the call
-of its first operation to the end of its last, so that no two clocks are compared::
+A measurement is a list of blocks, one for each pattern, edge and size. A block is measured in steps: one round trip, one burst of a stream,
+one exchange. Each step is a span in the record of one rank, from the call of its first operation to the end of its last, so that no two clocks
+are compared::
 
     src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
     dst                       recv .......... send ---
 
-Meanwhile the operations themselves are not recorded on any rank: that would lie between the message that comes and the one that goes, and
-make each message slower (by a tenth at 4 KiB).
+The operations themselves are not recorded meanwhile, on any rank: recording them would lengthen each message (by a tenth at 4 KiB).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Block(NamedTuple):
     Attributes:
         backend: "gloo", "nccl"; "tcp" and "memcpy" for the ceilings.
         pattern: one of ``PATTERNS``; "copy" for the ceiling "memcpy".
-        src: global rank, -1 where there is no single edge.
-        dst: likewise.
+        src: global rank, -1 if there is no single edge.
+        dst: the same.
         size_bytes: of one message, or of the buffer.
     """
 
@@ -70,12 +70,12 @@ class Block(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label that its steps bear in the trace."""
+        """The label of its steps in the trace."""
         return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block that bears a label, None for one of something else.
+        """Returns the block of a label, None if the label is not a block's.
 
         Example:
             >>> block = Block("gloo", "pingpong", 0, 1, 4096)
@@ -96,9 +96,9 @@ class Plan:
     """A measurement.
 
     Attributes:
-        blocks: in order; sizes ascend, so that what a limit or an interrupt cuts off are the largest, of all edges alike.
-        limit_s: how long all of it may take.
-        timeout_s: limit of one blocked operation of the ranks; no block may last longer.
+        blocks: in order; sizes ascend, so that a limit or an interrupt cuts off the largest, on all edges alike.
+        limit_s: limit of the whole measurement, in seconds.
+        timeout_s: limit of one blocked operation of the ranks, in seconds; no block may last longer.
     """
 
     blocks: tuple[Block, ...]
@@ -117,7 +117,7 @@ def make_plan(
     limit_s: Any = 60.0,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Checks what is asked for, and puts it in order of measuring.
+    """Checks the arguments and makes the plan.
 
     Args:
         ranks: the ring's global ranks, in order.
@@ -125,7 +125,7 @@ def make_plan(
         pattern: one of ``PATTERNS``, or several.
         backend: "gloo" or "nccl".
         edge: (src, dst), an edge of the ring; None for all.
-        ceilings: whether a copy in memory and, on Gloo, TCP over loopback are measured, too.
+        ceilings: whether to measure a memory copy and, on Gloo, TCP over loopback too.
         limit_s: see ``Plan``.
         timeout_s: see ``Plan``.
 
@@ -192,7 +192,7 @@ Floats = npt.NDArray[Any]
 
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
 STEPS_MIN: Final = 10
-STEADY_S: Final = 0.03  # a machine may be slow for milliseconds: no block is shorter, unless its time is up
+STEADY_S: Final = 0.03  # machines are slow or fast for milliseconds at a time: no block is shorter, unless its time is up
 STEPS_MAX: Final = 5000
 
 
@@ -211,12 +211,12 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns the times of a message that the steps of a block gave on one rank.
+    """Returns the times of a message from the steps of a block on one rank.
 
     Args:
         block: the block.
         post_ns: when each step began; shape (n,).
-        done_ns: when it ended, -1 for one that was cut off; shape (n,).
+        done_ns: when it ended, -1 if it was cut off; shape (n,).
 
     Returns:
         ns of each complete step, float64, divided by ``parts_of(block)``.
@@ -231,7 +231,7 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns what the time of a whole step is divided by: the messages that follow each other in it.
+    """Returns the number of messages that follow each other in a step: its time is divided by it.
 
     Example:
         >>> parts_of(Block("gloo", "pingpong", 0, 1, 8)), parts_of(Block("gloo", "exchange", 0, 1, 8))
@@ -241,10 +241,10 @@ def parts_of(block: Block) -> int:
 
 
 def combine(by_rank: list[Floats]) -> Floats:
-    """Returns the time of each step: that of the slowest of the ranks that tell it.
+    """Returns the time of each step: that of the slowest of the timed ranks.
 
     Args:
-        by_rank: ``step_ns`` of each rank that is timed; steps that one of them lacks are left out.
+        by_rank: ``step_ns`` of each timed rank; steps that one of them lacks are left out.
 
     Example:
         >>> combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])])
@@ -259,7 +259,7 @@ def is_steady(samples: Floats) -> bool:
     """Tells whether more repetitions would hardly change the median: from 10 on, when its 95 % interval is within 2.5 % on either side.
 
     Args:
-        samples: the times until now; shape (n,).
+        samples: the times so far; shape (n,).
 
     Example:
         >>> is_steady(np.full(10, 5.0)), is_steady(np.full(9, 5.0)), is_steady(np.arange(1.0, 20.0))
@@ -282,10 +282,10 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Finds the measured steps in a record, and returns their times in ns by block and rank.
+    """Finds the measured steps in a record: by block and rank, the time of each in ns.
 
     Args:
-        events: of a run of ``ringsim.links.worker.measure``; other events are skipped.
+        events: of a run of ``ringsim.links.worker.measure``; other events are ignored.
     """
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
@@ -300,7 +300,7 @@ def samples_of(events: Events) -> Samples:
 
 
 def make_rows(samples: Samples, ranks: Sequence[int], *, kind: str = "measured") -> list[dict[str, Any]]:
-    """Turns the times of steps into rows, series by series, ceilings last; a block that some rank did not measure has none.
+    """Turns the times of steps into rows, series by series, ceilings last; a block needs times from all its timed ranks.
 
     Args:
         samples: as ``samples_of`` gives them.
@@ -313,7 +313,7 @@ def make_rows(samples: Samples, ranks: Sequence[int], *, kind: str = "measured")
     rows = []
     for block in sorted(samples, key=_place):
         by_rank = samples[block]
-        if block.pattern == "shift":  # each rank tells of the edge on which it receives
+        if block.pattern == "shift":  # each rank times the edge on which it receives
             edges = [(src, ranks[(place + 1) % len(ranks)]) for place, src in enumerate(ranks)]
             told = [(src, dst) for src, dst in edges if len(by_rank.get(dst, ()))]
             rows += [_row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind) for src, dst in told]
@@ -330,7 +330,7 @@ def _place(block: Block) -> tuple[int, int, int, int]:
 
 
 def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
-    # The percentiles of a bandwidth are those of the time, the other way round: what one step in ten fell short of took longest.
+    # The percentiles of a bandwidth are those of the time in reverse: the slowest steps have the lowest bandwidth.
     p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
     factor = bus_factor("all_reduce", group_size) if block.pattern == "all_reduce" else 1.0
     return {
@@ -352,5 +352,5 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
 
 
 def _rate(block: Block, time_ns: float) -> float:
-    """Returns the bandwidth in GB/s, NaN on a simulated link that takes no time."""
+    """Returns the bandwidth in GB/s, NaN on a simulated link that costs no time."""
     return block.size_bytes / time_ns if time_ns else math.nan
