@@ -221,8 +221,7 @@ def test_collectives_are_compared_in_any_order(tmp_path: Path) -> None:
 def test_permuted_memory_is_told_apart(run: Run) -> None:
     """Gloo takes the memory as it is: a tensor and its transpose would be mixed up."""
     numbers = [
-        rank.recorder.payload("float32", [4, 3], 48, strides=strides)
-        for rank, strides in zip(run.ranks, ((), ((1, 4),)), strict=True)
+        rank.recorder.payload("float32", [4, 3], 48, strides=strides) for rank, strides in zip(run.ranks, ((), ((1, 4),)), strict=True)
     ]
     for rank, payload in zip(run.ranks, numbers, strict=True):
         rank.post("all_reduce", payload=payload)
