@@ -89,7 +89,10 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
     events = columns.events
     known = ~np.isin(events.group, list(columns.used_before))
     send, recv = _first_settled_pairs(columns)
-    sure = known[send] & ~_may_be_from_any(events, recv, columns.from_any)
+    sure = known[send]
+    if columns.from_any:
+        receivers = zip(events.group[recv].tolist(), events.rank[recv].tolist(), strict=True)
+        sure &= np.array([one not in columns.from_any for one in receivers], dtype=bool)
     calls = CollectiveCalls.of(events)
     settled = _first_of_each(calls.call, columns.settled[calls.event], number_rows(events.group[calls.event], events.rank[calls.event]))
     findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, settled & known[calls.event])
@@ -113,14 +116,6 @@ def _first_of_each(rows: Ints, marked: Ints, key: Ints) -> Ints:
     first = np.full(int(key.max(initial=-1)) + 1, len(rows), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
     mask: Ints = place < first[key]
-    return mask
-
-
-def _may_be_from_any(events: Events, recv: Ints, from_any: Collection[tuple[int, int, int]]) -> Ints:
-    """Marks the recvs whose message any other rank may have sent: their rank receives from any source on this group and tag."""
-    mask = np.zeros(len(recv), dtype=bool)
-    for group, rank, tag in from_any:
-        mask |= (events.group[recv] == group) & (events.rank[recv] == rank) & (events.tag[recv] == tag)
     return mask
 
 
