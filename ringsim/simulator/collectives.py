@@ -40,13 +40,12 @@ import torch
 from ringsim.comm.built import find_refusal
 from ringsim.comm.follower import disagreement
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.link import Link
 from ringsim.simulator.links import Carrier, SharedLinks
 from ringsim.simulator.matching import Operation, SimulatedGroup, check_storage
 from ringsim.simulator.recording import Kind
-from ringsim.traces.collectives import make_rounds
+from ringsim.traces.collectives import make_rounds, same_collective
 
 if TYPE_CHECKING:
     from ringsim.simulator.rank import RankCore
