@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import os
 import platform
+import uuid
 from collections.abc import Mapping
 from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
-__all__ = ["__version__", "footer", "machine", "versions"]
+__all__ = ["__version__", "footer", "machine", "measured_run", "versions"]
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
@@ -41,6 +43,32 @@ def versions() -> dict[str, str]:
         if (version := _installed(name)) is not None:
             found[name] = version
     return found
+
+
+def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str, Any]:
+    """Returns what the metadata of every measured trace say of their origin.
+
+    Args:
+        world_size: number of ranks.
+        backend: what carried the messages: "gloo", "nccl", "mpi".
+        start_unix_ns: when the run began, in ns since 1970.
+
+    Example:
+        >>> measured_run(4, "gloo", 0)["date"]
+        '1970-01-01'
+    """
+    return {
+        "format": 1,
+        "run_id": uuid.uuid4().hex[:12],
+        "source": "measured",
+        "world_size": world_size,
+        "backend": backend,
+        "comm_device": "gpu" if backend == "nccl" else "cpu",
+        "start_unix_ns": start_unix_ns,
+        "date": dt.datetime.fromtimestamp(start_unix_ns / 1e9, tz=dt.UTC).date().isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def footer(metadata: Mapping[str, Any]) -> str:

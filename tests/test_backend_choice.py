@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from ringsim.cli import main
+from ringsim.cli import doctor, main
 from ringsim.cli.doctor import BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
 from ringsim.errors import ArgumentError
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
@@ -124,3 +126,17 @@ def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout == "torch is not installed: traces can be read and drawn, ranks cannot run\n", done.stderr
+
+
+def test_doctor_names_the_line_that_cures_a_slow_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getnameinfo", lambda *_: ("localhost", "0"))
+    assert doctor._name_look_up()[0]
+    monkeypatch.setattr(socket, "getnameinfo", lambda *_: threading.Event().wait(0.3))
+    monkeypatch.setattr(doctor, "_SLOW_LOOK_UP_S", 0.2)
+    good, _, slow = doctor._name_look_up()
+    assert not good
+    assert "Add this line to /etc/hosts: ::ffff:127.0.0.1 localhost" in slow
+    monkeypatch.setattr(doctor, "_LOOK_UP_LIMIT_S", 0.1)
+    good, _, silent = doctor._name_look_up()
+    assert not good
+    assert "takes more than 0 s" in silent

@@ -12,7 +12,7 @@ import pytest
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind, trace
-from ringsim.launch.job import START_VALUES, RankConfig, pack_call
+from ringsim.launch.job import START_VALUES, pack_call
 
 
 def test_a_local_function_travels_with_what_it_captures() -> None:
@@ -111,11 +111,6 @@ def test_values_read_at_the_start_make_another_kind(name: str, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["HOME", "PATH", "MY_SETTING", "RANK", "OMPX"])
 def test_other_values_do_not(name: str) -> None:
     assert not START_VALUES.fullmatch(name)
-
-
-def test_a_config_survives_its_text() -> None:
-    config = RankConfig("somewhere", 2, 4, "cpu", 1.5, ring=True, keep=True)
-    assert RankConfig.from_json(config.to_json()) == config
 
 
 def _report(rank: int, error: str, text: str, at_ns: int, *, of_ringsim: bool = False) -> Report:

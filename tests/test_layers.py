@@ -1,8 +1,8 @@
 """The house: which rooms there are, on which floor each stands, and that nothing imports upwards or in a circle. Read from the source.
 
 Every import counts: those inside functions and those for type checkers too. The two tables of dotted names (the contents in
-``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are no imports: they are resolved on use, and the
-last test names the files that may have one.
+``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are not imports: they are resolved on use,
+and a test below names the files that may have one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""``ringsim doctor``: what works on this machine, and what of ours runs on it.
+"""``ringsim doctor``: what works on this machine, which backend each device uses and why, and which processes of ringsim are running.
 
-Which backend ``comm_device`` means on this machine, and why: what is known of it, as facts, reasons and a table.
-
-The backend follows from where the tensors are: "cpu" is Gloo and "gpu" is NCCL, always. What differs from machine to machine is whether
-that works here, what it runs over, and what it gives.
+The backend follows from where the tensors are: "cpu" is always Gloo and "gpu" is always NCCL. Machines differ in whether that works,
+what it runs over, and how fast it is.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import math
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,13 +63,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
-    """Yields (works, what, detail) for everything that ringsim stands on."""
+    """Yields (works, what, detail) for everything that ringsim depends on."""
     machine = provenance.machine()
     memory = bytes_text(machine["memory_bytes"]) if machine["memory_bytes"] else "memory unknown"
     yield True, "machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['platform']}"
     yield True, "Python", f"{sys.version.split()[0]} ({sys.executable})"
     yield from _torch(facts)
     yield _loopback()
+    yield _name_look_up()
     yield _start_method()
     yield _launcher()
     for name in ("numpy", "pandas", "pyarrow", "matplotlib", "networkx", "ipywidgets", "jupyterlab"):
@@ -99,7 +100,34 @@ def _loopback() -> tuple[bool, str, str]:
             socket.create_connection(listener.getsockname(), timeout=5).close()
     except OSError as error:
         return False, "loopback", f"127.0.0.1 cannot be used: {error}"
-    return True, "loopback", "127.0.0.1 works; runs on this machine open no socket beyond it"
+    return True, "loopback", "127.0.0.1 works; ranks on this machine listen nowhere else"
+
+
+def _name_look_up() -> tuple[bool, str, str]:
+    """Times what torch's store client does for each rank: it looks up the name of the address that it has connected to.
+
+    Many ranks ask at once, and a name server may drop some of a burst of questions; so this asks as many times at once.
+    """
+    took_s: list[float] = []
+
+    def look_up() -> None:
+        begin_s = time.monotonic()
+        with contextlib.suppress(OSError):  # "no such name" is an answer, too
+            socket.getnameinfo((_STORE_PEER, 0), socket.NI_NUMERICSERV)
+        took_s.append(time.monotonic() - begin_s)
+
+    threads = [threading.Thread(target=look_up, daemon=True) for _ in range(_LOOK_UPS)]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + _LOOK_UP_LIMIT_S
+    for thread in threads:
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+    slowest_s = max(took_s) if len(took_s) == len(threads) else math.inf
+    if slowest_s < _SLOW_LOOK_UP_S:
+        return True, "name look-up", f"the name of {_STORE_PEER} takes {1e3 * slowest_s:.1f} ms"
+    how_long = f"{slowest_s:.1f} s" if math.isfinite(slowest_s) else f"more than {_LOOK_UP_LIMIT_S:.0f} s"
+    detail = f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank starts"
+    return False, "name look-up", f"{detail}. Add this line to /etc/hosts: {_STORE_PEER} localhost"
 
 
 def _start_method() -> tuple[bool, str, str]:
@@ -124,7 +152,7 @@ def _launcher() -> tuple[bool, str, str]:
 
 
 def _processes() -> tuple[bool, str, str]:
-    """Lists the processes of ringsim on this machine, those of other sessions of this user too."""
+    """Lists this user's ringsim processes on this machine."""
     found: dict[str, list[str]] = {}
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
@@ -135,6 +163,10 @@ def _processes() -> tuple[bool, str, str]:
     return True, "processes", text or "none of ringsim's"
 
 
+_STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
+_LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait
+_LOOK_UP_LIMIT_S: Final = 6.0  # the C library gives up a silent name server after five seconds, and asks again
+_SLOW_LOOK_UP_S: Final = 0.5
 NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
 MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not measured: run `ringsim bandwidth --device gpu`"}
 

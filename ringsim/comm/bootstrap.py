@@ -604,19 +604,16 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
 
 
 def _connect(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
-    """Connects to a store, or hosts it on a listening descriptor; only the calling thread is kept from asking a name server."""
-    from ringsim.resolver import without_name_server
-
-    with without_name_server():
-        store: Store = TCPStore(
-            address,
-            port,
-            None,
-            descriptor is not None,
-            timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=descriptor,
-        )
+    """Connects to a store, or hosts it on a listening descriptor."""
+    store: Store = TCPStore(
+        address,
+        port,
+        None,
+        descriptor is not None,
+        timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
     return store
 
 

@@ -1,18 +1,17 @@
-r"""A process that has torch loaded and never computes: it forks ranks in milliseconds, and sees to it that none outlives the launcher.
+r"""A process that has torch loaded and never computes: it forks ranks in milliseconds, and makes sure that none outlives the launcher.
 
-Python's own forkserver starts processes for ``multiprocessing``, which imports the caller's main module again. This one differs in three
-points: ranks need no main module; several are forked by one message, in advance, and wait (*parked*) for a job; and every end of
-the launcher ends them too::
+It differs from the fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main module again; one message forks
+several ranks, also ahead of time (*parked* ranks wait for a job); and however the launcher ends, they end too::
 
     launcher ----------- control socket ----------> fork server ---- fork ----> rank 0, rank 1, ...
         \---------------- one channel for each rank ------------------------------/
 
-The launcher's end of the control socket closes when the launcher ends, however it ends. The server then kills its ranks, removes their
-directories and leaves. The ranks in turn die with the server (PR_SET_PDEATHSIG).
+When the launcher ends, its end of the control socket closes. The server then kills its ranks, removes their directories and exits. If the
+server dies, the kernel ends the ranks (PR_SET_PDEATHSIG): nothing public does that.
 
-Each rank is the first of a process group. When it ends, the server ends what is left of the group, such as the workers of a ``DataLoader``,
-writes down how the rank ended and only then closes its channel: a process that the rank has forked would otherwise hold it open, and the
-connections to the other ranks, too. What has left the group (``start_new_session=True``) goes on.
+Each rank leads a process group. When it ends, the server ends what is left of the group, such as the workers of a ``DataLoader``, writes
+down how the rank ended, and only then closes its channel: a process that the rank forked would otherwise keep the channel open, and the
+connections to the other ranks too. A process that left the group (``start_new_session=True``) goes on.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from ringsim.launch.job import RankConfig
 
 FDS_PER_MESSAGE: Final = 200  # the kernel passes at most 253 descriptors with one message
 _MESSAGE_BYTES: Final = 1 << 16
-_PARENT_CHECK_S: Final = 0.25  # how often to look whether the launcher is still our parent
+_PARENT_CHECK_S: Final = 0.25  # how often to check that the launcher is still our parent
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass
-class RankSet:
-    """The ranks of one run, as the server sees them."""
+class _Family:
+    """The ranks of one run as the server has forked them."""
 
     config: RankConfig
     pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
-    channels: dict[int, int] = field(default_factory=dict)  # pid -> descriptor of the rank's end of its channel
+    channels: dict[int, int] = field(default_factory=dict)  # pid -> the rank's end of its channel
     parked_until: float | None = None
 
 
@@ -60,13 +59,13 @@ class Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._launcher = os.getppid()
-        self._sets: dict[str, RankSet] = {}
+        self._sets: dict[str, _Family] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
 
     def serve(self) -> None:
-        """Serves until the launcher is gone, then leaves nothing behind."""
+        """Serves until the launcher is gone, then ends all ranks."""
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with selectors.DefaultSelector() as selector:
@@ -89,7 +88,7 @@ class Server:
             time.sleep(0.002)
 
     def _receive(self) -> bool:
-        """Does what one message says; False when the launcher has closed its end."""
+        """Obeys one message; False when the launcher has closed its end."""
         try:
             text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
         except ConnectionResetError:
@@ -109,7 +108,7 @@ class Server:
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
         """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""
         config = RankConfig(**message["config"])
-        ranks = self._sets.setdefault(message["set"], RankSet(config))
+        ranks = self._sets.setdefault(message["set"], _Family(config))
         ranks.parked_until = None if message["park_s"] is None else time.monotonic() + message["park_s"]
         server = os.getpid()
         for index, fd in enumerate(fds):
@@ -135,22 +134,22 @@ class Server:
 
             rank.main(Connection(fd), config)
         finally:
-            os._exit(70)  # rank.main leaves by itself; this is for what it could not catch
+            os._exit(70)  # rank.main exits by itself; this is for what it could not catch
 
     def _reap(self) -> None:
-        """Ends what ranks that have ended left running, writes down how they ended, and closes their channels."""
+        """Cleans up after ranks that have ended: ends what they left running, writes down how they ended, closes their channels."""
         for name, ranks in list(self._sets.items()):
             for pid, rank in list(ranks.pids.items()):
                 if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     continue
-                with contextlib.suppress(OSError):  # there is no such group: it ended at once
-                    os.killpg(pid, signal.SIGKILL)  # before it is reaped, for then its number may be another's
+                with contextlib.suppress(OSError):  # no such group: the rank ended at once
+                    os.killpg(pid, signal.SIGKILL)  # before it is reaped: afterwards its number may be another's
                 _, status = os.waitpid(pid, 0)
                 del ranks.pids[pid]
-                with contextlib.suppress(OSError):  # the launcher has removed the directory: it knows already
+                with contextlib.suppress(OSError):  # the launcher has removed the directory already
                     ranks.config.for_rank(rank).exit_file.write_text(f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}")
                 with contextlib.suppress(OSError), socket.socket(fileno=ranks.channels.pop(pid)) as channel:
-                    channel.shutdown(socket.SHUT_RDWR)  # for all who have it
+                    channel.shutdown(socket.SHUT_RDWR)  # for all processes that have it
             if not ranks.pids:
                 del self._sets[name]
                 if os.getppid() != self._launcher or ranks.parked_until is not None:
@@ -162,12 +161,12 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
     def _end_idle(self) -> None:
-        """Ends parked ranks that nobody has taken for a while."""
+        """Ends parked ranks whose time is over."""
         for name, ranks in self._sets.items():
             if ranks.parked_until is not None and time.monotonic() > ranks.parked_until:
                 self._kill(name)
 
-    def _remove(self, ranks: RankSet) -> None:
+    def _remove(self, ranks: _Family) -> None:
         """Removes the directory of a run whose launcher is gone, unless it was given a path to keep it at."""
         if not ranks.config.keep:
             shutil.rmtree(ranks.config.directory, ignore_errors=True)
@@ -183,11 +182,11 @@ def main(control_fd: int) -> None:
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w") as name:
             name.write("ringsim-server")
-    from ringsim.launch.rank import warm_up  # with torch and all that a rank needs
+    from ringsim.launch.rank import warm_up  # imports torch and everything that a rank needs
 
     warm_up()
     gc.collect()
-    gc.freeze()  # so that a collection in a rank does not touch, and copy, every page of the server
+    gc.freeze()  # a collection in a rank would touch, and so copy, every page of the server
     Server(socket.socket(fileno=control_fd)).serve()
     sys.stdout.flush()
     os._exit(0)

@@ -1,13 +1,9 @@
-"""Packing a function for its ranks: what travels with a call, and what to say when something cannot travel.
-
-What the ranks of one run are told before they have a job: who they are, and where they leave their evidence.
-"""
+"""What travels to the ranks: who each of them is, and the call, packed; what to say of a value that cannot travel."""
 
 from __future__ import annotations
 
 import dis
 import inspect
-import json
 import linecache
 import os
 import re
@@ -15,7 +11,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +21,71 @@ from ringsim.errors import ArgumentError, say
 from ringsim.faults import Injection
 from ringsim.traces.parts import name_cells
 
+CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
+# Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
+# started with other values than the caller's must not run the caller's job.
+START_VALUES: Final = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
+    r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
+)
+HIDE, SHOW = "\x0e", "\x0f"  # "shift out" and "shift in": print suppression hid what lies between them in the output of a rank
 LARGE_CAPTURE_BYTES: Final = 10_000_000
-_CELL_LINES_BYTES: Final = 1_000_000  # of source text without a file that travels with a call
+_CELL_LINES_BYTES: Final = 1_000_000  # limit of the source text of notebook cells that travels with a call
+
+
+def start_environment() -> tuple[tuple[str, str], ...]:
+    """Returns the part of the environment that is read once, when a process starts."""
+    return tuple(sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name)))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What fresh ranks and a call must have in common for the ranks to take it."""
+
+    world_size: int
+    comm_device: str
+    timeout_s: float
+    ring: bool
+    environment: tuple[tuple[str, str], ...]
+    interpreter: str = sys.executable
+
+
+@dataclass(frozen=True)
+class RankConfig:
+    """What a rank is told when it starts, before it has a job.
+
+    Attributes:
+        directory: the run's private directory, for the rank's records, output and exit status.
+        keep: whether the directory outlives a launcher that was killed (the run was given a path).
+        ring: whether the rank joins the default group and the ring before it takes a job.
+    """
+
+    directory: str
+    rank: int
+    world_size: int
+    comm_device: str
+    timeout_s: float
+    ring: bool
+    keep: bool = False
+
+    def for_rank(self, rank: int) -> RankConfig:
+        """Returns the same for another rank."""
+        return replace(self, rank=rank)
+
+    @property
+    def output_file(self) -> Path:
+        """Where everything that the rank prints goes."""
+        return Path(self.directory, f"rank-{self.rank}.out")
+
+    @property
+    def exit_file(self) -> Path:
+        """Where the process that reaps the rank writes its exit status."""
+        return Path(self.directory, f"rank-{self.rank}.exit")
+
+    @property
+    def port_file(self) -> Path:
+        """Where rank 0 writes the port of the rendezvous."""
+        return Path(self.directory, "port")
 
 
 @dataclass(frozen=True)
@@ -40,7 +99,7 @@ class Job:
         lines: source lines of code that is in no file (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
         check: which mistakes are refused, see ``ringsim.trace``.
-        inject: what shall go wrong, of all ranks.
+        inject: the faults to inject, on any rank.
     """
 
     call: bytes | None
@@ -97,12 +156,12 @@ def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) ->
 
 
 def _cell_lines() -> dict[str, list[str]]:
-    """Returns the source lines that only this process knows: those of notebook cells, newest first, up to a limit."""
+    """Returns the source lines that only this process has: those of notebook cells, the newest first, up to a limit."""
     lines: dict[str, list[str]] = {}
     left = _CELL_LINES_BYTES
     for name, entry in reversed(list(linecache.cache.items())):
         if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
-            continue  # lazy, or read from a file: a rank finds these by itself
+            continue  # lazy, or from a file: a rank reads it by itself
         left -= entry[0]
         if left < 0:
             break
@@ -111,7 +170,7 @@ def _cell_lines() -> dict[str, list[str]]:
 
 
 def _captures(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, int | None]]:
-    """Yields (what it is, value, line that uses it) for all that travels with ``worker``."""
+    """Yields (what it is, value, line that uses it) for everything that travels with ``worker``."""
     yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
     yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
     function = inspect.unwrap(worker)
@@ -150,7 +209,7 @@ def _explain_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs
 def _find_unpicklable(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
 ) -> tuple[str, Any, str] | None:
-    """Returns (what, value, where it is used) of the first thing that cannot be pickled, looking into the functions that are used."""
+    """Returns (what, value, where it is used) of the first value that cannot be pickled, also of one that a used function uses."""
     for what, value, line in _captures(worker, args, kwargs):
         try:
             cloudpickle.dumps(value)
@@ -160,11 +219,8 @@ def _find_unpicklable(
             code = getattr(inspect.unwrap(worker), "__code__", None)
             if code is None or line is None:
                 return what, value, ""
-            return (
-                what,
-                value,
-                f" ({name_cells([code.co_filename]).get(code.co_filename, code.co_filename)}, line {line}, in {code.co_name})",
-            )
+            file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
+            return what, value, f" ({file}, line {line}, in {code.co_name})"
     return None
 
 
@@ -177,78 +233,3 @@ def _warn_large(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
         "Create large data inside the worker, or load it there from a file.",
         stacklevel=4,
     )
-
-
-# Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
-# started under other values than the caller's must not run the caller's job.
-START_VALUES: Final = re.compile(
-    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
-    r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
-)
-
-
-CHECKS: Final = ("basic", "full", "off")  # which mistakes ranks refuse to make, see `ringsim.trace`
-
-
-def start_environment() -> tuple[tuple[str, str], ...]:
-    """Returns the part of the environment that is read once, when a process starts."""
-    return tuple(sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name)))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a fresh rank must agree on with a call to be of use to it."""
-
-    world_size: int
-    comm_device: str
-    timeout_s: float
-    ring: bool
-    environment: tuple[tuple[str, str], ...]
-    interpreter: str = sys.executable
-
-
-@dataclass(frozen=True)
-class RankConfig:
-    """What one rank is told when it starts.
-
-    Attributes:
-        directory: the run's private directory; the rank's records, output and exit status go there.
-        keep: whether the directory outlives a launcher that was killed (the run was given a path).
-        ring: whether the rank joins the default group and the ring before it takes a job.
-    """
-
-    directory: str
-    rank: int
-    world_size: int
-    comm_device: str
-    timeout_s: float
-    ring: bool
-    keep: bool = False
-
-    def for_rank(self, rank: int) -> RankConfig:
-        """Returns the same for another rank."""
-        return replace(self, rank=rank)
-
-    def to_json(self) -> str:
-        """Returns the text that ``from_json`` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RankConfig:
-        """Reads what ``to_json`` wrote."""
-        return cls(**json.loads(text))
-
-    @property
-    def output_file(self) -> Path:
-        """Where everything goes that the rank prints."""
-        return Path(self.directory, f"rank-{self.rank}.out")
-
-    @property
-    def exit_file(self) -> Path:
-        """Where whoever reaps the rank writes its exit status."""
-        return Path(self.directory, f"rank-{self.rank}.exit")
-
-    @property
-    def port_file(self) -> Path:
-        """Where rank 0 writes the port of the rendezvous."""
-        return Path(self.directory, "port")

@@ -1,8 +1,8 @@
-"""Watches ranks that something else started, on one machine: what ``with ringsim.trace(path)`` does beside recording.
+"""What ``with ringsim.trace(path)`` does besides recording: watches ranks that something else started, and lets them announce their ends.
 
-The lowest rank that is in the block watches the directory of the parts from a thread: rank 0, and once that has left or died the next one.
-Each rank listens on a named pipe there, which costs next to nothing while nobody speaks; a pipe on which nobody listens any more tells the
-other ranks that its rank is not there::
+The lowest rank in the block watches the directory of the parts from a thread: rank 0, and when that has left or died the next one. Each
+rank listens on a named pipe there, which costs almost nothing while nobody writes to it. A pipe that nobody listens on means that its rank
+is gone::
 
     rank 0, a thread                                    rank r, a thread
     ----------------                                    ----------------
@@ -10,12 +10,12 @@ other ranks that its rank is not there::
     seems stuck: "threads?"  -----> rank-r.ear ------>  looks at its threads
                              <- rank-0.answers <------  says what they do
     no doubt: verdict.json
-    "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises
-                                                        or, 2 s later, ends the process
+    "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises,
+                                                        or 2 s later the process is ended
 
-A rank on another machine has no part here that could be read while it is written: it counts as one that may still do anything.
+The part of a rank on another machine cannot be read here while it is written: such a rank may still do anything.
 
-Where the ranks of a recorded block say that they have left it, and rank 0 reads it: beside their messages, never among them.
+On leaving the block, each rank posts a text to a board, which rank 0 reads: beside the program's messages, never among them.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from ringsim.state import get_state
 
 __all__ = ["JoinedWatch"]
 
-SETTLE_S: Final = 0.5  # what was posted before the block is not in the parts: give it time to come
-TAKE_OVER_S: Final = 1.0  # how often a rank looks whether somebody watches
+SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: give them time to arrive
+TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
 _BYE: Final = "bye"
-_LINE_BYTES: Final = 1 << 12  # a line of up to this length is written whole, or not at all
+_LINE_BYTES: Final = 1 << 12  # up to this length a line is written whole or not at all
 
 
 class JoinedWatch:
-    """This rank's part in the watch, from its making to ``stop``.
+    """This rank's part in the watch, from its creation to ``stop``.
 
-    Every rank of the block makes one; none waits for another.
+    Every rank of the block creates one; none waits for another.
 
     Args:
         directory: of the parts, the same on all ranks.
         rank: this rank.
         world_size: number of ranks.
-        on_deaths: called on the rank that watches, from a thread, with the ranks whose processes are gone without a word.
+        on_deaths: called on the rank that watches, from a thread, with the ranks whose processes died without leaving the block.
     """
 
     def __init__(self, directory: Path, rank: int, world_size: int, on_deaths: Callable[[list[int]], None]) -> None:
@@ -86,7 +86,7 @@ class JoinedWatch:
         self._ear = _make_pipe(directory / f"rank-{rank}.ear")
         self._wait_broke = False
         self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
-        self._answers = -1  # where they come, on a rank that watches or did
+        self._answers = -1  # the pipe of the answers, on a rank that watches or did
         if rank == 0:
             clear_verdict(directory)
             self._begin_to_watch()
@@ -104,7 +104,7 @@ class JoinedWatch:
         return self._directory / f"rank-{rank}.{what}"
 
     def on_failure(self) -> None:
-        """Raises the verdict on this rank, where there is one: for ``Recorder.on_failure``."""
+        """Raises the verdict on this rank, if there is one: for ``Recorder.on_failure``."""
         self._wait_broke = True
         try:
             raise_verdict(self._directory, self._rank)
@@ -113,12 +113,12 @@ class JoinedWatch:
             raise
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks where they are, after a wait of rank 0 broke and no verdict says why; on rank 0, before ``stop``.
+        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict; on rank 0, before ``stop``.
 
         It ends the watch, and blocks for ``ANSWER_S`` at most.
 
         Returns:
-            What those do that are still in the block, as ``describe_unfinished`` says it; none where it is not the time to ask.
+            What the ranks still in the block are doing, as ``describe_unfinished`` says it; nothing where there is no reason to ask.
         """
         if self._rank or not self._wait_broke or self._raised.is_set():
             return []
@@ -149,7 +149,7 @@ class JoinedWatch:
                 self._path(self._rank, what).unlink(missing_ok=True)
 
     def _listen(self) -> None:
-        """Does what the watcher wants of this rank, and watches itself where nobody else does."""
+        """Answers the watcher, and becomes the watcher where no other rank is."""
         while True:
             while not select.select([self._ear], [], [], TAKE_OVER_S)[0]:
                 if len(self._threads) == 1 or not self._threads[1].is_alive():
@@ -164,9 +164,8 @@ class JoinedWatch:
                 elif word == WAKE:
                     shut_connections(self._keep_port)
                     if not self._raised.wait(WAKE_S):
-                        sys.stderr.write(
-                            f"[rank {self._rank}] ended, for nothing else ends its wait. {read_verdict(self._directory, self._rank)}\n"
-                        )
+                        verdict = read_verdict(self._directory, self._rank)
+                        sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {verdict}\n")
                         sys.stderr.flush()
                         os.kill(os.getpid(), signal.SIGKILL)
                 else:
@@ -195,13 +194,13 @@ class JoinedWatch:
                 break
 
     def _take_over(self) -> None:
-        """Watches from now on, where no other rank does that is in the block and nobody has given a verdict."""
+        """Becomes the watcher, if no other rank in the block is and there is no verdict yet."""
         if not self._others_watch() and not has_verdict(self._directory):
             with contextlib.suppress(OSError):  # no pipe can be made
                 self._begin_to_watch()
 
     def _others_watch(self) -> bool:
-        """Tells whether a rank before this one is in the block: it watches."""
+        """Tells whether a lower rank is in the block, and so watches."""
         return any(_listens(self._path(rank, "ear")) for rank in range(self._rank))
 
     def _tell(self, rank: int, word: str) -> None:
@@ -212,7 +211,7 @@ class JoinedWatch:
 
 
 def _state_of(pid: int | None, ended: bool) -> str:
-    """Returns the state of a rank as its process tells it."""
+    """Returns the state of a rank's process."""
     if pid is None:
         return "running"
     process = look_at(pid)
@@ -222,14 +221,14 @@ def _state_of(pid: int | None, ended: bool) -> str:
 
 
 def _make_pipe(path: Path) -> int:
-    """Makes a named pipe, in place of one that an earlier run may have left; returns a descriptor from which reading never ends."""
+    """Makes a named pipe, replacing one that an earlier run may have left; returns a descriptor that never reads an end of file."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR)
 
 
 def _listens(path: Path) -> bool:
-    """Tells whether somebody on this machine listens on a pipe."""
+    """Tells whether a process of this machine listens on a pipe."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
@@ -238,7 +237,7 @@ def _listens(path: Path) -> bool:
 
 
 def _write(path: Path, line: str) -> None:
-    """Writes a line to a pipe; nobody hears it where nobody listens."""
+    """Writes a line to a pipe; does nothing where nobody listens."""
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -249,7 +248,7 @@ def _write(path: Path, line: str) -> None:
 
 
 def _store_port() -> int:
-    """Returns the port of the rendezvous, -1 where it is none of TCP."""
+    """Returns the port of the rendezvous, -1 where it is not over TCP."""
     store: object = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -260,17 +259,17 @@ _LOOK_S = 0.01  # between two looks, once it has taken a while
 
 
 class Board(Protocol):
-    """What the ranks of one block share."""
+    """Where the ranks of one block announce that they have left it."""
 
     def post(self, rank: int, text: str) -> None:
-        """Says something; once for each rank."""
+        """Posts this rank's text; each rank posts once."""
 
     def read(self, rank: int, wait_s: float) -> str | None:
-        """Returns what a rank said, None where it says nothing within ``wait_s`` seconds."""
+        """Returns the text of a rank, None if it posts none within ``wait_s`` seconds."""
 
 
 class StoreBoard:
-    """A board in the default store of ``torch.distributed``. The n-th of a rank is the n-th of every rank.
+    """A board in the default store of ``torch.distributed``: the n-th block that a rank enters is the n-th of every rank.
 
     Args:
         rank: this rank.
@@ -282,13 +281,13 @@ class StoreBoard:
         self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
 
     def post(self, rank: int, text: str) -> None:
-        """Says something; once for each rank."""
+        """See ``Board``."""
         self._store.set(str(rank), text)
 
     def read(self, rank: int, wait_s: float) -> str | None:
-        """Returns what a rank said, None where it says nothing within ``wait_s`` seconds."""
+        """See ``Board``."""
         deadline, pause_s = time.monotonic() + wait_s, 0.0005
-        while not self._store.check([str(rank)]):  # to let the store wait would have torch warn of each end of its patience
+        while not self._store.check([str(rank)]):  # if the store waited, torch would warn of each time-out
             if time.monotonic() >= deadline:
                 return None
             time.sleep(pause_s)
@@ -298,7 +297,7 @@ class StoreBoard:
 
 
 class FileBoard:
-    """A board of files, for ranks of other backends: rank 0 reads their parts from the same directory anyway.
+    """A board of files, for other backends: rank 0 reads the parts from the same directory anyway.
 
     Args:
         directory: of the parts, the same for all ranks.
@@ -316,14 +315,14 @@ class FileBoard:
         self._directory, self._block = directory, block
 
     def post(self, rank: int, text: str) -> None:
-        """Says something; once for each rank."""
+        """See ``Board``."""
         path = self._path(rank)
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(text)
         unfinished.replace(path)
 
     def read(self, rank: int, wait_s: float) -> str | None:
-        """Returns what a rank said, None where it says nothing within ``wait_s`` seconds."""
+        """See ``Board``."""
         deadline = time.monotonic() + wait_s
         while not self._path(rank).exists():
             if time.monotonic() >= deadline:
@@ -336,7 +335,7 @@ class FileBoard:
 
 
 def make_board(directory: Path, rank: int) -> Board:
-    """Makes the board of the next block of the current backend; every rank calls it, and it does not block.
+    """Makes the board of the current backend's next block; every rank calls it, and it does not block.
 
     Raises:
         RingError: the backend cannot tell the blocks of a job apart.

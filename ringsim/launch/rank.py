@@ -1,15 +1,15 @@
-"""What happens inside a rank, from its first breath to its last.
+"""What a rank does, from its start to its end.
 
 ::
 
     join the group and the ring,
-    open the record               (both ahead of time, when the rank is parked)
-    take a job                    environment, directory, sys.path, affinity as the caller has them; unpickle the function
+    begin to record               (both ahead of time where the rank is parked)
+    take a job                    take over environment, directory, sys.path and affinity of the caller; unpickle the function
     say "loaded", wait for "go"   so that all ranks start together
-    run, recorded
-    hand back the result          and wait for "bye": a rank that left early would take the rendezvous store with it
+    run the function, recorded
+    send the result               and wait for "bye": if rank 0 left early, it would take the rendezvous store with it
 
-A thread reads the channel from the beginning, so that a rank notices at once when its launcher is gone.
+A thread reads the channel from the start, so that a rank notices at once when its launcher is gone.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
-from ringsim.launch.job import Job, RankConfig
+from ringsim.launch.job import HIDE, SHOW, Job, RankConfig
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
 HEAD: Final = "127.0.0.1"
-HIDE, SHOW = "\x0e", "\x0f"  # "shift out" and "shift in": what lies between them was hidden by print suppression
 _PORT_POLL_S: Final = 0.001
 
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:
-    """Lives a rank's life and leaves the process.
+    """Runs a rank from start to end and exits the process.
 
     Args:
         channel: to the launcher.
@@ -61,7 +60,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     """
     _name_process("ringsim-parked")
     _redirect_output(config)
-    say = _make_voice(channel)
+    say = _make_say(channel)
     inbox = _watch(channel, config, say)
     status = 1
     try:
@@ -87,19 +86,19 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
             recorder.close()
         say(("result", _pack_result(result, config)))
         status = 0
-    except BaseException as error:  # whatever it was: the launcher must hear of it
+    except BaseException as error:  # whatever it is, the launcher must hear of it
         report = report_exception(config.rank, error)
-        with contextlib.suppress(OSError):  # the disk may be full: others say less, then
+        with contextlib.suppress(OSError):  # the disk may be full: the other ranks then say less
             pass_on(Path(config.directory), config.rank, config.world_size, error)
         say(("failed", report))
     _flush()
     if status == 0:
         inbox.get()  # "bye"
-    os._exit(status)  # an interpreter with torch in it takes 0.2 s to take itself down
+    os._exit(status)  # an interpreter that has loaded torch takes 0.2 s to finalize
 
 
 def warm_up() -> None:
-    """Does once, before ranks are forked, what each of them would have to do: the parts of numpy and torch that load on first use."""
+    """Does once, before ranks are forked, what each would have to do: loads the parts of numpy and torch that load on first use."""
     _seed(0)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))
@@ -108,13 +107,13 @@ def warm_up() -> None:
 
 
 def _name_process(name: str) -> None:
-    """Lets `ps` and `ringsim doctor` tell ranks from other processes, where the system allows it."""
+    """Names this process for `ps` and `ringsim doctor`, where the system allows it."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(name)
 
 
 def _redirect_output(config: RankConfig) -> None:
-    """Sends all that this process prints, C++ included, to the run's directory: it survives any end of this process."""
+    """Sends all output of this process, that of C++ included, to a file in the run's directory, which survives the process."""
     fd = os.open(config.output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -129,7 +128,7 @@ def _line_writer(fd: int) -> TextIO:
 
 
 def _write_hidden(text: str) -> None:
-    """Keeps what print suppression hides: in the same file, marked."""
+    """Keeps what print suppression hides in the same file, marked."""
     sys.stdout.write(f"{HIDE}{text}{SHOW}")
     sys.stdout.flush()
 
@@ -140,8 +139,8 @@ def _flush() -> None:
             stream.flush()
 
 
-def _make_voice(channel: Connection) -> Callable[[Any], None]:
-    """Returns what sends a message to the launcher, from any thread."""
+def _make_say(channel: Connection) -> Callable[[Any], None]:
+    """Returns a function that sends a message to the launcher, from any thread."""
     lock = threading.Lock()
 
     def say(message: Any) -> None:
@@ -152,9 +151,9 @@ def _make_voice(channel: Connection) -> Callable[[Any], None]:
 
 
 def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) -> queue.SimpleQueue[Any]:
-    """Starts the thread that reads the channel; returns the queue it fills. When the launcher is gone, the process ends.
+    """Starts the thread that reads the channel; returns the queue that it fills. When the launcher is gone, the process ends.
 
-    What the watcher wants is done by this thread: the first one may be blocked.
+    This thread also answers the watcher, since the main thread may be blocked.
     """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -180,7 +179,7 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
 
 
 def _join(config: RankConfig) -> tuple[int, Any]:
-    """Meets the other ranks; returns the port of the rendezvous, and what must stay alive for it."""
+    """Meets the other ranks; returns the port of the rendezvous, and the object that must stay alive for it."""
     if config.rank == 0:
         listener = bootstrap.listen(HEAD, 0)
         port: int = listener.getsockname()[1]
@@ -202,7 +201,7 @@ def _join(config: RankConfig) -> tuple[int, Any]:
             listen_socket=listener,
         )
         return port, None
-    # The script or worker makes its groups by itself: on loopback, and over this store, which it finds as it would find torchrun's.
+    # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
     if (interface := bootstrap.loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return port, bootstrap.host(listener, config.timeout_s) if listener is not None else None
@@ -219,7 +218,7 @@ def _read_port(config: RankConfig) -> int:
 
 
 def _enter(job: Job, config: RankConfig, port: int) -> None:
-    """Makes this process look like the caller's: environment, directory, import path, arguments, processors, seeds."""
+    """Makes this process like the caller's: environment, directory, import path, arguments, processors, seeds."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     wanted = {**kept, **job.environ, **_launcher_variables(config, port)}
     for name in os.environ.keys() - wanted.keys():
@@ -244,7 +243,7 @@ def _seed(seed: int) -> None:
     if torch.version.cuda or torch.version.hip or torch.version.xpu or torch.backends.mps.is_built():
         torch.manual_seed(seed)
     else:
-        # The same, without the devices that this torch does not know: for them torch would write down who called, 0.7 MB in every rank.
+        # The same without the devices that this torch does not support: for those torch would record the call stack, 0.7 MB in every rank.
         torch.default_generator.manual_seed(seed)
 
 
@@ -257,12 +256,12 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(config.world_size),
         "MASTER_ADDR": HEAD,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: connect to it, do not open another
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already: connect to it, do not open another
     }
 
 
 def _load(job: Job) -> Callable[[], Any]:
-    """Returns the thing to run."""
+    """Returns the function to run."""
     if job.call is not None:
         worker, args, kwargs = pickle.loads(job.call)
         return lambda: worker(*args, **kwargs)
@@ -278,7 +277,7 @@ def _load(job: Job) -> Callable[[], Any]:
 
 
 def _start_recording(config: RankConfig) -> Recorder:
-    """Records every message from now on."""
+    """Begins to record every message."""
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
     recorder.on_failure = functools.partial(raise_verdict, recorder.directory, config.rank)
     torch_hooks.install(recorder)

@@ -1,11 +1,4 @@
-"""The ranks of one run, as the launcher sees them, however they were started.
-
-Ranks from a fork server: the launcher's end of both.
-
-Ranks where there is no fork server (macOS, Windows): each is a fresh interpreter. Slower to start, the same in everything else.
-
-Getting ranks: from a fork server with torch loaded, parked ones first; by starting interpreters where there is no such server.
-"""
+"""Getting ranks: parked ones, ranks forked by a server that has torch loaded, or, without such a server, fresh interpreters."""
 
 from __future__ import annotations
 
@@ -35,6 +28,9 @@ from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import Kind, RankConfig, start_environment
 
 EXIT_S: Final = 5.0  # a killed process is gone long before
+START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
+PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
+PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
 
 
 class RankSet(ABC):
@@ -42,7 +38,7 @@ class RankSet(ABC):
 
     Attributes:
         directory: the run's directory, see ``RankConfig``.
-        channels: one for each rank; a closed one says that the rank has ended.
+        channels: one for each rank; a closed one means that the rank has ended.
     """
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
@@ -57,7 +53,7 @@ class RankSet(ABC):
 
     @property
     def config(self) -> RankConfig:
-        """What rank 0 is told; the others differ in their number."""
+        """What rank 0 is told; the other ranks differ in their number."""
         kind = self.kind
         return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep)
 
@@ -71,21 +67,18 @@ class RankSet(ABC):
 
     @property
     def startup_errors(self) -> str:
-        """What was printed by processes that could not even become ranks."""
+        """What processes printed that did not even become ranks."""
         return ""
 
     def wait_for_end(self) -> None:
-        """Waits until every rank is gone; kills those that take their time."""
-        left = [channel for channel in self.channels if not channel.closed]
+        """Waits until every rank is gone, and kills those that take too long."""
+        left: list[Any] = [channel for channel in self.channels if not channel.closed]
         deadline = time.monotonic() + EXIT_S
         while left and time.monotonic() < deadline:
-            for channel in wait(left, timeout=0.5) or self._kill_and_return_none():
-                if _at_end(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
-                    left.remove(channel)  # type: ignore[arg-type]
-
-    def _kill_and_return_none(self) -> list[Connection]:
-        self.kill()
-        return []
+            ready = wait(left, timeout=0.5)
+            if not ready:
+                self.kill()
+            left = [channel for channel in left if channel not in ready or not _at_end(channel)]
 
     def close(self) -> None:
         """Ends what is left of the ranks, without waiting for the system to take them down, and removes the directory."""
@@ -94,7 +87,7 @@ class RankSet(ABC):
             channel.close()
         deadline = time.monotonic() + EXIT_S
         while self.directory.exists() and time.monotonic() < deadline:
-            shutil.rmtree(self.directory, ignore_errors=True)  # the server may just be writing down how a rank ended: then once more
+            shutil.rmtree(self.directory, ignore_errors=True)  # again if the server was just writing down how a rank ended
 
 
 def _at_end(channel: Connection) -> bool:
@@ -142,7 +135,7 @@ class ForkServer:
         return self._errors.read().decode(errors="replace")
 
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
-        """Sends one message; a server that is gone is not an error here, for its ranks' channels say so."""
+        """Sends one message; a server that is gone is no error here: the channels of its ranks are closed."""
         with self._lock, contextlib.suppress(OSError):
             socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
 
@@ -161,7 +154,7 @@ class ForkedRanks(RankSet):
     """Ranks that a fork server forks.
 
     Args:
-        server: who forks them.
+        server: forks them.
         kind: what they must be like.
         park_s: they are made ahead of a call, and the server ends them if none comes within this time; None for a call that waits.
         keep_at: directory for their files, or None for a private one.
@@ -181,7 +174,7 @@ class ForkedRanks(RankSet):
             their.close()
 
     def take(self) -> bool:
-        """Takes parked ranks for a call; False when they have ended meanwhile."""
+        """Takes parked ranks for a call; False when they have ended in the meantime."""
         self._server.send({"do": "take", "set": self._name})
         return self._server.alive and self.directory.is_dir() and not self.exits
 
@@ -198,7 +191,7 @@ class ForkedRanks(RankSet):
         """See ``RankSet``: the server writes it down before it closes the channel."""
         try:
             code, at_ns = self.config.for_rank(rank).exit_file.read_text().split()
-        except (OSError, ValueError):  # the server is gone, or the disk full
+        except (OSError, ValueError):  # the server is gone, or the disk is full
             return None, time.monotonic_ns()
         return int(code), int(at_ns)
 
@@ -208,11 +201,8 @@ class ForkedRanks(RankSet):
         return self._server.startup_errors
 
 
-START_S: Final = 120.0  # an interpreter with torch, on a busy machine
-
-
 class SpawnedRanks(RankSet):
-    """Ranks that are fresh interpreters.
+    """Ranks that are fresh interpreters, for systems without the fork server (macOS, Windows): slower to start, otherwise the same.
 
     Args:
         kind: what they must be like.
@@ -221,30 +211,25 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        key = secrets.token_bytes(32)  # without it nobody else on this machine can pass for a rank
+        key = secrets.token_bytes(32)  # without it no other process of this machine can pass for a rank
         self._processes: list[subprocess.Popen[str]] = []
         with Listener(("127.0.0.1", 0), authkey=key) as listener, (self.directory / "start.log").open("w") as log:
             for rank in range(kind.world_size):
                 process = subprocess.Popen(
-                    start_command("rank"),
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    text=True,
-                    start_new_session=True,
+                    start_command("rank"), stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True
                 )
                 self._processes.append(process)
-                start = {"address": listener.address, "key": key.hex(), "config": self.config.for_rank(rank).to_json()}
+                start = {"address": listener.address, "key": key.hex(), "config": asdict(self.config.for_rank(rank))}
                 if process.stdin is not None:
                     process.stdin.write(json.dumps(start) + "\n")
                     process.stdin.close()
             self.channels = self._accept(listener)
 
     def _accept(self, listener: Listener) -> list[Connection]:
-        """Waits until every rank has called; ranks call in any order and say who they are."""
+        """Waits until every rank has called; they call in any order and say who they are."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-        def accept() -> None:  # in a thread, for accept() itself knows no time limit
+        def accept() -> None:  # in a thread, since accept() has no time limit
             with contextlib.suppress(OSError):
                 while True:
                     arrived.put(listener.accept())
@@ -282,10 +267,10 @@ class SpawnedRanks(RankSet):
             process.wait()
 
 
-def main() -> None:
-    """Becomes the rank that the line on standard input describes."""
+def become_rank() -> None:
+    """Makes this fresh interpreter the rank that the line on standard input describes; does not return."""
     start = json.loads(sys.stdin.readline())
-    config = RankConfig.from_json(start["config"])
+    config = RankConfig(**start["config"])
     channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
     channel.send(config.rank)
     from ringsim.launch import rank  # with torch, which the launcher does not load
@@ -296,12 +281,8 @@ def main() -> None:
         os._exit(70)
 
 
-PARKED_S: Final = 60.0  # ranks that no call has taken after this long are ended
-PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory (about 10 MB each): few
-
-
 class Launcher:
-    """Hands out ranks. One for each process; safe to use from several threads."""
+    """Hands out ranks. There is one per process; it can be used from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -350,7 +331,7 @@ class Launcher:
                 self._server = None
 
     def _get_server(self, kind: Kind) -> ForkServer:
-        """Returns a server that started under the environment that ``kind`` asks for."""
+        """Returns a server that started in the environment that ``kind`` asks for."""
         if self._server is not None and (not self._server.alive or self._server.environment != kind.environment):
             self._server.close()
             self._server = None
@@ -370,5 +351,5 @@ def _launcher_of(_pid: int) -> Launcher:
 
 
 def get_launcher() -> Launcher:
-    """Returns this process's launcher; a forked child gets one of its own."""
+    """Returns this process's launcher; a forked child gets its own."""
     return _launcher_of(os.getpid())

@@ -1,14 +1,8 @@
-"""One run: from ranks and a job to a trace, or to one error that carries what was recorded until then.
-
-What the ranks print: all of it kept by rank, the part meant for eyes shown as it comes, each line tagged with its rank.
-
-One line that says how a long run is doing: rewritten in place, gone when the run ends.
-"""
+"""One run: from ranks and a job to a trace, or to one error that carries what was recorded until then."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 import os
 import pickle
@@ -38,319 +32,19 @@ from ringsim.diagnose.failure import (
     write_verdict,
 )
 from ringsim.errors import Interrupted, RingError, RunTimeout
-from ringsim.launch.job import Job, Kind, RankConfig
+from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, Watcher, has_proc, look_at
 from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
-GRACE_S: Final = 0.5  # what the other ranks get, after one has failed, to fail or finish by themselves
-_Error = TypeVar("_Error", RingError, Interrupted)
+GRACE_S: Final = 0.5  # after a rank has failed, the others have this long to fail or finish by themselves
 _SHOWN: Final = 4  # ranks whose lines an error shows
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a run is done.
-
-    Attributes:
-        limit_s: how long the whole run may take, None for as long as it likes.
-        show: whether the ranks' output is shown as it comes.
-        show_hidden: whether that goes for what print suppression hides, too.
-        keep_at: where the ranks' records go, None for a private directory that is removed at the end.
-        doing: given the directory of the run, says in a few words what the ranks are at, for the progress line; None for nothing.
-        poll_s: how often to look whether ranks are stuck, in seconds; None for never.
-    """
-
-    limit_s: float | None = None
-    show: bool = True
-    show_hidden: bool = False
-    keep_at: Path | None = None
-    doing: Callable[[Path], str] | None = None
-    poll_s: float | None = POLL_S
-
-
-def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
-    """Runs a job on ranks of a kind.
-
-    Blocks until all ranks have finished, one has failed, the limit is reached or the user interrupts. No rank is left afterwards, but
-    for fresh ones that are parked for the next call.
-
-    Args:
-        job: what to run.
-        kind: on what.
-        options: and how.
-
-    Returns:
-        The trace, with the results and output of every rank.
-
-    Raises:
-        RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as themselves.
-        Deadlock, PeerExited, MessageMismatch: ranks could never have gone on, see ``ringsim.launch.watcher``.
-        RunTimeout: ``options.limit_s`` has passed.
-        Interrupted: the user interrupted the run.
-    """
-    ranks = get_launcher().get(kind, keep_at=options.keep_at)
-    try:
-        return _Run(ranks, job, options).finish()
-    finally:
-        ranks.close()
-        get_launcher().park(kind)
-
-
-class _Run:
-    def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:
-        self._ranks = ranks
-        self._job = job
-        self._options = options
-        self._size = ranks.kind.world_size
-        self._start_ns = time.monotonic_ns()
-        self._start_unix_ns = time.time_ns()
-        self._outputs = Outputs(ranks.config, show=options.show, show_hidden=options.show_hidden)
-        self._progress = Progress(self._size)
-        self._loaded: dict[int, int] = {}  # rank -> its number of torch threads
-        self._results: dict[int, bytes] = {}
-        self._reports: dict[int, Report] = {}
-        self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
-        self._run_id = uuid.uuid4().hex[:12]
-        self._verdict: Verdict | None = None
-        self._watcher: Watcher | None = None
-        self._next_look = 0.0
-        self._pids: dict[int, int] = {}
-        self._places: dict[int, tuple[str, int] | None] = {}  # where ranks were, by their own word
-        self._processes: dict[int, str] = {}  # what those did that had to be ended: "computing", "asleep", "stopped"
-        self._given_up_ns: int | None = None  # when it was decided to end the ranks
-        if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
-            self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
-        if ranks.keep:
-            (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
-
-    def finish(self) -> Trace:
-        """Sees the run through."""
-        deadline = None if self._options.limit_s is None else time.monotonic() + self._options.limit_s
-        try:
-            self._send(pickle.dumps(self._job))
-            self._watch(deadline)
-        except KeyboardInterrupt:
-            raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
-        finally:
-            self._progress.clear()
-        if self._verdict is not None and not any(report.waited for report in self._reports.values()):
-            raise self._verdict_error(self._verdict)
-        if self._reports:
-            stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
-            error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
-            raise self._explained(error)
-        if len(self._results) < self._size:
-            missing = [rank for rank in range(self._size) if rank not in self._results]
-            error = RunTimeout(
-                f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
-                f"{'' if len(self._loaded) == self._size else ', for they were still being started'}. "
-                "Raise limit_s, or look at error.trace for where they were."
-            )
-            raise self._explained(error)
-        self._send("bye")  # they take themselves down while the trace is made
-        return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
-
-    @property
-    def _elapsed_s(self) -> float:
-        return (time.monotonic_ns() - self._start_ns) / 1e9
-
-    def _send(self, message: Any) -> None:
-        for rank in range(self._size):
-            self._say(rank, message)
-
-    def _say(self, rank: int, message: Any) -> None:
-        with contextlib.suppress(OSError):  # a rank that is gone: its channel tells, when it is read
-            self._ranks.channels[rank].send(message)
-
-    def _watch(self, deadline: float | None) -> None:
-        """Follows the ranks until all have answered, or it makes no sense to wait any longer."""
-        open_channels = list(self._ranks.channels)
-        grace_ends: float | None = None
-        next_follow = 0.0
-        pause_s = self._watch_for_stuck_ranks(0.0)
-        while open_channels and len(self._results) + len(self._reports) < self._size:
-            for channel in wait(open_channels, timeout=pause_s):
-                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
-                    open_channels.remove(channel)  # type: ignore[arg-type]
-            now = time.monotonic()
-            if now >= next_follow:
-                next_follow = now + _POLL_S
-                self._outputs.follow()
-                self._progress.update(len(self._results), self._doing)
-            pause_s = self._watch_for_stuck_ranks(now)
-            if self._verdict is not None:
-                grace_ends = grace_ends or now + WAKE_S
-                if all(rank in self._reports for rank in self._verdict.ranks):
-                    break
-            if self._reports and grace_ends is None:
-                grace_ends = now + GRACE_S
-            if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
-                break
-
-    def _watch_for_stuck_ranks(self, now: float) -> float:
-        """Looks for ranks that can never go on, if it is time to, and wakes them; returns how long to wait before the next call."""
-        if self._watcher is None or self._verdict is not None or self._reports:
-            return _POLL_S
-        if len(self._loaded) < self._size:
-            self._next_look = now + self._watcher.pause_s
-        elif now >= self._next_look:
-            self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
-            self._next_look = now + self._watcher.pause_s
-            if self._verdict is not None:
-                self._given_up_ns = self._verdict.at_ns
-                write_verdict(self._ranks.directory, self._verdict)
-                for rank in self._verdict.ranks:
-                    self._say(rank, WAKE)
-        return min(_POLL_S, max(self._next_look - now, 0.0))
-
-    def _verdict_error(self, verdict: Verdict) -> RingError:
-        """Makes the error of a run whose ranks were stuck: the diagnosis, and the user's lines where it ended."""
-        text = str(verdict.diagnosis)
-        for finding in verdict.diagnosis.findings[:1]:
-            text += "".join(raised_where(self._reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in self._reports)
-        error = error_of_kind(verdict.diagnosis.kind)(text)
-        error.trace = self._end_early()
-        error.diagnosis = replace(verdict.diagnosis, trace=error.trace)
-        return error
-
-    def _explained(self, error: _Error) -> _Error:
-        """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
-        error.trace = self._end_early()
-        if error.trace is not None:
-            error.diagnosis = explain(error.trace)
-            lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
-            if lost or error.diagnosis.kind == "stalled":  # nobody says why, or a limit has ended it: who waited, and for what
-                error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
-        return error
-
-    def _doing(self) -> str:
-        return self._options.doing(self._ranks.directory) if self._options.doing is not None else ""
-
-    def _read(self, channel: Connection) -> bool:
-        """Takes one message of a rank; False when there will be no other."""
-        rank = self._rank_of[id(channel)]
-        try:
-            what, value = channel.recv()
-        except (EOFError, OSError):
-            if rank not in self._results and rank not in self._reports:
-                code, at_ns = self._ranks.exit_status(rank)
-                self._outputs.follow(last=True)
-                self._reports[rank] = report_death(rank, code, at_ns, self._outputs.texts[rank])
-            return False
-        if what == "ready":
-            self._pids[rank] = value
-        elif what == "loaded":
-            self._loaded[rank] = value
-            if len(self._loaded) == self._size:
-                self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
-                self._send("go")
-        elif what == "threads" and self._watcher is not None:
-            self._watcher.hear(rank, value)
-        elif what == "where":
-            self._places[rank] = value
-        elif what == "result":
-            self._results[rank] = value
-        elif what == "failed":
-            self._reports[rank] = rename_files(value, name_cells(self._job.lines))
-        return True
-
-    def _startup_error(self) -> RingError | None:
-        """Returns what the fork server said, if no rank ever came to life."""
-        if self._loaded or any(report.error for report in self._reports.values()):
-            return None
-        text = self._ranks.startup_errors.strip()
-        return RingError(f"ranks must be startable, got:\n{text}") if text else None
-
-    def _end_early(self) -> Trace | None:
-        """Ends all ranks and returns what they had recorded; their files tell, however they ended."""
-        self._given_up_ns = self._given_up_ns or time.monotonic_ns()
-        if self._verdict is None:
-            self._look_at_the_rest()
-        self._ranks.kill()
-        self._ranks.wait_for_end()
-        results: list[Any] = [None] * self._size
-        for rank, packed in self._results.items():
-            results[rank] = pickle.loads(packed)
-        try:
-            return self._make_trace(results, complete=False)
-        except RingError:
-            return None  # no rank had begun to record
-
-    def _look_at_the_rest(self) -> None:
-        """Finds out what the ranks are doing that are still there."""
-        left = [rank for rank in self._pids if rank not in self._results and rank not in self._reports]
-        found = {rank: process for rank in left if (process := look_at(self._pids[rank])) is not None and process.state not in "ZX"}
-        self._processes = {rank: process.doing for rank, process in found.items()}
-        asked = {rank for rank, doing in self._processes.items() if doing != "stopped"}
-        for rank in asked:
-            self._say(rank, WHERE)
-        channels = [self._ranks.channels[rank] for rank in asked]
-        deadline = time.monotonic() + ANSWER_S
-        while asked - self._places.keys() and channels and (left_s := deadline - time.monotonic()) > 0:
-            for channel in wait(channels, timeout=left_s):
-                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
-                    channels.remove(channel)  # type: ignore[arg-type]
-
-    def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
-        self._outputs.follow(last=True)
-        events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
-        cells, tables = name_cells(events.tables.files), events.tables
-        files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
-        events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
-        metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
-        metadata["notes"] = [*facts.get("notes", []), *self._notes()]
-        metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
-        if self._given_up_ns is not None:  # to end ranks takes time in which nobody waits for anything any more
-            metadata["given_up_ns"] = self._given_up_ns - self._start_ns
-        if self._verdict is not None and self._verdict.at_rest:
-            metadata["at_rest"] = True
-        return Trace(events, metadata, results=results, output=self._outputs.texts)
-
-    def _metadata(self) -> dict[str, Any]:
-        kind = self._ranks.kind
-        pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)] if kind.ring and self._size > 1 else []
-        now = dt.datetime.fromtimestamp(self._start_unix_ns / 1e9, tz=dt.UTC)
-        return {
-            "format": 1,
-            "run_id": self._run_id,
-            "source": "measured",
-            "world_size": self._size,
-            "backend": "nccl" if kind.comm_device == "gpu" else "gloo",
-            "comm_device": kind.comm_device,
-            "start_unix_ns": self._start_unix_ns,
-            "date": now.date().isoformat(),
-            "machine": provenance.machine(),
-            "versions": provenance.versions(),
-            "ring_groups": [[f"ring:{source}>{target}", [source, target]] for source, target in pairs],
-        }
-
-    def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``, and what those did that were ended here; how they stood when there was a verdict."""
-        gone, reports = list(self._results), list(self._reports.values())
-        woken: list[int] = []
-        if (verdict := self._verdict) is not None:  # what they did once they were woken says nothing of why
-            woken = [rank for rank in verdict.ranks if not (rank in self._reports and self._reports[rank].waited)]
-            gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
-            reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.ranks)]
-        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
-        returned += [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken]
-        failed = [{**end, "at_ns": report.at_ns - self._start_ns} for report in reports if (end := describe_end(report)) is not None]
-        known = {end["rank"] for end in (*returned, *failed)}
-        others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
-        return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))
-
-    def _notes(self) -> list[str]:
-        threads = set(self._loaded.values())
-        if threads == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
-            return ["one torch thread per rank, for there are at least as many ranks as processors"]
-        return []
-
-
-_HIDE, _SHOW = "\x0e", "\x0f"  # as in rank.py
-_MARKS: Final = re.compile(f"[{_HIDE}{_SHOW}]")
+QUIET_S: Final = 2.0  # shorter runs need no progress line
+_EVERY_S: Final = 0.5  # between two changes of the progress line
+_MARKS: Final = re.compile(f"[{HIDE}{SHOW}]")
+_Error = TypeVar("_Error", RingError, Interrupted)
 
 
 class RankOutput:
@@ -359,8 +53,8 @@ class RankOutput:
     Args:
         rank: whose output it is.
         file: where it goes.
-        show: whether lines are printed here, tagged, as they come.
-        show_hidden: whether that goes for hidden ones, too.
+        show: whether its lines are printed here as they come, tagged with the rank.
+        show_hidden: whether the lines that print suppression hides are printed, too.
     """
 
     def __init__(self, rank: int, file: Path, *, show: bool, show_hidden: bool) -> None:
@@ -375,11 +69,11 @@ class RankOutput:
 
     @property
     def text(self) -> str:
-        """All that the rank has printed, also what was hidden."""
+        """All that the rank has printed, hidden text included."""
         return "".join(self._kept)
 
     def follow(self, *, last: bool = False) -> None:
-        """Reads what is new and shows the complete lines of it; with ``last`` the incomplete one too."""
+        """Reads what is new and shows its complete lines; with ``last`` also the incomplete one."""
         try:
             if self._file.stat().st_size > self._offset:
                 with self._file.open("rb") as file:
@@ -397,7 +91,7 @@ class RankOutput:
         position = 0
         for mark in _MARKS.finditer(text):
             self._keep(text[position : mark.start()])
-            self._hidden = mark.group() == _HIDE
+            self._hidden = mark.group() == HIDE
             position = mark.end()
         self._keep(text[position:])
 
@@ -410,39 +104,11 @@ class RankOutput:
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             sys.stdout.write(f"[rank {self._rank}] {line}\n")
-        sys.stdout.flush()  # a pipe, too, gets it as it comes
-
-
-class Outputs:
-    """Follows the output of all ranks of a run.
-
-    Args:
-        config: of rank 0.
-        show, show_hidden: see ``RankOutput``.
-    """
-
-    def __init__(self, config: RankConfig, *, show: bool, show_hidden: bool) -> None:
-        self._ranks = [
-            RankOutput(rank, config.for_rank(rank).output_file, show=show, show_hidden=show_hidden) for rank in range(config.world_size)
-        ]
-
-    def follow(self, *, last: bool = False) -> None:
-        """See ``RankOutput.follow``."""
-        for rank in self._ranks:
-            rank.follow(last=last)
-
-    @property
-    def texts(self) -> list[str]:
-        """Everything that was printed, by rank."""
-        return [rank.text for rank in self._ranks]
-
-
-QUIET_S: Final = 2.0  # shorter runs need no progress line
-_EVERY_S: Final = 0.5
+        sys.stdout.flush()  # or a pipe would get it late
 
 
 class Progress:
-    """A progress line: in a notebook below the cell, in a terminal on its last line, elsewhere nowhere.
+    """One line that says how a long run is doing: in a notebook below the cell, in a terminal the last line, elsewhere nowhere.
 
     Args:
         world_size: number of ranks of the run.
@@ -455,11 +121,11 @@ class Progress:
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows how many ranks are done, if it is time to.
+        """Shows how many ranks are done, if a new line is due.
 
         Args:
             done: ranks whose worker has returned.
-            doing: says what they are at, in a few words or none; asked only when it is time.
+            doing: says what they are doing, in a few words or none; asked only when a line is due.
         """
         now = time.monotonic()
         if now < self._next_s:
@@ -469,7 +135,7 @@ class Progress:
         self._show(f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done" + (f", {words}" if words else ""))
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._shown is True:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -490,3 +156,303 @@ class Progress:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
             self._shown = True
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        limit_s: limit of the whole run, in seconds; None for no limit.
+        show: whether the ranks' output is shown as it comes.
+        show_hidden: whether what print suppression hides is shown, too.
+        keep_at: where the ranks' records go, None for a private directory that is removed at the end.
+        doing: given the directory of the run, says in a few words what the ranks are doing, for the progress line; None for nothing.
+        poll_s: how often to look whether ranks are stuck, in seconds; None for never.
+    """
+
+    limit_s: float | None = None
+    show: bool = True
+    show_hidden: bool = False
+    keep_at: Path | None = None
+    doing: Callable[[Path], str] | None = None
+    poll_s: float | None = POLL_S
+
+
+def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
+    """Runs a job on ranks of a kind.
+
+    Blocks until all ranks have finished, one has failed, the limit is reached or the user interrupts. No rank is left afterwards, except
+    fresh ones that are parked for the next call.
+
+    Args:
+        job: what to run.
+        kind: what the ranks must be like.
+        options: how to run it.
+
+    Returns:
+        The trace, with the results and output of every rank.
+
+    Raises:
+        RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as themselves.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have continued, see ``ringsim.launch.watcher``.
+        RunTimeout: ``options.limit_s`` has passed.
+        Interrupted: the user interrupted the run.
+    """
+    ranks = get_launcher().get(kind, keep_at=options.keep_at)
+    try:
+        return _Run(ranks, job, options).finish()
+    finally:
+        ranks.close()
+        get_launcher().park(kind)
+
+
+class _Run:
+    """The launcher's side of one run, from sending the job to the trace."""
+
+    def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:
+        self._ranks = ranks
+        self._job = job
+        self._options = options
+        self._size = ranks.kind.world_size
+        self._start_ns = time.monotonic_ns()
+        self._start_unix_ns = time.time_ns()
+        self._outputs = [
+            RankOutput(rank, ranks.config.for_rank(rank).output_file, show=options.show, show_hidden=options.show_hidden)
+            for rank in range(self._size)
+        ]
+        self._progress = Progress(self._size)
+        self._loaded: dict[int, int] = {}  # rank -> its number of torch threads
+        self._results: dict[int, bytes] = {}
+        self._reports: dict[int, Report] = {}
+        self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
+        self._run_id = uuid.uuid4().hex[:12]
+        self._verdict: Verdict | None = None
+        self._watcher: Watcher | None = None
+        self._next_look = 0.0
+        self._pids: dict[int, int] = {}
+        self._places: dict[int, tuple[str, int] | None] = {}  # where ranks said they were
+        self._processes: dict[int, str] = {}  # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
+        self._given_up_ns: int | None = None  # when it was decided to end the ranks
+        if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
+            self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
+        if ranks.keep:
+            (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
+
+    def finish(self) -> Trace:
+        """Runs the job to its end; returns the trace, or raises the error of the run."""
+        deadline = None if self._options.limit_s is None else time.monotonic() + self._options.limit_s
+        try:
+            self._send(pickle.dumps(self._job))
+            self._watch(deadline)
+        except KeyboardInterrupt:
+            raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
+        finally:
+            self._progress.clear()
+        if self._verdict is not None and not any(report.waited for report in self._reports.values()):
+            raise self._verdict_error(self._verdict)
+        if self._reports:
+            stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
+            error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
+            raise self._explained(error)
+        if len(self._results) < self._size:
+            missing = [rank for rank in range(self._size) if rank not in self._results]
+            error = RunTimeout(
+                f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
+                f"{'' if len(self._loaded) == self._size else ': they were still being started'}. "
+                "Raise limit_s, or look at error.trace for where they were."
+            )
+            raise self._explained(error)
+        self._send("bye")  # they exit while the trace is made
+        return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return (time.monotonic_ns() - self._start_ns) / 1e9
+
+    def _send(self, message: Any) -> None:
+        for rank in range(self._size):
+            self._say(rank, message)
+
+    def _say(self, rank: int, message: Any) -> None:
+        with contextlib.suppress(OSError):  # the rank is gone; reading its channel will tell
+            self._ranks.channels[rank].send(message)
+
+    def _watch(self, deadline: float | None) -> None:
+        """Follows the ranks until all have answered, or waiting longer makes no sense."""
+        open_channels = list(self._ranks.channels)
+        grace_ends: float | None = None
+        next_follow = 0.0
+        pause_s = self._watch_for_stuck_ranks(0.0)
+        while open_channels and len(self._results) + len(self._reports) < self._size:
+            for channel in wait(open_channels, timeout=pause_s):
+                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
+                    open_channels.remove(channel)  # type: ignore[arg-type]
+            now = time.monotonic()
+            if now >= next_follow:
+                next_follow = now + _POLL_S
+                self._follow_outputs()
+                self._progress.update(len(self._results), self._doing)
+            pause_s = self._watch_for_stuck_ranks(now)
+            if self._verdict is not None:
+                grace_ends = grace_ends or now + WAKE_S
+                if all(rank in self._reports for rank in self._verdict.ranks):
+                    break
+            if self._reports and grace_ends is None:
+                grace_ends = now + GRACE_S
+            if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
+                break
+
+    def _watch_for_stuck_ranks(self, now: float) -> float:
+        """Looks for ranks that can never continue, if a look is due, and wakes them; returns how long to wait before the next call."""
+        if self._watcher is None or self._verdict is not None or self._reports:
+            return _POLL_S
+        if len(self._loaded) < self._size:
+            self._next_look = now + self._watcher.pause_s
+        elif now >= self._next_look:
+            self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
+            self._next_look = now + self._watcher.pause_s
+            if self._verdict is not None:
+                self._given_up_ns = self._verdict.at_ns
+                write_verdict(self._ranks.directory, self._verdict)
+                for rank in self._verdict.ranks:
+                    self._say(rank, WAKE)
+        return min(_POLL_S, max(self._next_look - now, 0.0))
+
+    def _verdict_error(self, verdict: Verdict) -> RingError:
+        """Makes the error of a run whose ranks were stuck: the diagnosis, and the user's lines where their waits ended."""
+        text = str(verdict.diagnosis)
+        for finding in verdict.diagnosis.findings[:1]:
+            text += "".join(raised_where(self._reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in self._reports)
+        error = error_of_kind(verdict.diagnosis.kind)(text)
+        error.trace = self._end_early()
+        error.diagnosis = replace(verdict.diagnosis, trace=error.trace)
+        return error
+
+    def _explained(self, error: _Error) -> _Error:
+        """Adds to an error what was recorded until then, and what that explains."""
+        error.trace = self._end_early()
+        if error.trace is not None:
+            error.diagnosis = explain(error.trace)
+            lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
+            if lost or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it: then say who waited for what
+                error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
+        return error
+
+    def _doing(self) -> str:
+        return self._options.doing(self._ranks.directory) if self._options.doing is not None else ""
+
+    def _read(self, channel: Connection) -> bool:
+        """Takes one message of a rank; False when there will be no more."""
+        rank = self._rank_of[id(channel)]
+        try:
+            what, value = channel.recv()
+        except (EOFError, OSError):
+            if rank not in self._results and rank not in self._reports:
+                code, at_ns = self._ranks.exit_status(rank)
+                self._follow_outputs(last=True)
+                self._reports[rank] = report_death(rank, code, at_ns, self._outputs[rank].text)
+            return False
+        if what == "ready":
+            self._pids[rank] = value
+        elif what == "loaded":
+            self._loaded[rank] = value
+            if len(self._loaded) == self._size:
+                self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
+                self._send("go")
+        elif what == "threads" and self._watcher is not None:
+            self._watcher.hear(rank, value)
+        elif what == "where":
+            self._places[rank] = value
+        elif what == "result":
+            self._results[rank] = value
+        elif what == "failed":
+            self._reports[rank] = rename_files(value, name_cells(self._job.lines))
+        return True
+
+    def _follow_outputs(self, *, last: bool = False) -> None:
+        for output in self._outputs:
+            output.follow(last=last)
+
+    def _startup_error(self) -> RingError | None:
+        """Returns what the fork server printed, if no rank ever started."""
+        if self._loaded or any(report.error for report in self._reports.values()):
+            return None
+        text = self._ranks.startup_errors.strip()
+        return RingError(f"ranks must be startable, got:\n{text}") if text else None
+
+    def _end_early(self) -> Trace | None:
+        """Ends all ranks and returns what they had recorded in their files; None where no rank had begun to."""
+        self._given_up_ns = self._given_up_ns or time.monotonic_ns()
+        if self._verdict is None:
+            self._look_at_the_rest()
+        self._ranks.kill()
+        self._ranks.wait_for_end()
+        results: list[Any] = [None] * self._size
+        for rank, packed in self._results.items():
+            results[rank] = pickle.loads(packed)
+        try:
+            return self._make_trace(results, complete=False)
+        except RingError:
+            return None
+
+    def _look_at_the_rest(self) -> None:
+        """Finds out what the ranks are doing that are still running."""
+        left = [rank for rank in self._pids if rank not in self._results and rank not in self._reports]
+        found = {rank: process for rank in left if (process := look_at(self._pids[rank])) is not None and process.state not in "ZX"}
+        self._processes = {rank: process.doing for rank, process in found.items()}
+        asked = {rank for rank, doing in self._processes.items() if doing != "stopped"}
+        for rank in asked:
+            self._say(rank, WHERE)
+        channels = [self._ranks.channels[rank] for rank in asked]
+        deadline = time.monotonic() + ANSWER_S
+        while asked - self._places.keys() and channels and (left_s := deadline - time.monotonic()) > 0:
+            for channel in wait(channels, timeout=left_s):
+                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
+                    channels.remove(channel)  # type: ignore[arg-type]
+
+    def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
+        self._follow_outputs(last=True)
+        events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
+        cells, tables = name_cells(events.tables.files), events.tables
+        files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
+        events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
+        metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
+        metadata["notes"] = [*facts.get("notes", []), *self._notes()]
+        metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
+        if self._given_up_ns is not None:  # ending ranks takes time, in which nobody waits for anything
+            metadata["given_up_ns"] = self._given_up_ns - self._start_ns
+        if self._verdict is not None and self._verdict.at_rest:
+            metadata["at_rest"] = True
+        return Trace(events, metadata, results=results, output=[output.text for output in self._outputs])
+
+    def _metadata(self) -> dict[str, Any]:
+        kind = self._ranks.kind
+        pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)] if kind.ring and self._size > 1 else []
+        backend = "nccl" if kind.comm_device == "gpu" else "gloo"
+        return {
+            **provenance.measured_run(self._size, backend, self._start_unix_ns),
+            "run_id": self._run_id,
+            "ring_groups": [[f"ring:{source}>{target}", [source, target]] for source, target in pairs],
+        }
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Says for ``explain`` how each rank ended, or what it was doing when it was ended; after a verdict, how it stood then."""
+        gone, reports = list(self._results), list(self._reports.values())
+        woken: list[int] = []
+        if (verdict := self._verdict) is not None:  # what they did once they were woken does not say why
+            woken = [rank for rank in verdict.ranks if not (rank in self._reports and self._reports[rank].waited)]
+            gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
+            reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.ranks)]
+        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
+        returned += [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken]
+        failed = [{**end, "at_ns": report.at_ns - self._start_ns} for report in reports if (end := describe_end(report)) is not None]
+        known = {end["rank"] for end in (*returned, *failed)}
+        others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
+        return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))
+
+    def _notes(self) -> list[str]:
+        threads = set(self._loaded.values())
+        if threads == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
+            return ["one torch thread per rank, since there are at least as many ranks as processors"]
+        return []

@@ -20,7 +20,7 @@ def main() -> None:
     else:
         from ringsim.launch import ranks
 
-        ranks.main()
+        ranks.become_rank()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""What users get is what it was: see golden/freeze.py, which also writes the files again."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "golden"))
+import freeze
+
+
+def is_missing(package: str | None) -> bool:
+    try:
+        return package is not None and importlib.util.find_spec(package) is None
+    except ModuleNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("file", freeze.FILES)
+def test_users_get_what_they_got(file: str) -> None:
+    if is_missing(freeze.needs(file)):
+        pytest.skip(f"the package {freeze.needs(file)} is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of names that it will drop
+        now, kept = freeze.FILES[file](), (freeze.HERE / file).read_text()
+    if file.startswith("names/"):
+        assert [line for line in kept.splitlines() if line not in set(now.splitlines())] == []  # more is no harm
+    else:
+        assert now == kept
+
+
+def test_nothing_is_kept_that_nobody_checks() -> None:
+    there = {file.relative_to(freeze.HERE).as_posix() for file in freeze.HERE.rglob("*.txt")}
+    assert there == set(freeze.FILES)
