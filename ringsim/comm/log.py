@@ -340,6 +340,7 @@ class LogOptions:
         op: str,
         function: Callable[..., Any],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         prof: bool = False,
         log_name: str | None = None,
         debug: str | None = None,
@@ -349,7 +350,8 @@ class LogOptions:
         Args:
             op: its name, as torch spells it.
             function: the backend's function.
-            args: its arguments.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
             prof: whether this call is selected, whatever the settings say.
             log_name: what the log calls it; None for the name of the operation.
             debug: the name of the caller, for ``configure(debug=True)``; None to find it.
@@ -359,14 +361,14 @@ class LogOptions:
         """
         name = log_name or op
         if self.records is None or not self.selects(op, name, prof):
-            return function(*args)
+            return function(*args, **kwargs)
         if self.plain and not prof and name == op and op in OP_CODES:
-            return function(*args)  # its record says it all
+            return function(*args, **kwargs)  # its record says it all
         recorder = self.records.recorder
         before = recorder.hot.skip() if self.verbose else 0
         label = enter_label(self, name, debug)
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
             label_in_force.reset(label)
             if self.verbose:
