@@ -16,10 +16,10 @@ The tree::
      +-- KeyboardInterrupt
           +-- Interrupted          the user stopped a run
 
-Errors that end a run carry ``trace``, what was recorded until then, and ``diagnosis``, why it ended (None where nobody asked).
+Errors that end a run carry ``trace``, what was recorded until then, and ``diagnosis``, why it ended (None where it is not known).
 Every message reads ``<what> must be <rule>, got <value> (<where>). <What to do>.``
 
-What functions ask of the numbers that they are given: checked in one place, so that a mistake is told in the same words everywhere.
+Below the errors are the checks of arguments that several functions share, so that a mistake is reported in the same words everywhere.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from ringsim.traces.value import Trace
+from typing import Any, Final
 
 __all__ = [
     "ArgumentError",
@@ -48,13 +45,26 @@ __all__ = [
 ]
 
 
-class RingError(Exception):
+class _Explained(BaseException):
+    """What the errors that end a run have in common."""
+
+    def __init__(self, message: str, *, trace: Any = None, diagnosis: Any = None) -> None:
+        super().__init__(message)
+        self.trace = trace
+        self.diagnosis = diagnosis
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that IPython shows: only the message, which names the user's own line already."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RingError(_Explained, Exception):
     """Something about ranks, rings or traces went wrong; the parent of ringsim's other errors.
 
     Args:
         message: what must hold, what was found, where, and what to do.
-        trace: what was recorded until then, where a run ended with this error.
-        diagnosis: why the run ended, where somebody found out.
+        trace: the ``ringsim.Trace`` of what was recorded until then, if a run ended with this error.
+        diagnosis: why the run ended (``ringsim.diagnose``), if that is known.
 
     Example:
         >>> from ringsim.errors import RankFailed, RingError
@@ -65,22 +75,13 @@ class RingError(Exception):
         rank 2 of 4 raised ValueError: no such layer None
     """
 
-    imposed = False  # whether it is raised in a rank only because of what has become of others
-
-    def __init__(self, message: str, *, trace: Trace | None = None, diagnosis: Any = None) -> None:
-        super().__init__(message)
-        self.trace = trace
-        self.diagnosis = diagnosis
-
-    def _render_traceback_(self) -> list[str]:
-        """Lines that IPython shows: the message alone, for it names the user's own line already."""
-        return [f"{type(self).__name__}: {self}"]
+    imposed = False  # whether a rank raises it only because of what happened to other ranks
 
 
 class RankFailed(RingError):
     """A rank raised an exception, or its process died; ``rank`` says which one failed first."""
 
-    def __init__(self, message: str, *, rank: int = -1, trace: Trace | None = None, diagnosis: Any = None) -> None:
+    def __init__(self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None) -> None:
         super().__init__(message, trace=trace, diagnosis=diagnosis)
         self.rank = rank
 
@@ -117,25 +118,16 @@ class ArgumentError(RingError, ValueError):
     """An argument breaks its rule; the message names the argument, the rule and the value."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(_Explained, KeyboardInterrupt):
     """The user stopped a run (Ctrl-C, or a notebook's Interrupt); ``trace`` holds what was recorded until then."""
 
-    def __init__(self, message: str, *, trace: Trace | None = None, diagnosis: Any = None) -> None:
-        super().__init__(message)
-        self.trace = trace
-        self.diagnosis = diagnosis
 
-    def _render_traceback_(self) -> list[str]:
-        """Lines that IPython shows: the message alone."""
-        return [f"{type(self).__name__}: {self}"]
-
-
-LONGEST_S: Final = 9e9  # of any time in a trace, which counts nanoseconds in 64 bits: 285 years of the 292
-_MOST_SHOWN: Final = 200  # characters of a value
+LONGEST_S: Final = 9e9  # of any time in a trace: it counts nanoseconds in 64 bits, which hold 292 years
+_MOST_SHOWN: Final = 200  # characters of a value in a message
 
 
 def is_integer(value: object) -> bool:
-    """Tells whether a value is a whole number, of Python or of numpy; True and False are none.
+    """Tells whether a value is a whole number, of Python or numpy; True and False are not.
 
     Example:
         >>> [is_integer(value) for value in (3, True, 3.0, "3")]
@@ -145,7 +137,7 @@ def is_integer(value: object) -> bool:
 
 
 def is_list(value: object) -> bool:
-    """Tells whether a value is a list, a tuple or the like; a text is none.
+    """Tells whether a value is a list, a tuple or similar; a text is not.
 
     Example:
         >>> [is_list(value) for value in ([3], (), range(2), "ab", {0: 1})]
@@ -155,7 +147,7 @@ def is_list(value: object) -> bool:
 
 
 def is_one_of(value: object, names: Sequence[str]) -> bool:
-    """Tells whether a value is one of some names.
+    """Tells whether a value is one of the given names.
 
     Example:
         >>> [is_one_of(value, ("a", "b")) for value in ("a", "c", ["a"])]
@@ -165,7 +157,7 @@ def is_one_of(value: object, names: Sequence[str]) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Tells whether a value is a number that a float can hold, not NaN and not infinite; True and False are none.
+    """Tells whether a value is a number that a float can hold, not NaN or infinite; True and False are not.
 
     Example:
         >>> [is_number(value) for value in (3, 0.5, float("nan"), 10**400, True, "3")]
@@ -185,11 +177,11 @@ def check_integer(name: str, value: object, least: int, hint: str) -> None:
     Args:
         name: of the argument.
         value: what was passed.
-        least: how small it may be.
+        least: the smallest allowed value.
         hint: what to do.
 
     Raises:
-        ArgumentError: it is none, or smaller.
+        ArgumentError: it is not, or smaller.
 
     Example:
         >>> check_integer("steps", 3, 1, "Say how many.")
@@ -208,7 +200,7 @@ def check_duration(name: str, value: object) -> None:
         value: what was passed, in seconds.
 
     Raises:
-        ArgumentError: it is no number from 0, or too long.
+        ArgumentError: it is not a number, negative, or too long.
 
     Example:
         >>> check_duration("forward", 0.005)
@@ -217,6 +209,16 @@ def check_duration(name: str, value: object) -> None:
         raise ArgumentError(
             f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, which counts ns, holds 285 years."
         )
+
+
+def check_seed(seed: object, world_size: int) -> None:
+    """Checks that every rank gets a seed that torch accepts.
+
+    Raises:
+        ArgumentError: it is not an integer, or has more than 64 bits.
+    """
+    if not is_integer(seed) or not -(2**63) <= seed <= 2**64 - world_size:  # type: ignore[operator]
+        raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
 
 
 def check_worker(worker: object) -> None:
@@ -235,7 +237,7 @@ def check_worker(worker: object) -> None:
 
 
 def say(value: object) -> str:
-    """Returns a value as an error shows it: in one line, and cut where it is long.
+    """Returns a value as errors show it: in one line, and shortened if it is long.
 
     Example:
         >>> say(1.5), say("x" * 1000)[-5:], say([1,

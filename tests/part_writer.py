@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringsim.traces.events import ANY_SOURCE, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, ERROR, OK, OP_CODES
 from ringsim.traces.recorder import Recorder
 
 GROUPS = ("world", "other")
@@ -16,13 +16,13 @@ class Writer:
     def __init__(self, directory: Path, rank: int, size: int, max_records: int = 1 << 21) -> None:
         self.recorder = Recorder(directory, rank, size, max_records=max_records)
         for name in GROUPS if rank % 2 else reversed(GROUPS):  # the ranks number their groups in different orders
-            self.recorder.number("group", name=name, ranks=list(range(size)))
-        self.groups = [self.recorder.number("group", name=name, ranks=list(range(size))) for name in GROUPS]
-        self.payload = self.recorder.number("payload", dtype="float32", shape=[2], size_bytes=8)
+            self.recorder.group(name, range(size))
+        self.groups = [self.recorder.group(name, range(size)) for name in GROUPS]
+        self.payload = self.recorder.payload("float32", [2], 8)
         self.open: list[tuple[int, bool]] = []  # slot, whether it is from any source
 
     def post(self, op: str, group: int, peer: int, tag: int) -> int:
-        slot = self.recorder.hot.make_post(OP_CODES[op])(self.groups[group], peer, tag, self.payload)
+        slot = self.recorder.make_post(OP_CODES[op])(self.groups[group], peer, tag, self.payload)
         assert slot is not None
         self.open.append((slot, peer == ANY_SOURCE))
         return slot
@@ -32,11 +32,10 @@ class Writer:
         if not self.open:
             return
         slot, from_any = self.open[which % len(self.open)]
-        hot = self.recorder.hot
-        hot.begin_wait(slot)
+        self.recorder.wait(slot)
         if what == "wait":
             return
         if what == "finish" and from_any:
-            hot.set_peer(slot, source)
-        (hot.finish if what == "finish" else hot.fail)(slot)
+            self.recorder.amend(slot, peer=source)
+        self.recorder.complete(slot, OK if what == "finish" else ERROR)
         self.open.remove((slot, from_any))

@@ -78,7 +78,7 @@ def test_label_tells_the_seconds(clock: _Clock, tmp_path: Path, seconds: float) 
     compute(seconds)
     change_state(recorder=None)
     recorder.close()
-    assert read_label(recorder.entry("label", 0)["name"]) == seconds
+    assert read_label(recorder.labels[0]) == seconds
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,15 @@ class Rank:
     def __init__(self, directory: Path, rank: int, world_size: int = 2, *, fresh: bool = True) -> None:
         self.recorder = Recorder(directory, rank, world_size)
         ranks = list(range(world_size))
-        self.group = self.recorder.number("group", name="world", ranks=ranks, **({"fresh": True} if fresh else {}))
+        self.group = self.recorder.group("world", ranks, fresh=fresh)
         for size in SIZES:
-            self.recorder.number("payload", dtype="float32", shape=[size], size_bytes=4 * size)
+            self.recorder.payload("float32", [size], 4 * size)
         self.counterparts = Counterparts(self.recorder)
         if fresh:
             self.counterparts.meet_group(self.group, "world", ranks)
-        hot = self.recorder.hot
-        self._posts = {sends: hot.make_post(OP_CODES["isend" if sends else "irecv"]) for sends in (True, False)}
+        self._posts = {sends: self.recorder.make_post(OP_CODES["isend" if sends else "irecv"]) for sends in (True, False)}
         self._compare = {sends: self.counterparts.make_compare(sends) for sends in (True, False)}
-        self._collective = hot.make_post(OP_CODES["all_reduce"])
+        self._collective = self.recorder.make_post(OP_CODES["all_reduce"])
 
     def post(self, peer: int, payload: int, *, sends: bool, tag: int = 0, waits: bool = True) -> bool:
         slot = self._posts[sends](self.group, peer, tag, payload)
@@ -49,11 +48,11 @@ class Rank:
             self._compare[sends](self.group, peer, tag, payload)
         except MessageMismatch:
             assert slot is not None
-            self.recorder.hot.fail(slot)
+            self.recorder.complete(slot, ERROR)
             return True
         if waits:
             assert slot is not None
-            self.recorder.hot.begin_wait(slot)
+            self.recorder.wait(slot)
         return False
 
     def post_from_any(self, payload: int) -> int:
@@ -69,7 +68,7 @@ class Rank:
             self.counterparts.compare_collective(self.group, OP_CODES["all_reduce"], payload, NONE)
         except MessageMismatch:
             return True
-        self.recorder.hot.begin_wait(slot)
+        self.recorder.wait(slot)
         return False
 
 
@@ -109,7 +108,7 @@ def test_the_file_may_grow_and_slots_may_stay_empty(pair: tuple[Rank, Rank]) -> 
     for index in range(FIRST_CHUNK + CHUNK):
         assert not one.post(0, 0, sends=False)
         if index % 100 == 0:
-            one.recorder.hot.skip()
+            one.recorder.bookmark()
     for _ in range(FIRST_CHUNK + CHUNK):
         assert not zero.post(1, 0, sends=True)
     assert not one.post(0, 1, sends=False)
@@ -159,23 +158,10 @@ def test_what_the_library_refuses_ends_the_comparison(pair: tuple[Rank, Rank]) -
     assert not zero.post(1, 0, sends=True)
 
 
-def test_what_a_check_refuses_is_never_seen_as_posted(pair: tuple[Rank, Rank]) -> None:
-    """The other rank may look between the posting and the refusal: there is no between."""
-    zero, one = pair
-    seen = []
-    refuse = one.recorder.hot.make_post(OP_CODES["irecv"], status=ERROR)
-    slot = refuse(one.group, 0, 0, 1)
-    seen.append(zero.post(1, 0, sends=True))
-    one.recorder.hot.fail(slot)
-    assert not one.post(0, 0, sends=False)
-    seen += [zero.post(1, 1, sends=True), one.post(0, 1, sends=False)]
-    assert seen == [False, False, False]
-
-
 def test_an_operation_that_is_refused_a_little_later_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
     zero, one = pair
-    slot = one.recorder.hot.make_post(OP_CODES["irecv"])(one.group, 0, 0, 1)
-    refusal = threading.Timer(0.1, one.recorder.hot.fail, [slot])
+    slot = one.recorder.make_post(OP_CODES["irecv"])(one.group, 0, 0, 1)
+    refusal = threading.Timer(0.1, one.recorder.complete, [slot, ERROR])
     refusal.start()
     assert not zero.post(1, 0, sends=True)  # sees a recv of another size, and waits for what becomes of it
     refusal.join()
@@ -199,9 +185,9 @@ def test_whoever_goes_on_was_not_refused(pair: tuple[Rank, Rank]) -> None:
 def test_an_operation_that_was_counted_and_then_refused_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
     """The program catches the error and tries again: from here on one of the other rank's would be held against the one before."""
     zero, one = pair
-    slot = one.recorder.hot.make_post(OP_CODES["irecv"])(one.group, 0, 0, 0)
+    slot = one.recorder.make_post(OP_CODES["irecv"])(one.group, 0, 0, 0)
     assert not zero.post(1, 0, sends=True)
-    one.recorder.hot.fail(slot)
+    one.recorder.complete(slot, ERROR)
     assert not one.post(0, 0, sends=False)  # the second try
     assert not zero.post(1, 1, sends=True)
     assert not one.post(0, 1, sends=False)
@@ -209,9 +195,9 @@ def test_an_operation_that_was_counted_and_then_refused_accuses_nobody(pair: tup
 
 def test_a_collective_that_was_counted_and_then_refused_accuses_nobody(pair: tuple[Rank, Rank]) -> None:
     zero, one = pair
-    slot = one.recorder.hot.make_post(OP_CODES["all_reduce"])(one.group, NONE, NONE, 0)
+    slot = one.recorder.make_post(OP_CODES["all_reduce"])(one.group, NONE, NONE, 0)
     assert not zero.reduce(0)
-    one.recorder.hot.fail(slot)
+    one.recorder.complete(slot, ERROR)
     assert not one.reduce(0)
     assert not zero.reduce(1)
     assert not one.reduce(1)
@@ -229,8 +215,8 @@ def test_a_recv_from_anybody_that_met_its_message_counts_for_the_sender(pair: tu
     zero, one = pair
     slot = one.post_from_any(0)
     assert not zero.post(1, 0, sends=True, tag=5)  # looks before the message has come
-    one.recorder.hot.set_peer(slot, 0)
-    one.recorder.hot.finish(slot)
+    one.recorder.amend(slot, peer=0)
+    one.recorder.complete(slot)
     assert not zero.post(1, 0, sends=True)
     assert not one.post(0, 1, sends=False)
 

@@ -17,11 +17,10 @@ from torch.distributed import ProcessGroup, Work
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringsim import comm
-from ringsim.comm import torch_hooks
+from ringsim.comm import log, torch_hooks
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.comm.torch_hooks import NOT_RECORDED, install, uninstall
-from ringsim.traces import recorder as recorder_module
 from ringsim.traces.events import OP_NAMES, Events
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
@@ -35,7 +34,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     """A GPU, and NCCL; the host's clock is the stand-in's too."""
     gpu = StandInGpu(offset_ns=-(10**9), drift=5e-5)
     gpu.install(monkeypatch)
-    monkeypatch.setattr(recorder_module, "_now", gpu.now)
     monkeypatch.setattr(torch_hooks, "GpuTimes", functools.partial(GpuTimes, now=gpu.now))
     monkeypatch.setattr(torch_hooks, "is_nccl", lambda group: True)
 
@@ -58,7 +56,7 @@ def world() -> Iterator[ProcessGroup]:
 @pytest.fixture
 def read(gpu: StandInGpu, world: ProcessGroup, tmp_path: Path) -> Iterator[Read]:
     """Records until it is called, a second after the last operation; then gives the events, and what the rank says of itself."""
-    recorder = Recorder(tmp_path, rank=0, world_size=4)
+    recorder = Recorder(tmp_path, rank=0, world_size=4, now=gpu.now)
     install(recorder)
 
     def stop() -> tuple[Events, dict[str, Any]]:
@@ -105,7 +103,7 @@ def test_a_collective_on_the_programs_own_stream_has_no_handle(
 ) -> None:
     # torch 2.8 and later run one that is not asynchronous on the current stream, and return no Work (pytorch 150398).
     monkeypatch.setattr(ProcessGroup, "allreduce", lambda self, tensors, opts: gpu.queue(7 * MS))
-    recorder = Recorder(tmp_path, rank=0, world_size=4)
+    recorder = Recorder(tmp_path, rank=0, world_size=4, now=gpu.now)
     install(recorder)
     gpu.queue(40 * MS)
     dist.all_reduce(tensor)
@@ -130,7 +128,7 @@ def test_the_operations_of_a_batch_are_done_together(
     work = dist.all_reduce(tensor, async_op=True)
     monkeypatch.setattr(ProcessGroup, "_start_coalescing", lambda self, device: None)
     monkeypatch.setattr(ProcessGroup, "_end_coalescing", lambda self, device: work if asynchronous else gpu.queue(3 * MS))
-    recorder = Recorder(tmp_path, rank=0, world_size=4)
+    recorder = Recorder(tmp_path, rank=0, world_size=4, now=gpu.now)
     install(recorder)
     world._start_coalescing(tensor.device)
     for root in range(2):
@@ -174,7 +172,8 @@ def test_an_operation_in_a_captured_graph_has_the_times_of_the_host(gpu: StandIn
     assert any("1 operation kept the host's times" in sentence for sentence in facts["not_recorded"])
 
 
-def test_the_log_has_the_times_of_the_gpu(gpu: StandInGpu, tensor: torch.Tensor, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_has_the_times_of_the_gpu(gpu: StandInGpu, tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "Recorder", functools.partial(Recorder, now=gpu.now))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     configure(enabled=True, prof_all=False)
     try:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ringsim.comm import gpu_times
 from ringsim.comm.gpu_times import GpuTimes, find_gpu
 from ringsim.traces.events import OP_CODES
-from ringsim.traces.recorder import RECORD_BYTES, CallSites, make_hot_path
+from ringsim.traces.recorder import Recorder
 
 MS = 10**6
 Written = dict[int, tuple[int, int]]  # slot: wait, done
@@ -22,7 +22,7 @@ Written = dict[int, tuple[int, int]]  # slot: wait, done
 
 def make_times(gpu: StandInGpu) -> tuple[GpuTimes, Written]:
     written: Written = {}
-    return GpuTimes(lambda slot, *times: written.__setitem__(slot, times), 3, gpu.now), written
+    return GpuTimes(lambda slot, wait_ns, done_ns: written.__setitem__(slot, (wait_ns, done_ns)), 3, gpu.now), written
 
 
 def run(gpu: StandInGpu, times: GpuTimes, slot: int, *, before_ns: int = 0, work_ns: int = MS) -> tuple[int, int]:
@@ -199,18 +199,20 @@ def test_trouble_with_the_gpu_is_left_to_the_program(monkeypatch: pytest.MonkeyP
 
 
 def test_no_time_is_before_the_call_that_caused_it() -> None:
-    memory = bytearray(RECORD_BYTES * 4)
-    hot = make_hot_path(memory, lambda _: None, CallSites(lambda _: 0))
-    words = memoryview(memory).cast("q")
-    slot = hot.make_post(OP_CODES["isend"])(0, 0, 0, 0)
+    recorder = Recorder(None, 0, 1, now=iter([100, 200, 300]).__next__, who=lambda: 0)
+    slot = recorder.make_post(OP_CODES["isend"])(0, 0, 0, 0)
     assert slot is not None
-    hot.begin_wait(slot)
-    hot.finish(slot)
-    _, wait_ns, done_ns = words[slot : slot + 3]
-    hot.set_times(slot, wait_ns - 500, wait_ns - 100)
-    assert list(words[slot + 1 : slot + 3]) == [wait_ns, done_ns]
-    hot.set_times(slot, done_ns + 2000, done_ns + 1000)
-    assert list(words[slot + 1 : slot + 3]) == [done_ns + 2000, done_ns + 2000]
+    recorder.wait(slot)
+    recorder.complete(slot)
+
+    def times() -> tuple[int, int]:
+        events = recorder.read()
+        return int(events.wait_ns[0]), int(events.done_ns[0])
+
+    recorder.amend(slot, wait_ns=50, done_ns=90)
+    assert times() == (200, 300)
+    recorder.amend(slot, wait_ns=2300, done_ns=1300)
+    assert times() == (2300, 2300)
 
 
 def test_a_tensor_on_a_gpu_is_found_at_any_depth() -> None:

@@ -23,10 +23,10 @@ from ringsim.traces.recorder import LOST_PEER, Recorder, fail_posting
 )
 def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost: bool, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=2)
-    group = recorder.number("group", name="world", ranks=[0, 1])
-    slot = recorder.hot.make_post(OP_CODES["send"])(group, 1, 0, NONE)
+    group = recorder.group("world", [0, 1])
+    slot = recorder.make_post(OP_CODES["send"])(group, 1, 0, NONE)
     assert slot is not None
-    assert fail_posting(recorder.hot, slot, RuntimeError(words)) is not lost
+    assert fail_posting(recorder, slot, RuntimeError(words)) is not lost
     recorder.close()
     events = read_parts(tmp_path)[0]
     assert events.status.tolist() == [ERROR]

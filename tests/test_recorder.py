@@ -1,394 +1,304 @@
-"""What the recorder writes down, on torch's fake backend: one process, no messages, every function of torch.distributed."""
+"""The recorder: its records and names, in files that survive whatever happens to the rank and in memory; spans and marks."""
 
 from __future__ import annotations
 
-import _thread
-import contextlib
-import inspect
+import errno
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
 import threading
-import warnings
-import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work, isend
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ringsim
-from ringsim.comm.torch_hooks import GROUPS, install, uninstall
-from ringsim.errors import RingError
-from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
+from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.state import change_state
+from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD, RECORD_FORMAT
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import CHUNK, Recorder
-
-SIZE = 4
+from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
 
 
-@pytest.fixture
-def world() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
-    yield
-    dist.destroy_process_group()
+def read(directory: Path) -> np.ndarray:
+    return np.fromfile(directory / "rank-0.events", dtype=RECORD)
 
 
-@pytest.fixture
-def record(world: None, tmp_path: Path) -> Iterator[Callable[[], Events]]:
-    """Records until it is called; then gives the events."""
-    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
-    install(recorder)
-
-    def stop() -> Events:
-        uninstall(recorder)
-        recorder.close()
-        return read_parts(tmp_path)[0]
-
-    yield stop
-    if recorder.users:
-        uninstall(recorder)
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def here() -> int:
-    """The line of the caller."""
-    frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
-    return frame.f_back.f_lineno
+def test_the_format_for_struct_is_the_format_for_numpy() -> None:
+    assert struct.calcsize(RECORD_FORMAT) == RECORD.itemsize
+    values = (1, 2, 3, 2**64 - 1, *range(-9, 0), 15, 16)
+    assert np.frombuffer(struct.pack(RECORD_FORMAT, *values), dtype=RECORD)[0].item() == values
 
 
-def row(events: Events, i: int = 0) -> dict[str, Any]:
-    payload = events.payload[i]
-    tables = events.tables
-    return {
-        "op": OP_NAMES[events.op[i]],
-        "group": tables.groups[events.group[i]].name if events.group[i] >= 0 else None,
-        "peer": int(events.peer[i]),
-        "tag": int(events.tag[i]),
-        "payload": tuple(tables.payloads[payload][:3]) if payload >= 0 else None,
-        "line": int(events.line[i]),
-        "file": tables.files[events.file[i]],
-        "status": int(events.status[i]),
+@pytest.mark.parametrize("fallocate", [True, False])
+def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool
+) -> None:
+    if not fallocate:
+        monkeypatch.delattr(os, "posix_fallocate")
+    recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=2 * CHUNK + 3)
+    post, sizes = recorder.make_post(OP_CODES["isend"]), set()
+    first = post(0, 0, 0, 0)
+    assert first is not None
+    for tag in range(1, 2 * CHUNK + 3):
+        assert post(0, 0, tag, 0) is not None
+        sizes.add(len(read(tmp_path)) if tag % 500 == 0 else FIRST_CHUNK)
+    assert sizes == {FIRST_CHUNK, FIRST_CHUNK + CHUNK, 2 * CHUNK + 3}
+    recorder.complete(first)
+    assert post(0, 0, 0, 0) is None
+    assert recorder.count == 2 * CHUNK + 3
+    assert (read(tmp_path)["tag"] == np.arange(2 * CHUNK + 3)).all()
+    assert read(tmp_path)["status"][0] == OK
+    recorder.close()
+
+
+def test_directories_that_do_not_do_are_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceFileError, match=r"directory of a run must be writable"):
+        Recorder(tmp_path / "file" / "parts", 0, 1)
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"):
+        Recorder(tmp_path, 3, 4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["label", "group"]), st.text(max_size=20)), max_size=30))
+def test_names_are_numbered_once_and_in_order(tmp_path_factory: pytest.TempPathFactory, uses: list[tuple[str, str]]) -> None:
+    directory = tmp_path_factory.mktemp("names")
+    recorder = Recorder(directory, 0, 1)
+    numbers = [recorder.label(name) if table == "label" else recorder.group(name, [0]) for table, name in uses]
+    assert [
+        recorder.labels[number] if table == "label" else recorder.groups[number].name
+        for (table, _), number in zip(uses, numbers, strict=True)
+    ] == [name for _, name in uses]
+    recorder.close()
+    lines = [json.loads(line) for line in (directory / "rank-0.names").read_text().splitlines()]
+    names = [(line["table"], line["id"], line["name"]) for line in lines if line["table"] != "meta"]
+    assert {(table, number): name for table, number, name in names} == {
+        (table, number): name for (table, name), number in zip(uses, numbers, strict=True)
     }
+    assert len(names) == len(set(uses))
+    for table in ("label", "group"):
+        assert [number for name, number, _ in names if name == table] == list(range(len({u for u in uses if u[0] == table})))
 
 
-def test_a_message_is_written_down_whole(record: Callable[[], Events]) -> None:
-    with ringsim.span("work", stage=2, microbatch=7):
-        work, line = dist.isend(torch.zeros(2, 3, dtype=torch.bfloat16), dst=3, tag=5), here()
-    work.wait()
-    events = record()
-    payload = ("bfloat16", (2, 3), 12)
-    message = {"op": "isend", "group": "world", "peer": 3, "tag": 5, "payload": payload}
-    assert row(events, 1) == message | {"line": line, "file": __file__, "status": OK}
-    assert (events.stage[1], events.microbatch[1], events.thread[1]) == (2, 7, 0)
-    assert 0 <= events.post_ns[1] <= events.wait_ns[1] <= events.done_ns[1]
-    assert events.tables.groups == (("world", (0, 1, 2, 3)),)
-
-
-def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events]) -> None:
-    tensor = torch.zeros(1)
-    dist.send(tensor, 1)
-    dist.isend(tensor, 1).wait()
-    isend(tensor, 1).wait()  # a name that was bound before recording began
-    dist.recv(tensor, 1)
-    dist.irecv(tensor, 1).wait()
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1), dist.P2POp(dist.irecv, tensor, 2)]):
-        work.wait()
-    dist.send_object_list(["x"], 1)
-    dist.send_object_list(["x"], 1, use_batch=True)
-    group = dist.group.WORLD
-    assert group is not None
-    group.send([tensor], 1, 0).wait()
-    group.send([tensor], 1, tag=0).wait()
-    group.recv(tensors=[tensor], srcRank=1, tag=9).wait()
-    events = record()
-    ops = [OP_NAMES[op] for op in events.op]
-    assert ops == [
-        *("send", "isend", "isend", "recv", "irecv", "batch_isend", "batch_irecv"),
-        *("send_object_list", "send_object_list", "send_object_list", "send_object_list"),
-        *("isend", "isend", "irecv"),
+def test_a_name_is_one_write_and_says_what_there_is_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path, 0, 1)
+    writes: list[bytes] = []
+    monkeypatch.setattr(os, "write", lambda _, data: writes.append(data))
+    assert recorder.group("pair", [0, 1]) != recorder.group("pair", [0, 1], fresh=True)
+    recorder.payload("float32", [2, 3], 24, "SUM", [(1, 2)])
+    recorder.set_meta("pid", 7)
+    monkeypatch.undo()
+    assert all(data.endswith(b"\n") and data.count(b"\n") == 1 for data in writes)
+    assert [json.loads(data) for data in writes] == [
+        {"table": "group", "id": 0, "name": "pair", "ranks": [0, 1]},
+        {"table": "group", "id": 1, "name": "pair", "ranks": [0, 1], "fresh": True},
+        {"table": "payload", "id": 0, "dtype": "float32", "shape": [2, 3], "size_bytes": 24, "reduction": "SUM", "strides": [[1, 2]]},
+        {"table": "meta", "key": "pid", "value": 7},
     ]
-    assert [KIND_NAMES[kind] for kind in events.kind] == ["recv" if "recv" in op else "send" for op in ops]
-    assert list(events.peer) == [2 if op == "batch_irecv" else 1 for op in ops]
-    assert (events.status == OK).all()
-    assert list(events.tag)[-1] == 9
-    assert (events.line[1:] >= events.line[:-1]).all()
-    assert {events.tables.files[file] for file in events.file} == {__file__}
+    recorder.close()
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, torch.no_grad(), torch.inference_mode()])
-def test_the_line_is_the_users_through_decorators_and_modes(record: Callable[[], Events], wrap: Callable[[Any], Any]) -> None:
-    line = 0
+def test_a_recorder_in_memory_serves_all_simulated_ranks() -> None:
+    now_ns, rank = 0, 0
+    recorder = Recorder(None, 0, 2, now=lambda: now_ns, who=lambda: rank)
+    group, payload = recorder.group("world", [0, 1]), recorder.payload("float32", [2], 8)
+    post = recorder.make_post(OP_CODES["isend"])
 
-    @wrap
-    def program() -> None:
-        nonlocal line
-        with torch.overrides.BaseTorchFunctionMode():
-            dist.send(torch.zeros(1), 1)
-            line = here() - 1
+    def isend(tag: int) -> int:
+        slot = post(group, 1 - rank, tag, payload)
+        assert slot is not None
+        return slot
 
-    program()
-    events = record()
-    assert (row(events)["op"], row(events)["line"]) == ("send", line)
-
-
-def test_lines_stay_right_when_functions_come_and_go(record: Callable[[], Events]) -> None:
-    """As cells of a notebook do that are run again: new code at addresses that old code had."""
-    for blank in range(300):
-        code = compile("\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec")
-        for _ in range(2):
-            exec(code, {"dist": dist, "tensor": torch.zeros(1)})
-        del code
-    events = record()
-    assert list(events.line) == [blank + line for blank in range(300) for line in (1, 2, 1, 2)]
-    assert events.tables.files == ("a cell",)
-
-
-def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events]) -> None:
-    group, tensor = dist.group.WORLD, torch.zeros(1)
-    done = [threading.Event() for _ in range(3)]
-
-    class Last(list):  # type: ignore[type-arg]
-        """Tells when torch lets go of it: _thread's threads cannot be joined."""
-
-        def __init__(self, event: threading.Event) -> None:
-            super().__init__([tensor])
-            weakref.finalize(self, event.set)
-
-    assert group is not None
-    _thread.start_new_thread(group.send, (Last(done[0]), 1, 0))
-    assert done[0].wait(10)
-    thread = threading.Thread(target=dist.send, args=(tensor, 1))
-    thread.start()
-    thread.join()
-    events = record()
-    assert len(events) == 2
-    assert [OP_NAMES[op] for op in events.op] == ["isend", "send"]
-    assert (events.line > 0).all()
+    slots = []
+    for now_ns in range(3 * CHUNK):  # memory grows
+        rank = now_ns % 2
+        slots.append(isend(now_ns))
+    now_ns = 10**6
+    recorder.wait(slots[2])
+    recorder.complete(slots[2], ERROR)
+    recorder.complete(slots[1], waited=False)
+    recorder.amend(slots[0], peer=1, wait_ns=5, done_ns=7)
+    seen = recorder.bookmark()
+    assert recorder.rank == 1
+    recorder.mark("there")
+    rank = 0
+    recorder.post_for(1, sys._getframe(), OP_CODES["all_reduce"], group, NONE, NONE, payload)
+    assert [OP_NAMES[op] for op in recorder.records_since(seen)["op"]] == []
+    rank = 1
+    assert [OP_NAMES[op] for op in recorder.records_since(seen)["op"]] == ["mark", "all_reduce"]
+    assert recorder.count == 3 * CHUNK // 2 + 2
+    events = recorder.read()
+    assert len(events) == 3 * CHUNK + 2
+    assert events.rank.tolist() == sorted(events.rank.tolist())
+    assert events.seq[:3].tolist() == [0, 1, 2]
+    assert (events.post_ns[:2].tolist(), events.wait_ns[0], events.done_ns[:2].tolist()) == ([0, 2], 5, [7, 10**6])
+    assert events.status[1] == ERROR
+    mine = recorder.read(1)
+    assert set(mine.rank.tolist()) == {1}
+    assert (mine.wait_ns[0], mine.done_ns[0]) == (1, 10**6)
+    assert events.tables.files == (__file__,)
+    assert events.line[-1] == events.line[-2] + 2
+    assert set(events.thread.tolist()) == {0}
 
 
-# Each collective: how it is called with group size 4, and S of nccl-tests in elements of float32 with its shape and the root.
-ONE, FULL = (lambda: torch.zeros(2, 3)), (lambda: torch.zeros(8, 3))
-LIST = lambda: [torch.zeros(2, 3) for _ in range(SIZE)]  # noqa: E731
-COLLECTIVES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
-    "broadcast": (lambda: dist.broadcast(ONE(), 2), (2, 3), 2),
-    "all_reduce": (lambda: dist.all_reduce(ONE()), (2, 3), NONE),
-    "all_reduce_coalesced": (lambda: dist.all_reduce_coalesced([ONE(), ONE()]), (2, 2, 3), NONE),
-    "reduce": (lambda: dist.reduce(ONE(), 1), (2, 3), 1),
-    "all_gather": (lambda: dist.all_gather(LIST(), ONE()), (4, 2, 3), NONE),
-    "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(FULL(), ONE()), (8, 3), NONE),
-    "gather": (lambda: dist.gather(ONE(), LIST(), 0), (4, 2, 3), 0),
-    "scatter": (lambda: dist.scatter(ONE(), LIST(), 0), (4, 2, 3), 0),
-    "reduce_scatter": (lambda: dist.reduce_scatter(ONE(), LIST()), (4, 2, 3), NONE),
-    "reduce_scatter_tensor": (lambda: dist.reduce_scatter_tensor(ONE(), FULL()), (8, 3), NONE),
-    "all_to_all": (lambda: dist.all_to_all(LIST(), LIST()), (4, 2, 3), NONE),
-    "all_to_all_single": (lambda: dist.all_to_all_single(FULL(), FULL()), (8, 3), NONE),
-}
-if hasattr(dist, "all_gather_single"):
-    COLLECTIVES["all_gather_single"] = (lambda: dist.all_gather_single(FULL(), ONE()), (8, 3), NONE)
-    COLLECTIVES["reduce_scatter_single"] = (lambda: dist.reduce_scatter_single(ONE(), FULL()), (8, 3), NONE)
+def test_what_no_column_holds_is_left_out() -> None:
+    recorder = Recorder(None, 0, 2, now=lambda: 0, who=lambda: 0)
+    post = recorder.make_post(OP_CODES["irecv"])
+    for peer, tag in ((ANY_SOURCE, 2**40), ("one", 5), (2**31 - 1, None)):
+        post(0, peer, tag, 0)
+    events = recorder.read()
+    assert list(zip(events.peer.tolist(), events.tag.tolist(), strict=True)) == [(ANY_SOURCE, NONE), (NONE, 5), (2**31 - 1, NONE)]
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events], name: str) -> None:
-    call, shape, root = COLLECTIVES[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's old spellings
-        call()
-    events = record()
-    assert len(events) == 1
-    found = row(events)
-    assert (found["op"], found["peer"], found["tag"], found["status"]) == (name, root, NONE, OK)
-    assert found["payload"] == ("float32", shape, torch.Size(shape).numel() * 4)
-    assert found["line"] == call.__code__.co_firstlineno
+KILLED = """
+import sys, threading
+from ringsim.traces.events import OP_CODES
+from ringsim.traces.recorder import Recorder
+
+recorder = Recorder(sys.argv[1], rank=0, world_size=1)
+post = recorder.make_post(OP_CODES["isend"])
+payload = recorder.payload("float32", [2], 8)
+def work():
+    for tag in range(10**9):
+        slot = post(0, 0, tag, payload)
+        if tag % 2:
+            recorder.wait(slot)
+            recorder.complete(slot)
+        if tag == 20_000:
+            print("go on", flush=True)
+work()
+"""
 
 
-def test_collectives_by_other_signatures(record: Callable[[], Events]) -> None:
-    group = dist.group.WORLD
-    assert group is not None
-    group.broadcast(ONE(), 3).wait()
-    group.broadcast(tensor=ONE(), root=3).wait()
-    group.allreduce(ONE()).wait()
-    group.barrier().wait()
-    events = record()
-    assert [(row(events, i)["op"], row(events, i)["peer"]) for i in range(4)] == [
-        *(("broadcast", 3), ("broadcast", 3), ("all_reduce", NONE), ("barrier", NONE)),
-    ]
-    assert row(events, 3)["payload"] == ("", (), 0)
+def test_a_killed_process_leaves_every_record_up_to_that_moment(tmp_path: Path) -> None:
+    """And a watcher reads the file while it is being written."""
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"go on\n"
+        views = [read_parts(tmp_path)[0] for _ in range(4)]
+        os.kill(process.pid, signal.SIGKILL)
+    events, pieces = read_parts(tmp_path)
+    views.append(events)
+    assert pieces["complete"]
+    assert len(views[0]) > 20_000
+    assert [len(one) for one in views] == sorted(len(one) for one in views)
+    for seen in views:
+        assert (seen.tag == np.arange(len(seen))).all()  # none is missing, none is torn
+        assert (seen.post_ns[1:] >= seen.post_ns[:-1]).all()
+        finished = seen.status == OK
+        assert finished[1:-1:2].all()
+        assert not finished[::2].any()
+        assert (seen.done_ns[finished] >= seen.wait_ns[finished]).all()
 
 
-def messages_of(events: Events) -> Events:
-    """Leaves out that groups were made."""
-    return events.select(events.op != OP_CODES["new_group"])
-
-
-def test_a_subgroup_has_its_name_and_global_ranks(record: Callable[[], Events]) -> None:
-    group = dist.new_group([0, 3])
-    dist.isend(torch.zeros(1), 3, group=group).wait()
-    dist.isend(torch.zeros(1), group_dst=1, group=group).wait()
-    events = messages_of(record())
-    assert list(events.peer) == [3, 3]
-    (number,) = set(events.group)
-    assert events.tables.groups[number].ranks == (0, 3)
-    assert events.tables.groups[number].name == group.group_name
-
-
-def test_an_unregistered_group_says_so(record: Callable[[], Events]) -> None:
-    group = ProcessGroup(FakeStore(), 0, 2)
-    default = dist.group.WORLD
-    assert default is not None
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, default._get_backend(torch.device("cpu")))
-    group._set_group_name("mine")
-    group.send([torch.zeros(1)], 1, 0).wait()
-    events = record()
-    assert events.tables.groups[0].name == "mine (unregistered: group ranks)"
-    assert events.tables.groups[0].ranks == (0, 1)
-    assert list(events.peer) == [1]
-
-
-def test_making_a_group_is_recorded_with_its_members(record: Callable[[], Events]) -> None:
-    dist.new_group([3, 0])
-    dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
-    events = record()
-    assert [OP_NAMES[op] for op in events.op] == ["new_group"] * 2
-    assert events.tables.groups[events.group[0]] == (GROUPS, (0, 1, 2, 3))
-    assert events.tables.groups[events.group[1]].ranks == (0, 2)
-    assert [events.tables.payloads[payload].shape for payload in events.payload] == [(0, 3), (0, 2)]
-    assert events.status.tolist() == [OK, OK]
-    assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
-
-
-def test_groups_are_not_kept_alive(record: Callable[[], Events]) -> None:
-    for _ in range(3):  # the next one may get the same id
-        group = dist.new_group([0, 1])
-        dist.isend(torch.zeros(1), 1, group=group).wait()
-        gone = weakref.ref(group)
-        dist.destroy_process_group(group)
-        del group
-        assert gone() is None
-    assert [group.ranks for group in record().tables.groups if group.name != GROUPS] == [(0, 1)] * 3
-
-
-def test_handles_are_kept_until_waited_for_and_no_longer(record: Callable[[], Events]) -> None:
-    work = dist.isend(torch.zeros(1), 1)
-    alive = weakref.ref(work)
-    del work
-    kept = alive()
-    assert kept is not None
-    kept.wait()
-    del kept
-    assert alive() is None
-    record()
-
-
-def test_a_long_run_does_not_hoard_handles(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def test_threads_lose_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=1)
-    install(recorder)
-    tensor = torch.zeros(1)
-    first = weakref.ref(dist.all_reduce(tensor, async_op=True))
-    assert first() is not None
-    for _ in range(CHUNK - 2):
-        dist.all_reduce(tensor, async_op=True)
-    dist.barrier()
-    dist.barrier()  # the part grows
-    assert first() is None  # complete, and nobody waits
-    uninstall(recorder)
-    dist.destroy_process_group()
-    assert (read_parts(tmp_path)[0].status == IN_FLIGHT).sum() == CHUNK - 1
+    post = recorder.make_post(OP_CODES["isend"])
+    each, threads = 6000, 4
+
+    def work(number: int) -> None:
+        for tag in range(each):
+            slot = post(0, number, tag, 0)
+            recorder.wait(slot)
+            recorder.complete(slot)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    recorder.close()
+    records = read(tmp_path)
+    records = records[records["status"] != 0]
+    assert len(records) == each * threads == recorder.count
+    assert (records["status"] == OK).all()
+    assert (records["done_ns"] >= records["wait_ns"]).all()
+    assert (records["wait_ns"] >= records["post_ns"]).all()
+    for number in range(threads):
+        mine = records[records["peer"] == number]
+        assert (mine["tag"] == np.arange(each)).all()
+        assert len(set(mine["thread"])) == 1
+
+
+def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    slot = recorder.span_begin("parent")
+    assert slot is not None
+    child = os.fork()
+    if child == 0:
+        try:
+            recorder.span_end(slot, failed=True)
+            for number in range(CHUNK + 10):
+                recorder.mark(f"child {number}")
+            recorder.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    recorder.mark("parent again")
+    recorder.span_end(slot)
+    recorder.close()
+    events, pieces = read_parts(tmp_path)
+    assert [events.tables.labels[label] for label in events.label] == ["parent", "parent again"]
+    assert list(events.status) == [OK, OK]
+    assert pieces["complete"]
+
+
+def test_recording_stops_at_the_maximum_and_says_so_once(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=10)
+    slots = [recorder.make_post(OP_CODES["isend"])(0, 0, tag, 0) for tag in range(5)]
+    assert None not in slots
+    for _ in range(20):
+        recorder.mark("late")
+    recorder.close()
+    assert recorder.count == 10
+    events, pieces = read_parts(tmp_path)
+    assert (events.kind == MARK).sum() == 5
+    assert pieces["notes"] == ["Recording of rank 0 stopped: the maximum of 10 records was reached. What came later is not in the trace."]
+    assert not pieces["complete"]
+
+
+def test_recording_stops_on_a_full_disk_and_the_program_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    for _ in range(CHUNK + 100):
+        recorder.mark("here")
+    recorder.close()
+    assert recorder.count == FIRST_CHUNK
+    assert "No space left on device" in read_parts(tmp_path)[1]["notes"][0]
+
+
+def test_spans_and_marks_do_nothing_where_nothing_is_recorded() -> None:
+    change_state(recorder=None)
+    with ringsim.span("work", stage=0) as entered:
+        ringsim.mark("here")
+    assert isinstance(entered, ringsim.span)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
-    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, "seven"), TypeError)],
+    ("arguments", "message"),
+    [
+        ({"name": 3}, r"name of a span must be a string, got 3"),
+        ({"name": "x", "stage": -1}, r"stage must be an integer from 0 .* got -1"),
+        ({"name": "x", "microbatch": "0"}, r"microbatch must be an integer from 0 .* got '0'"),
+    ],
 )
-def test_what_torch_refuses_is_recorded_and_refused_as_before(
-    record: Callable[[], Events], arguments: tuple[Any, ...], error: type[Exception]
-) -> None:
-    group = dist.group.WORLD
-    with pytest.raises(error) as refused:
-        group.send(*arguments)  # type: ignore[union-attr]
-    events = record()
-    with pytest.raises(error) as bare:
-        group.send(*arguments)  # type: ignore[union-attr]
-    assert str(refused.value).split(" at 0x")[0] == str(bare.value).split(" at 0x")[0]
-    assert row(events)["status"] == ERROR
-    assert events.done_ns[0] >= events.post_ns[0]
-
-
-def test_a_batch_shares_one_handle(record: Callable[[], Events]) -> None:
-    """As on NCCL: the operations between start and end are done when the one handle is."""
-    group, cpu = dist.group.WORLD, torch.device("cpu")
-    assert group is not None
-    group._start_coalescing(cpu)
-    group.send([torch.zeros(1)], 1, 0)
-    group.recv([torch.zeros(1)], 1, 0)
-    work = group._end_coalescing(cpu)
-    group.send([torch.zeros(1)], 1, 0)
-    work.wait()
-    events = record()
-    assert list(events.status) == [OK, OK, IN_FLIGHT]
-    assert events.done_ns[0] <= events.done_ns[1]
-
-
-def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Callable[[], Events], monkeypatch: pytest.MonkeyPatch) -> None:
-    group = dist.new_group([0, 2, 3])
-    work = dist.irecv(torch.zeros(1), group=group)
-    monkeypatch.setattr(Work, "_source_rank", lambda _: 2, raising=False)
-    other = dist.irecv(torch.zeros(1), group=group)
-    other.wait()
-    events = messages_of(record())
-    assert list(events.peer) == [ANY_SOURCE, 3]
-    del work
-
-
-def test_uninstalling_puts_the_same_objects_back(world: None, tmp_path: Path) -> None:
-    owners = (ProcessGroup, Work, *Work.__subclasses__())
-    before = [dict(vars(owner)) for owner in owners]
-    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
-    install(recorder)
-    changed = {name for name, value in vars(ProcessGroup).items() if before[0][name] is not value}
-    assert {"send", "recv", "recv_anysource", "allreduce", "broadcast", "barrier", "_start_coalescing"} <= changed
-    assert get_state().recorder is recorder
-    assert ProcessGroup.send.__name__ == "send"
-    assert ProcessGroup.send.__doc__ == before[0]["send"].__doc__
-    install(recorder)
-    uninstall(recorder)
-    assert ProcessGroup.__dict__["send"] is not before[0]["send"]
-    uninstall(recorder)
-    for owner, was in zip(owners, before, strict=True):
-        assert vars(owner).keys() == was.keys()
-        assert all(vars(owner)[name] is value for name, value in was.items())
-    assert get_state().recorder is None
-
-
-def test_there_is_one_recorder_at_a_time(record: Callable[[], Events], tmp_path: Path) -> None:
-    with pytest.raises(RingError, match=r"must be the only one, .* \(rank 0 of 4\). Use the one that records"):
-        install(Recorder(tmp_path / "other", rank=0, world_size=SIZE))
-
-
-def test_spans_nest_and_inherit(record: Callable[[], Events]) -> None:
-    with ringsim.span("outer", stage=1):
-        with ringsim.span("inner", microbatch=3), contextlib.suppress(KeyError), ringsim.span("failing", stage=5):
-            dist.isend(torch.zeros(1), 1)
-            raise KeyError
-        ringsim.mark("between")
-    ringsim.mark("after")
-    events = record()
-    labels = [events.tables.labels[label] if label >= 0 else None for label in events.label]
-    assert labels == ["outer", "inner", "failing", None, "between", "after"]
-    assert list(zip(events.stage, events.microbatch, strict=True)) == [(1, -1), (1, 3), (5, 3), (5, 3), (1, -1), (-1, -1)]
-    assert list(events.status) == [OK, OK, ERROR, IN_FLIGHT, OK, OK]
-    assert events.done_ns[0] >= events.done_ns[1] >= events.done_ns[2]
-    assert (events.line > 0).all()
-
-
-def test_spans_of_one_thread_do_not_reach_another(record: Callable[[], Events]) -> None:
-    with ringsim.span("outer", stage=1):
-        thread = threading.Thread(target=lambda: ringsim.mark("there"))
-        thread.start()
-        thread.join()
-    assert list(record().stage) == [1, NONE]
+def test_wrong_arguments_of_a_span_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ringsim.span(**arguments)

@@ -315,7 +315,7 @@ class TestStall:
         assert bench.look_for(30.0)[0] is None
 
     def test_large_messages_get_longer(self, bench: Bench) -> None:
-        payload = bench.writers[0].recorder.number("payload", dtype="uint8", shape=[10**9], size_bytes=10**9)
+        payload = bench.writers[0].recorder.payload("uint8", [10**9], 10**9)
         bench.writers[0].payload = payload
         bench.writers[0].post("isend", 0, 1, 5)
         after_s = bench.look_for(60.0)[1]

@@ -19,6 +19,7 @@ from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
 from ringsim.comm.collectives import READERS, Call, OpaqueGroup, for_receiving, for_sending
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
+from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
@@ -163,15 +164,15 @@ class Handle:
                 self._wait(timeout)
                 return True
             for slot in self._slots:
-                recorder.hot.begin_wait(slot)
+                recorder.wait(slot)
             try:
                 self._wait(timeout)
             except BaseException:
                 for slot in self._slots:
-                    recorder.hot.fail(slot)
+                    recorder.complete(slot, ERROR)
                 raise
             for slot in self._slots:
-                recorder.hot.finish(slot)
+                recorder.complete(slot)
             self._recorder = None
         return True
 

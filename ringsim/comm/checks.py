@@ -27,7 +27,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -162,7 +161,7 @@ class Prechecks:
             words[1] += f"{' to' if op == 'send' else ' from'} {peer}" if peer is not None and peer >= 0 else ""
             words.append(f"tag {tag}")
         if group >= 0:
-            words.append(f"group {recorder.entry('group', group)['name']}")
+            words.append(f"group {recorder.groups[group].name}")
         return ", ".join(words)
 
     def _refuse(
@@ -176,12 +175,12 @@ class Prechecks:
 
 def make_record_refused(recorder: Recorder, op: int, ops: dict[str, int]) -> Callable[..., None]:
     """Makes the function that records an operation which torch will not see: failed from the beginning, for other ranks look on."""
-    post = recorder.hot.make_post(op, ops, status=ERROR)
+    post = recorder.make_post(op, ops)
 
     def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
         slot = post(group, peer, tag, payload)
         if slot is not None:
-            recorder.hot.fail(slot)
+            recorder.complete(slot, ERROR)
 
     return record_refused
 
@@ -363,14 +362,8 @@ class BufferGuard:
 
     def _find_line(self) -> tuple[str, int]:
         """Returns the user's file and line that led here."""
-        sites = self._recorder.sites
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if (sites[name] if name in sites else sites.learn(name)) >= 0:
-                return name, frame.f_lineno
-            frame = frame.f_back
-        return "an unknown file", 0
+        frame = self._recorder.sites.find(sys._getframe(1))
+        return ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 class _Watch(TorchDispatchMode):

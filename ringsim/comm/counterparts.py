@@ -190,7 +190,7 @@ class Counterparts:
         recorder = self._recorder
         mine = describe_payload(recorder, payload)
         where = f"rank {recorder.rank} of {recorder.world_size}, {'send to' if sends else 'recv from'} {peer}, tag {tag}"
-        where += f", group {recorder.entry('group', group)['name']}"
+        where += f", group {recorder.groups[group].name}"
         message = (
             f"the two sides of a message must agree on its {found.what}, got {self._describe(mine)} here and "
             f"{self._describe(found.theirs)} in rank {found.rank}'s {found.op}{found.place} ({where}). "
@@ -219,7 +219,7 @@ class Counterparts:
         message = (
             f"all ranks of a group must call the same collectives in the same order, with one {found.what}, got {words} in rank "
             f"{found.rank}'s {found.op}{found.place} (rank {recorder.rank} of {recorder.world_size}, {OP_NAMES[op]}, "
-            f"group {recorder.entry('group', group)['name']}). Make the calls alike."
+            f"group {recorder.groups[group].name}). Make the calls alike."
         )
         recorder.notice("collective_mismatch", message, group, root, NONE, payload)
         raise MessageMismatch(message)

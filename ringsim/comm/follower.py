@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable
@@ -168,8 +167,8 @@ class Follower:
             elif op not in _UNEVEN:
                 what = disagreement(describe_payload(self._recorder, payload), theirs)
                 what = "" if what == "shape" and op != code else what
-                mine = self._recorder.entry("payload", payload).get("strides")
-                if not what and json.dumps(mine) != json.dumps(self.neighbour.entry("payload", view[at + PAYLOAD]).get("strides")):
+                mine = describe_payload(self._recorder, payload).strides
+                if not what and mine != theirs.strides:
                     what = "order of elements in memory"
             if theirs and what:
                 return self._describe(what, theirs, at)
@@ -252,5 +251,4 @@ class Follower:
 
 def describe_payload(recorder: Recorder, number: int) -> Payload:
     """Returns one of this rank's own payloads."""
-    entry = recorder.entry("payload", number)
-    return Payload(entry["dtype"], tuple(entry["shape"]), entry["size_bytes"], entry.get("reduction", ""))
+    return recorder.payloads[number]

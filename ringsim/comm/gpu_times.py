@@ -69,18 +69,18 @@ class GpuTimes:
     Any thread may call ``begin`` and ``end``, one after the other around what blocks its stream. Neither blocks, and no method raises.
 
     Args:
-        set_times: ``set_times(slot, wait_ns, done_ns)`` writes them down; see ``ringsim.traces.recorder``.
+        amend: ``amend(slot, wait_ns=..., done_ns=...)`` writes them down: that of the recorder.
         rank: whose operations they are, for what ``read`` says.
         now: the host's clock, ns.
 
     Example:
-        >>> times = GpuTimes(lambda slot, wait_ns, done_ns: None, rank=0)
+        >>> times = GpuTimes(lambda slot, **times: None, rank=0)
         >>> times.read()  # no operation was on a GPU
         []
     """
 
-    def __init__(self, set_times: Callable[[int, int, int], None], rank: int, now: Callable[[], int] = time.monotonic_ns) -> None:
-        self._set_times = set_times
+    def __init__(self, amend: Callable[..., None], rank: int, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self._amend = amend
         self._rank = rank
         self._now = now
         self._clocks: dict[torch.device, _GpuClock] = {}
@@ -143,7 +143,7 @@ class GpuTimes:
         times = [start.host_ns + round(place_ns * scale) for place_ns in places_ns]
         for each, wait_ns, done_ns in zip(done, times[::2], times[1::2], strict=True):
             for slot in each.slots:
-                self._set_times(slot, wait_ns, done_ns)
+                self._amend(slot, wait_ns=wait_ns, done_ns=done_ns)
             clock.read += len(each.slots)
         clock.anchor = end
         if done:

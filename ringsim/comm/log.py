@@ -46,7 +46,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +54,6 @@ from contextvars import Token
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -365,7 +363,7 @@ class LogOptions:
         if self.plain and not prof and name == op and op in OP_CODES:
             return function(*args, **kwargs)  # its record says it all
         recorder = self.records.recorder
-        before = recorder.hot.skip() if self.verbose else 0
+        before = recorder.bookmark() if self.verbose else 0
         label = enter_label(self, name, debug)
         try:
             return function(*args, **kwargs)
@@ -387,33 +385,27 @@ def enter_label(log: LogOptions, name: str, debug: str | None) -> Token[int]:
     recorder = log.records.recorder
     if log.debug:
         name = f"{name} in {debug or _find_caller(recorder.sites)}"
-    return label_in_force.set(recorder.number_label(name))
+    return label_in_force.set(recorder.label(name))
 
 
 def _find_caller(sites: CallSites) -> str:
     """Returns the name of the innermost function that is the user's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = sites.get(frame.f_code.co_filename)
-        if (sites.learn(frame.f_code.co_filename) if file is None else file) >= 0:
-            return frame.f_code.co_name
-        frame = frame.f_back
-    return "an unknown function"
+    frame = sites.find(sys._getframe(1))
+    return "an unknown function" if frame is None else frame.f_code.co_name
 
 
 def write_lines(recorder: Recorder, before: int) -> None:
-    """Writes a line for each operation that this thread has posted since ``before`` (of ``hot.skip``), through logger "ringsim.comm"."""
-    records = recorder.records_between(before, recorder.hot.skip())
-    for record in records[records["thread"] == threading.get_ident()]:
+    """Writes a line for each operation that this thread has posted since ``before`` (a bookmark), through logger "ringsim.comm"."""
+    for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
-        name = recorder.entry("label", record["label"])["name"] if record["label"] >= 0 else op
-        group = recorder.entry("group", record["group"]) if record["group"] >= 0 else {"name": "", "ranks": [0]}
-        size_bytes = recorder.entry("payload", record["payload"])["size_bytes"] if record["payload"] >= 0 else 0
-        words: list[str] = [f"{name}: {op}" if name != op else op, str(group["name"]), bytes_text(size_bytes)]
+        name = recorder.labels[record["label"]] if record["label"] >= 0 else op
+        group = recorder.groups[record["group"]] if record["group"] >= 0 else Group("", (0,))
+        size_bytes = recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
+        words: list[str] = [f"{name}: {op}" if name != op else op, group.name, bytes_text(size_bytes)]
         if status == OK:
             took_ns = int(record["done_ns"] - record["post_ns"])
             algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
-            busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group["ranks"]))
+            busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
             words += [time_text(took_ns), *([f"algbw {algbw:.3f} GB/s, busbw {busbw:.3f} GB/s"] if algbw == algbw else [])]
         else:
             words.append("posted" if status < OK else "failed")
@@ -584,7 +576,7 @@ def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[],
     """Runs a call that is selected, and records it."""
     assert log.records is not None
     recorder = log.records.recorder
-    before = recorder.hot.skip() if log.verbose else 0
+    before = recorder.bookmark() if log.verbose else 0
     label = enter_label(log, name, given.get("debug"))
     slot = recorder.call_begin(label_in_force.get(), _number_group(log, given.get("group")), _number_payload(log, given))
     failed = True
@@ -611,11 +603,11 @@ def _number_group(log: LogOptions, group: Any) -> int:
     assert log.records is not None
     backend = get_state().backend or TORCH
     if not backend.is_initialized():
-        return log.records.recorder.number("group", name="", ranks=[0])
+        return log.records.recorder.group("", [0])
     if group is None:
-        return log.records.recorder.number("group", name="world", ranks=list(range(backend.get_world_size())))
+        return log.records.recorder.group("world", range(backend.get_world_size()))
     name = str(getattr(group, "group_name", ""))
-    return log.records.recorder.number("group", name=name, ranks=backend.get_process_group_ranks(group))
+    return log.records.recorder.group(name, backend.get_process_group_ranks(group))
 
 
 def _number_payload(log: LogOptions, given: dict[str, Any]) -> int:
@@ -627,7 +619,7 @@ def _number_payload(log: LogOptions, given: dict[str, Any]) -> int:
             size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             shape = list(tensors[0].shape) if len(tensors) == 1 else [sum(tensor.numel() for tensor in tensors)]
             dtype = str(tensors[0].dtype).removeprefix("torch.")
-            return log.records.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
+            return log.records.recorder.payload(dtype, shape, size_bytes)
     return NONE
 
 

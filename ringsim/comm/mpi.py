@@ -30,6 +30,7 @@ from ringsim.comm.backend import Backend
 from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiObjects, to_seconds
 from ringsim.errors import ArgumentError, RingError, RunTimeout
+from ringsim.traces.events import ERROR
 
 __all__ = ["MpiBackend", "watch_exit"]
 
@@ -350,7 +351,7 @@ class MpiBackend(MpiObjects, Backend):
         job, limit_s = self._working(), to_seconds(timeout) or found.timeout_s
         begun = job.tapes.post("monitored_barrier", found, -1, -1, [])
         if begun is not None:
-            begun[0].hot.begin_wait(begun[1])
+            begun[0].wait(begun[1])
         try:
             if found.rank() == 0:
                 self._count_all(found, limit_s, wait_all_ranks)
@@ -363,10 +364,10 @@ class MpiBackend(MpiObjects, Backend):
                 _wait_or_abandon(answer)
         except BaseException:
             if begun is not None:
-                begun[0].hot.fail(begun[1])
+                begun[0].complete(begun[1], ERROR)
             raise
         if begun is not None:
-            begun[0].hot.finish(begun[1])
+            begun[0].complete(begun[1])
 
     def _count_all(self, group: MpiGroup, limit_s: float, all_missing: bool) -> None:
         """Waits, on rank 0 of the group, for a word of each other rank, and answers all of them."""

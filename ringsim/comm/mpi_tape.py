@@ -46,13 +46,13 @@ class MpiTape:
         payload = self._payloads.get(key)
         if payload is None:
             dtype, shape, size_bytes = describe(list(tensors), copies)
-            payload = self._payloads[key] = self.recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes)
+            payload = self._payloads[key] = self.recorder.payload(dtype, shape, size_bytes)
         number = self._groups.get(group)
         if number is None:
-            number = self._groups[group] = self.recorder.number("group", name=group.group_name, ranks=list(group.ranks))
+            number = self._groups[group] = self.recorder.group(group.group_name, group.ranks)
         post = self._posts.get(op)
         if post is None:
-            post = self._posts[op] = self.recorder.hot.make_post(OP_CODES[op])
+            post = self._posts[op] = self.recorder.make_post(OP_CODES[op])
         slot = post(number, peer, tag, payload)
         return None if slot is None else (self.recorder, slot)
 

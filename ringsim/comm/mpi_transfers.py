@@ -48,7 +48,7 @@ from ringsim.comm.collectives import (
 from ringsim.comm.mpi_tape import MpiTapes
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, NONE
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE
 from ringsim.traces.recorder import Recorder
 
 
@@ -239,17 +239,17 @@ class MpiHandle:
         if recorder is None or recorder is not get_state().recorder:
             return self._wait(limit_s)
         for slot in slots:
-            recorder.hot.begin_wait(slot)
+            recorder.wait(slot)
         try:
             self._wait(limit_s)
         except BaseException:
             for slot in slots:
-                recorder.hot.fail(slot)
+                recorder.complete(slot, ERROR)
             raise
         if self._source >= 0:
-            recorder.hot.set_peer(slots[0], self._ranks[self._source])
+            recorder.amend(slots[0], peer=self._ranks[self._source])
         for slot in slots:
-            recorder.hot.finish(slot)
+            recorder.complete(slot)
         self._recorder = None
         return True
 
@@ -511,7 +511,7 @@ class MpiOperations(Membership):
             started = start()
         except BaseException as error:
             if begun is not None:
-                begun[0].hot.fail(begun[1])
+                begun[0].complete(begun[1], ERROR)
             if isinstance(error, job.mpi.Exception):
                 raise RingError(f"{op} must be carried by MPI, got its error {error} ({self.here()}).") from error
             raise

@@ -38,7 +38,7 @@ from ringsim.comm.counterparts import Counterparts
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
 from ringsim.traces.recorder import Recorder, fail_posting
 
 __all__ = [
@@ -137,7 +137,7 @@ class TorchNames:
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
         fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
         self._group_names.add(name)
-        number = self._recorder.number("group", name=name, ranks=ranks, **({"fresh": True} if fresh else {}))
+        number = self._recorder.group(name, ranks, fresh=fresh)
         if self._counterparts is not None:
             if fresh:
                 self._counterparts.meet_group(number, name, ranks)
@@ -183,7 +183,7 @@ class TorchNames:
         payload = self._other_payloads.get(key)
         if payload is None:
             dtype, shape, size_bytes = describe(tensors, copies)
-            payload = self._recorder.number("payload", dtype=dtype, shape=shape, size_bytes=size_bytes, **how)
+            payload = self._recorder.payload(dtype, shape, size_bytes, **how)
             self._other_payloads[key] = payload
         return payload
 
@@ -215,7 +215,7 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
     call = getattr(distributed_c10d, _FUNCTION, None)
     if call is None:
         return {}
-    post = recorder.hot.make_post(OP_CODES["new_group"])
+    post = recorder.make_post(OP_CODES["new_group"])
     met: set[int] = set()
 
     def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -230,10 +230,10 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
             if recorder.rank not in members:
                 return None  # it passes by
             before = len(distributed_c10d._world.pg_names)
-            group = recorder.number("group", name=f"groups of {members} after {before} others", ranks=members)
-            return post(group, NONE, NONE, recorder.number("payload", dtype="ranks", shape=members, size_bytes=0))
-        group = recorder.number("group", name=GROUPS, ranks=world, **({} if counterparts is None else {"fresh": True}))
-        payload = recorder.number("payload", dtype="ranks", shape=members, size_bytes=0)
+            group = recorder.group(f"groups of {members} after {before} others", members)
+            return post(group, NONE, NONE, recorder.payload("ranks", members, 0))
+        group = recorder.group(GROUPS, world, fresh=counterparts is not None)
+        payload = recorder.payload("ranks", members, 0)
         slot = post(group, NONE, NONE, payload)
         if slot is not None and counterparts is not None:
             if group not in met:
@@ -242,7 +242,7 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
             try:
                 counterparts.compare_collective(group, OP_CODES["new_group"], payload, NONE)
             except BaseException:
-                recorder.hot.fail(slot)
+                recorder.complete(slot, ERROR)
                 raise
         return slot
 
@@ -251,14 +251,14 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
         slot = post_making(ranks, args, kwargs)
         if slot is None:
             return call(ranks, *args, **kwargs)
-        recorder.hot.begin_wait(slot)
+        recorder.wait(slot)
         try:
             group = call(ranks, *args, **kwargs)
         except BaseException:
-            recorder.hot.fail(slot)
+            recorder.complete(slot, ERROR)
             recorder.on_failure()
             raise
-        recorder.hot.finish(slot)
+        recorder.complete(slot)
         return group
 
     return {(distributed_c10d, _FUNCTION): new_group}
@@ -373,11 +373,11 @@ class _Hooks:
         self.pending_others: dict[Work, tuple[list[int], torch.device | None]] = {}  # for several operations, or on a GPU: slots, the GPU
         self.failed: weakref.WeakSet[Work] = weakref.WeakSet()  # waited for in vain; waiting again is torch's business
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}  # thread: slots posted since _start_coalescing, on which GPU
-        self.gpu_times = GpuTimes(recorder.hot.set_times, recorder.rank)
+        self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
         hooks: dict[str, Callable[..., Any]] = {
-            "send": self.make_message("send", "dstRank", dist.isend, dist.send, SENDS),
-            "recv": self.make_message("recv", "srcRank", dist.irecv, dist.recv, RECVS),
+            "send": self.make_message("send", "dstRank", "isend", SENDS),
+            "recv": self.make_message("recv", "srcRank", "irecv", RECVS),
             "recv_anysource": self.make_recv_anysource(),
             "_start_coalescing": self.make_start_coalescing(),
             "_end_coalescing": self.make_end_coalescing(),
@@ -390,7 +390,7 @@ class _Hooks:
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in find_handle_types(Work):
             call = kind.wait
-            hook = recorder.hot.make_wait(call, self.pending.pop, functools.partial(self.wait_for_other, call), self.give_up)
+            hook = self.make_wait(call)
             self.replacements[kind, "wait"] = functools.update_wrapper(hook, call)
 
     def take_the_long_way(self, group: int) -> None:
@@ -456,7 +456,7 @@ class _Hooks:
             self.pending_others[work] = slots, begun and begun.gpu
         else:
             for slot in slots:
-                self.recorder.hot.finish_at_once(slot)
+                self.recorder.complete(slot, waited=False)
             if begun is not None:
                 self.gpu_times.end(begun, slots)
 
@@ -468,29 +468,28 @@ class _Hooks:
 
     # -- the hooks: closures, for attribute look-ups would cost as much as the rest -----------------------------------------------------
 
-    def make_message(self, method: str, peer_name: str, poster: Any, blocking: Any, ops: dict[str, int]) -> Callable[..., Any]:
+    def make_message(self, method: str, peer_name: str, poster: str, ops: dict[str, int]) -> Callable[..., Any]:
         """Makes the hook for ``send`` or ``recv``.
 
         Args:
             method: the method's name.
             peer_name: how torch calls its argument for the other side's group rank.
-            poster: the function of torch.distributed that the operation is named after, where no other frame tells.
-            blocking: the function of torch.distributed that calls ``poster`` and waits.
+            poster: the function of torch.distributed that the operation is named after where no frame tells.
             ops: codes by the name of the function of torch.distributed.
         """
         call = getattr(ProcessGroup, method)
-        hot = self.recorder.hot
-        post = hot.make_post(ops[poster.__name__], ops, poster, blocking)
+        recorder = self.recorder
+        post = recorder.make_post(ops[poster], ops)
         groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
         meet_group, meet_message = self.names.meet_group, self.names.meet_message
         keep, begin_on_gpu = self.keep, self.begin_on_gpu
         checks, counterparts, sends = self.checks, self.counterparts, method == "send"
         compare: Callable[..., None] = (lambda *_: None) if counterparts is None else counterparts.make_compare(sends)
 
-        record_refused = make_record_refused(self.recorder, ops[poster.__name__], ops)
+        record_refused = make_record_refused(recorder, ops[poster], ops)
 
         def complain(error: BaseException, slot: int, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
-            refused = fail_posting(hot, slot, error)
+            refused = fail_posting(recorder, slot, error)
             if refused and counterparts is not None and not isinstance(error, RingError):
                 counterparts.forget(group, peer, tag, sends)
             if checks is not None:
@@ -540,7 +539,7 @@ class _Hooks:
         """Makes the hook for ``recv_anysource``."""
         call = ProcessGroup.recv_anysource
         recorder, counterparts, names, pending_from_any = self.recorder, self.counterparts, self.names, self.pending_from_any
-        post = recorder.hot.make_post(RECVS["irecv"], RECVS)
+        post = recorder.make_post(RECVS["irecv"], RECVS)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
             group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
@@ -553,7 +552,7 @@ class _Hooks:
             try:
                 work = call(self, tensors, tag)
             except BaseException as error:
-                fail_posting(recorder.hot, slot, error)
+                fail_posting(recorder, slot, error)
                 raise
             if work is not None:
                 pending_from_any[work] = slot, ranks
@@ -567,7 +566,7 @@ class _Hooks:
         collective, blocks = METHODS[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
         hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
         pending, open_batches = self.pending, self.open_batches
-        post = recorder.hot.make_post(collective.op, COLLECTIVE_OPS)
+        post = recorder.make_post(collective.op, COLLECTIVE_OPS)
         record_refused = make_record_refused(recorder, collective.op, COLLECTIVE_OPS)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -583,14 +582,14 @@ class _Hooks:
                 if counterparts is not None and compared:
                     counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
                 if blocks:
-                    recorder.hot.begin_wait(slot)
+                    recorder.wait(slot)
                 work = call(self, *args, **kwargs)
             except BaseException as error:
                 if blocks and not isinstance(error, RingError):
                     recorder.on_failure()
-                    recorder.hot.fail(slot)
+                    recorder.complete(slot, ERROR)
                 else:
-                    fail_posting(recorder.hot, slot, error)
+                    fail_posting(recorder, slot, error)
                 raise
             if open_batches or work is None:
                 hooks.keep(work, slot, begun)
@@ -622,14 +621,35 @@ class _Hooks:
                 work = call(self, *args, **kwargs)
             except BaseException:
                 for slot in slots:
-                    recorder.hot.fail(slot)
+                    recorder.complete(slot, ERROR)
                 raise
             keep_all(work, slots, next((begun for _, begun in batch if begun), None))
             return work
 
         return end_coalescing
 
-    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any) -> Any:
+    def make_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes the hook for the ``wait`` of a type of handles."""
+        take, give_up, wait_for_other = self.pending.pop, self.give_up, self.wait_for_other
+        begin, complete = self.recorder.wait, self.recorder.complete
+
+        def wait(self: Work, *timeout: Any, **named: Any) -> Any:
+            slot = take(self, None)
+            if slot is None:
+                return wait_for_other(call, self, *timeout, **named)
+            begin(slot)
+            try:
+                result = call(self, *timeout, **named)
+            except BaseException:
+                give_up(self)  # where it raises, the wait was cut short: the operation is not done
+                complete(slot, ERROR)
+                raise
+            complete(slot)
+            return result
+
+        return wait
+
+    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any, **named: Any) -> Any:
         """Waits for a recv from anybody, a batch, a handle that was waited for before, or one that was posted before recording."""
         recorder = self.recorder
         from_any = self.pending_from_any.pop(work, None)
@@ -637,21 +657,21 @@ class _Hooks:
         if not slots:
             # A second wait for a message of Gloo would hang, and then break the connection.
             message = work._get_op_type() in _MESSAGE_TYPES  # type: ignore[attr-defined]
-            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout)
+            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout, **named)
         for slot in slots:
-            recorder.hot.begin_wait(slot)
+            recorder.wait(slot)
         begun = None if gpu is None else self.gpu_times.begin(gpu)
         try:
-            result = call(work, *timeout)
+            result = call(work, *timeout, **named)
         except BaseException:
             self.give_up(work)
             for slot in slots:
-                recorder.hot.fail(slot)
+                recorder.complete(slot, ERROR)
             raise
         if from_any is not None:
-            recorder.hot.set_peer(slots[0], from_any[1].get(work._source_rank(), ANY_SOURCE))
+            recorder.amend(slots[0], peer=from_any[1].get(work._source_rank(), ANY_SOURCE))
         for slot in slots:
-            recorder.hot.finish(slot)
+            recorder.complete(slot)
         if begun is not None:
             self.gpu_times.end(begun, slots)
         return result

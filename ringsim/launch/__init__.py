@@ -1,6 +1,6 @@
-"""Starting ranks: real processes, joined in a ring, that run one function and hand back what they did.
+"""Starting ranks: real processes, joined in a ring, that run one function and send back its results.
 
-``api`` is the door (``ringsim.trace``). Behind it: ``job`` packs the function, ``launcher`` gets ranks (``forkserver`` on
-Linux, ``portable`` elsewhere), ``run`` watches one run, ``rank`` is what happens inside a rank, ``failure`` turns several errors
-into the one that matters.
+``api`` is ``ringsim.trace``. ``job`` packs the function, ``ranks`` gets processes (from a ``forkserver`` on Linux), ``rank`` is what each of
+them does, ``run`` follows one run and ``watcher`` finds ranks that are stuck in it. ``recording`` and ``joined`` do the same for ranks that
+something else started.
 """

@@ -1,4 +1,4 @@
-"""``ringsim.trace``: the main door."""
+"""``ringsim.trace``: runs a worker on real ranks, or records ranks that run already."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from ringsim.errors import ArgumentError, check_worker, say
+from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import CHECKS, Kind, pack_call, start_environment
 from ringsim.launch.run import RunOptions, run
@@ -58,8 +58,8 @@ def trace(
     """Runs a function on real ranks and records every message; or, given a path, records the ranks that already run.
 
     With a function: starts ``world_size`` processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
-    and returns when all have finished. The function may be defined in a notebook cell; nothing needs an ``if __name__`` guard. It finds
-    itself with ``ringsim.current_ring()``. On Linux processes that it starts end with their rank, but for those with a session of their
+    and returns when all have finished. The function may be defined in a notebook cell, and no ``if __name__`` guard is needed. It learns
+    its place from ``ringsim.current_ring()``. On Linux, processes that it starts end with their rank, unless they have a session of their
     own (``start_new_session=True``).
 
     With a path: returns a context manager for scripts whose ranks something else started (torchrun). Every rank enters it, and
@@ -74,8 +74,9 @@ def trace(
         timeout_s: limit of one blocked operation, in seconds.
         limit_s: limit of the whole run, in seconds; None for no limit.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what shall go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``. It means the same as in ``ringsim.simulate``.
-        ring: whether to build the process group and the ring before the worker runs; without it the worker does that itself.
+        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, with the same meaning as in
+            ``ringsim.simulate``.
+        ring: whether the process group and the ring are built before the worker runs; if not, the worker does that itself.
         check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups and tensors that cannot be right, and
             messages and collectives whose sides disagree on size, dtype, shape, reduction or root. "full" adds buffers that are used while
             a message is on its way and handles that are not waited for, at some cost. "off": none.
@@ -86,10 +87,10 @@ def trace(
     Raises:
         ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the ranks.
         RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is what was recorded until then.
-        Deadlock, PeerExited, MessageMismatch: ranks could never have gone on, and were told so at the lines where they wait;
+        Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised on them where they wait, and
             ``error.diagnosis`` says why.
         RunTimeout: the run took longer than ``limit_s``.
-        Interrupted: Ctrl-C, or the notebook's Interrupt; it carries the trace, too.
+        Interrupted: Ctrl-C, or the notebook's Interrupt; it also carries the trace.
 
     Example:
         >>> import ringsim
@@ -109,14 +110,14 @@ def trace(
             )
         if inject:
             raise ArgumentError(
-                f"inject must be left out when a path is given, got {inject!r}: only ranks that ringsim starts can be spoilt."
+                f"inject must be left out when a path is given, got {inject!r}: faults are injected only into ranks that ringsim starts."
             )
         from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
 
         return Recording(Path(worker_or_path), check=check)
     check_worker(worker_or_path)
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
-    if limit_s is not None and not (_is_number(limit_s) and limit_s > 0):
+    if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
     check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
@@ -130,35 +131,17 @@ def trace(
 
 
 def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
-    """Checks what the ranks shall be like.
+    """Checks what the ranks are to be like.
 
     Raises:
         ArgumentError: a value breaks its rule.
     """
-    if world_size is None or not _is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
+    if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
             f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say how many ranks to start: world_size=4."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
-    if not _is_number(timeout_s) or not timeout_s > 0:
+    if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
-    return Kind(world_size, comm_device, float(timeout_s), ring, start_environment())
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_seed(seed: object, world_size: int) -> None:
-    """Checks that each rank gets a seed that torch takes.
-
-    Raises:
-        ArgumentError: it is no integer, or has more than 64 bits.
-    """
-    if not _is_integer(seed) or not -(2**63) <= seed <= 2**64 - world_size:  # type: ignore[operator]
-        raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
+    return Kind(int(world_size), comm_device, float(timeout_s), ring, start_environment())

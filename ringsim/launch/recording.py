@@ -1,16 +1,13 @@
 """``with ringsim.trace(path) as recording:`` in ranks that something else started.
 
-Each rank writes its part into ``<path>.parts``; at the end of the block it announces, in the default group's store or in a file, that
-the part is complete, and rank 0 merges the parts into one file. Nothing goes through a process group: recording adds no message, and no
-rank waits for another inside the block.
-
-How ranks left a recorded block: what each says of itself, and what the system says of one that says nothing.
+Each rank writes its part into ``<path>.parts``. At the end of the block it announces, in the default group's store or in a file, that its
+part is complete, and rank 0 merges the parts into one file. Nothing goes through a process group: recording adds no message, and inside the
+block no rank waits for another.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 import os
 import re
@@ -18,7 +15,6 @@ import shutil
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,21 +43,21 @@ from ringsim.traces.value import Trace
 __all__ = ["find_culprits", "find_ends", "gather_ends", "hold_back_sigterm", "tell_end"]
 
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
-WAIT_AFTER_ERROR_S: Final = 2.0  # the same where rank 0's own block ended with an exception: others may never end
+WAIT_AFTER_ERROR_S: Final = 2.0  # the same after rank 0's own block ended with an exception: other blocks may never end
 MOST_NOTES: Final = 4  # ranks that an error names
-LOOK_S: Final = 0.1  # after this long it looks whether it has been told to end
+LOOK_S: Final = 0.1  # how often rank 0 then checks whether it has been told to end
 
 
 class Recording:
-    """Records the ranks that already run, from the start of a ``with`` block to its end.
+    """Records ranks that already run, from the start of a ``with`` block to its end.
 
-    Every rank of the default process group enters the block and leaves it, each at its own time. Blocks may be nested and repeated;
+    Every rank of the default process group enters the block and leaves it, each in its own time. Blocks may be nested and repeated;
     an inner one, or one inside a run that ``ringsim.trace(worker)`` started, saves what was posted within it. If the block raises, the
-    trace is saved all the same and the exception goes on.
+    trace is saved all the same, and the exception goes on.
 
     Args:
         path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An existing file is replaced.
-        check: which mistakes raise an error, see ``ringsim.trace``; what an outer block or run asks for holds in an inner one.
+        check: which mistakes raise an error, see ``ringsim.trace``; inside another block or run, that one's setting holds.
 
     Example:
         >>> import torch.distributed as dist
@@ -108,7 +104,7 @@ class Recording:
         self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
         log = get_state().log
         moves = log is not None and log.records is not None and log.records.directory is not None
-        moved = interrupt_log() if moves else None  # a log that has a recorder of its own shares the one of the block instead
+        moved = interrupt_log() if moves else None  # a log with its own recorder uses that of the block instead
         active = get_state().recorder
         self._board = make_board(active.directory if active else self._directory, self._rank)
         self._own = active is None
@@ -129,7 +125,7 @@ class Recording:
             self._leave(recorder, error, hurry)
 
     def _leave(self, recorder: Recorder, error: BaseException | None, hurry: threading.Event) -> None:
-        """Ends this rank's part of the block, and on rank 0 writes the file, at once where ``hurry`` is set."""
+        """Ends this rank's part of the block; rank 0 writes the file, at once if ``hurry`` is set."""
         left = tell_end(self._rank, error)
         if error is not None:
             self._say_why(recorder, error, left)
@@ -137,7 +133,7 @@ class Recording:
         if self._watch is not None:
             if error is not None:
                 doing = self._watch.ask_others()
-                with contextlib.suppress(OSError):  # the disk may be full: others say less, then
+                with contextlib.suppress(OSError):  # the disk may be full: the other ranks then say less
                     pass_on(recorder.directory, self._rank, self._world_size, error)
             self._watch.stop()
         span = [self._first, recorder.count]
@@ -163,25 +159,27 @@ class Recording:
                     f"the parts of a recording must be mergeable, got {type(failure).__name__}: {failure} "
                     f"(rank {self._rank} of {self._world_size}). They are in {recorder.directory}."
                 ) from failure
-            error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception matters more
+            error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception is more important
 
     def _make_recorder(self) -> Recorder:
         directory = self._directory
         recorder = Recorder(directory, self._rank, self._world_size)
         if self._rank == 0:
-            for entry in directory.iterdir():  # left by an earlier run of more ranks that was killed
+            for entry in directory.iterdir():  # left by an earlier run with more ranks that was killed
                 match = re.fullmatch(r"rank-(\d+)\.\w+", entry.name)
                 if match and int(match[1]) >= self._world_size:
                     entry.unlink(missing_ok=True)
             unfinished = directory / "run.json.unfinished"
-            unfinished.write_text(json.dumps({**self._metadata(), "start_ns": self._start_ns}))
+            unfinished.write_text(
+                json.dumps({**provenance.measured_run(self._world_size, self._backend, self._start_unix_ns), "start_ns": self._start_ns})
+            )
             unfinished.replace(directory / "run.json")
         return recorder
 
     def _begin_watch(self, recorder: Recorder) -> JoinedWatch | None:
-        """Begins to watch for stuck ranks; a file system without named pipes is no reason not to record."""
+        """Begins to watch for stuck ranks; on a file system without named pipes the block is recorded without a watch."""
 
-        def keep_deaths(ranks: list[int]) -> None:  # in case that nobody lives to write the file
+        def keep_deaths(ranks: list[int]) -> None:  # in case no rank lives to write the file
             with contextlib.suppress(OSError):  # the disk may be full
                 recorder.set_meta("deaths", find_ends(recorder.directory, ranks, self._world_size))
 
@@ -195,7 +193,7 @@ class Recording:
         return watch
 
     def _say_why(self, recorder: Recorder, error: BaseException, left: dict[str, Any]) -> None:
-        """Writes down how this rank ends, in its part: where rank 0 writes no file, the parts tell it. One that lost a peer says whom."""
+        """Writes into its part how this rank ends, in case rank 0 writes no file; a rank that lost a peer says which."""
         ends = [left["end"]] if left["end"] is not None else []
         if left["lost"]:
             ends = find_culprits(recorder.directory, self._rank, self._world_size)
@@ -206,13 +204,13 @@ class Recording:
                 recorder.set_meta("ends", ends)
 
     def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> tuple[Trace, bool]:
-        """Reads all parts; returns the trace, and whether it has all that they will ever hold.
+        """Reads all parts; returns the trace, and whether the parts are complete.
 
         Args:
             directory: where they are.
             said: by rank, what it announced.
             late: the ranks that announced nothing.
-            doing: what those were doing, of which that is known.
+            doing: what ranks were doing, where that is known.
         """
         events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
         inside = np.ones(len(events), dtype=bool)
@@ -222,11 +220,15 @@ class Recording:
         events = events.select(inside)
         start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
         raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
-        metadata = {**facts, **self._metadata(), "complete": facts["complete"] and not late and not raised_ns}
+        metadata = {
+            **facts,
+            **provenance.measured_run(self._world_size, self._backend, self._start_unix_ns),
+            "complete": facts["complete"] and not late and not raised_ns,
+        }
         others = [*find_ends(directory, late, self._world_size), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
         woken = read_woken(directory) if self._watch is not None and not raised_ns else None
-        if woken is not None:  # all of them caught the error: what they did after that says nothing of why
+        if woken is not None:  # all caught the error: what they did afterwards does not say why
             metadata["given_up_ns"] = woken[1] - start_ns
             ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken[0]]
         if ends:
@@ -236,14 +238,14 @@ class Recording:
                 *facts["notes"],
                 f"ranks {late} had not left the recorded block when rank 0 wrote what they had done by then.",
             ]
-        if late or raised_ns:  # until then, whoever still waits has waited
+        if late or raised_ns:  # ranks that still wait have waited until then
             metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
         return Trace(_count_from(start_ns, events), metadata), facts["complete"] and not late
 
     def _collect_announcements(
         self, directory: Path, hurry: threading.Event, *, failed: bool
     ) -> tuple[dict[int, dict[str, Any]], list[int]]:
-        """Returns what each rank announced, and the ranks that have not done so in time, or are dead."""
+        """Returns what each rank announced, and the ranks that are dead or did not announce anything in time."""
         said: dict[int, dict[str, Any]] = {}
         late = []
         deadline = time.monotonic() + (WAIT_AFTER_ERROR_S if failed else WAIT_S)
@@ -265,39 +267,25 @@ class Recording:
                 )
         return said, late
 
-    def _metadata(self) -> dict[str, Any]:
-        return {
-            "format": 1,
-            "run_id": uuid.uuid4().hex[:12],
-            "source": "measured",
-            "world_size": self._world_size,
-            "backend": self._backend,
-            "comm_device": "gpu" if self._backend == "nccl" else "cpu",
-            "start_unix_ns": self._start_unix_ns,
-            "date": dt.datetime.fromtimestamp(self._start_unix_ns / 1e9, tz=dt.UTC).date().isoformat(),
-            "machine": provenance.machine(),
-            "versions": provenance.versions(),
-        }
-
 
 def _count_from(start_ns: int, events: Events) -> Events:
-    """Makes times count from ``start_ns``."""
-    columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}  # seq starts at 0 in the block, too
+    """Returns the events with times that count from ``start_ns``."""
+    columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}  # seq starts again at 0
     for name in ("post_ns", "wait_ns", "done_ns"):
         columns[name] = np.where(columns[name] == NONE, NONE, columns[name] - start_ns)
     return make_events(columns, events.tables)
 
 
 def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
-    """Says how this rank leaves its block, JSON-able.
+    """Describes how this rank leaves its block, as plain data for JSON.
 
     Args:
         rank: this rank.
-        error: what ends the block, None where it ends by itself.
+        error: the exception that ends the block, None for none.
 
     Returns:
-        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "lost": whether that only says that a peer is gone;
-        "end": how the rank ended, as a trace keeps it for ``explain``, None where something else than the rank itself is to blame.
+        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "lost": whether that exception only says that a peer is
+        gone; "end": how the rank ended, as a trace keeps it for ``explain``, None if the rank itself is not to blame.
 
     Example:
         >>> tell_end(1, ValueError("no such layer"))["end"]
@@ -318,15 +306,15 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
 
 def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
-    """Finds out how some ranks left the block: by what each wrote of itself, or because its process on this machine is gone.
+    """Finds out how some ranks left the block, from what each wrote or because its process on this machine is gone.
 
     Args:
         directory: of the parts.
-        ranks: whom to look at.
+        ranks: which ones to look at.
         world_size: number of ranks.
 
     Returns:
-        How they ended, as a trace keeps it for ``explain``; nothing of those that are still within the block, or on another machine.
+        How they ended, as a trace keeps it for ``explain``; nothing for ranks still in the block or on another machine.
     """
     ends = []
     for rank in ranks if has_proc() else ():
@@ -337,7 +325,7 @@ def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
             ends += said
-        elif ended:  # by itself, or because it lost a peer: then it says whom
+        elif ended:  # by itself, or because it lost a peer: then it says which
             ends += [] if "ends" in part.meta else [_left(rank)]
         elif pid is not None and (process is None or process.state in "ZX"):
             about = "died within the recorded block, by a signal or os._exit(): its process is gone"
@@ -346,7 +334,7 @@ def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Returns how those ended of whom one may have been the peer that a rank lost; see ``find_ends``."""
+    """Returns the ends of the ranks that may have been the peer that a rank lost; see ``find_ends``."""
     ends = find_ends(directory, [other for other in range(world_size) if other != rank], world_size)
     return [end for end in ends if end != _left(end["rank"])] or ends
 
@@ -356,13 +344,13 @@ def _left(rank: int) -> dict[str, Any]:
 
 
 def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
-    """Puts together how the ranks of a block ended.
+    """Combines how the ranks of a block ended.
 
-    Who left it in peace stands there only where somebody lost a peer: else it may still do all that others wait for.
+    A rank that left without an error is listed only if another rank lost a peer: otherwise it may still do what others wait for.
 
     Args:
-        said: by rank, what ``tell_end`` told of it.
-        others: how those ended, or what they do, that said nothing.
+        said: by rank, what ``tell_end`` returned there.
+        others: how the ranks that said nothing ended, or what they do.
         start_ns: start of the trace, on CLOCK_MONOTONIC.
 
     Returns:
@@ -377,7 +365,7 @@ def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[
     if lost:
         ends += [_left(rank) for rank, words in said.items() if not words["raised"]]
     by_rank = {int(end["rank"]): end for end in ends}
-    # Who was at work a moment ago was killed because of the rest.
+    # A rank that was at work a moment ago was killed because of the others.
     for end in sorted(others, key=lambda end: bool(end["state"] == "killed")):
         if lost or end != _left(end["rank"]):
             by_rank.setdefault(int(end["rank"]), dict(end))
@@ -386,13 +374,15 @@ def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[
 
 @contextmanager
 def hold_back_sigterm() -> Iterator[threading.Event]:
-    """Puts off a SIGTERM until the end of the block; what is yielded is set from the moment at which it came.
+    """Puts off a SIGTERM until the end of the block; yields an event that is set when the signal comes.
 
-    A launcher such as torchrun sends it to the ranks that are left as soon as one has failed: while the trace is written that tells why.
+    As soon as one rank has failed, a launcher such as torchrun sends it to the others: just when the trace that tells why is being written.
     """
     came = threading.Event()
     before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before is None:  # nobody here may set it, or could set it back
+    if (
+        threading.current_thread() is not threading.main_thread() or before is None
+    ):  # no handler may be set here, or the old one could not be restored
         yield came
         return
     signal.signal(signal.SIGTERM, lambda *_: came.set())

@@ -293,9 +293,7 @@ def find_place(library: str) -> tuple[str, int] | None:
     """
     sites = CallSites(lambda _: 0)
     sites.declare_library(library, speaker="")
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and sites.learn(frame.f_code.co_filename) < 0:
-        frame = frame.f_back
+    frame = sites.find(sys._current_frames().get(threading.main_thread().ident or 0))
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 

@@ -177,13 +177,13 @@ class _Meter:
                 step()
             return np.zeros(0)
         recorder = self._recorder
-        begin, end, before = recorder.span_begin, recorder.span_end, recorder.hot.skip()
+        begin, end, before = recorder.span_begin, recorder.span_end, recorder.bookmark()
         for _ in range(count):
             slot = begin(name)
             step()
             if slot is not None:
                 end(slot)
-        records = recorder.records_between(before, recorder.hot.skip())
+        records = recorder.records_since(before)
         return step_ns(block, records["post_ns"], records["done_ns"])
 
     @staticmethod

@@ -27,7 +27,7 @@ from ringsim.pipeline.headers import Header, Payload
 from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route, find_routes
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
-from ringsim.traces.recorder import meaning
+from ringsim.traces.recorder import stage_and_microbatch
 
 __all__ = ["Mailbox", "about", "find_boundary"]
 
@@ -241,8 +241,8 @@ def find_boundary(action: Action) -> int:
 @contextmanager
 def about(action: Action) -> Iterator[None]:
     """Gives the operations inside their stage and microbatch in the trace, as a span does, without being one."""
-    outer = meaning.set(action.microbatch << 32 | action.stage)
+    outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:
         yield
     finally:
-        meaning.reset(outer)
+        stage_and_microbatch.reset(outer)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ from ringsim.traces.events import (
     readable,
     word_notice,
 )
-from ringsim.traces.recorder import CallSites, label_in_force, meaning
+from ringsim.traces.recorder import CallSites, label_in_force, stage_and_microbatch
 
 __all__ = ["Kind", "RankRecorder", "Tape"]
 
@@ -63,7 +62,7 @@ _LEAPS_TO: Final = 1 << 28  # bytes up to which room grows by leaps: what is not
 _NUMBERS_AT: Final = 6  # where a record's numbers of four bytes begin, in their size: rank, group, payload, label, file, line, peer, tag
 _CODES_AT: Final = 7  # where those of eight bytes begin: stage and microbatch as one, op
 _label_of: Final = label_in_force.get
-_meaning_of: Final = meaning.get
+_meaning_of: Final = stage_and_microbatch.get
 
 
 class Kind:
@@ -117,7 +116,6 @@ class Tape:
         self._files: dict[str, int] = {}
         self.sites = CallSites(lambda name: self._files.setdefault(name, len(self._files)))
         self.sites.declare_library(*_torch_files())
-        self._places = self.sites.places
 
     def post(self, now: float, rank: int, op: int, group: int, peer: int, tag: int, payload: int, frame: Any) -> int:
         """Writes down that an operation begins.
@@ -135,7 +133,9 @@ class Tape:
         Returns:
             The slot.
         """
-        place = self._places.get(id(frame.f_code) + frame.f_lasti) or self.find_place(frame)
+        place = self.sites.places.get(id(frame.f_code) + frame.f_lasti)
+        if place is None or place[0] < 0:
+            place = self.find_place(frame)
         return self.write(now, rank, op, group, peer, tag, payload, _label_of(), place)
 
     def write(
@@ -162,16 +162,8 @@ class Tape:
 
     def find_place(self, frame: Any) -> tuple[int, int]:
         """Returns file number and line of the user's code that a frame was called by, or is."""
-        innermost, sites = frame, self.sites
-        while frame is not None:
-            name = frame.f_code.co_filename
-            file = sites.get(name)
-            if file is None:
-                file = sites.learn(name)
-            if file >= 0:
-                return self._places.get(id(frame.f_code) + frame.f_lasti) or sites.learn_place(frame)
-            frame = frame.f_back
-        return sites.find_stand_in(innermost)
+        found = self.sites.find(frame)
+        return self.sites.find_stand_in(frame) if found is None else self.sites.learn(found)
 
     def set_peer(self, slot: int, peer: int) -> None:
         """Writes down whom a message from anybody came from."""
@@ -218,7 +210,7 @@ class Tape:
         """Returns the number of a group."""
         return self._groups.setdefault(Group(name, tuple(ranks)), len(self._groups))
 
-    def number_label(self, name: str) -> int:
+    def label(self, name: str) -> int:
         """Returns the number of a label."""
         return self._labels.setdefault(name, len(self._labels))
 
@@ -327,7 +319,7 @@ class RankRecorder:
         )
         tape.times[slot + 2] = self._clock.now
 
-    def number_label(self, name: str) -> int:
+    def label(self, name: str) -> int:
         """Returns the number of a label."""
         return self._tape.number_label(name)
 
@@ -338,40 +330,44 @@ class RankRecorder:
         """How many records this rank has written."""
         return len(self.read())
 
-    @property
-    def hot(self) -> RankRecorder:
-        """Who says where the records are: see ``skip``."""
-        return self
-
-    def skip(self) -> int:
-        """Returns what `records_between` takes for the end of what there is."""
+    def bookmark(self) -> int:
+        """Returns a place: what is posted from now on stands behind it."""
         return self.count
 
     def read(self) -> Events:
         """Returns what this rank has done."""
         return self._tape.read(self.rank)
 
-    def records_between(self, first: int, last: int) -> Ints:
-        """Returns what was written between two of ``skip``, as records of the calling thread."""
+    def records_since(self, bookmark: int) -> Ints:
+        """Returns what was written since a bookmark."""
         events = self.read()
-        records: Ints = np.zeros(last - first, dtype=[("thread", "<i8"), *((name, "<i8") for name in _LINE_COLUMNS)])
+        records: Ints = np.zeros(len(events) - bookmark, dtype=[(name, "<i8") for name in _LINE_COLUMNS])
         for name in _LINE_COLUMNS:
-            records[name] = getattr(events, name)[first:last]
-        records["thread"] = threading.get_ident()
+            records[name] = getattr(events, name)[bookmark:]
         return records
 
-    def entry(self, table: str, number: int) -> dict[str, Any]:
-        """Returns what a number of a table stands for."""
-        tables = self.read().tables
-        if table == "label":
-            return {"name": tables.labels[number]}
-        return tables.groups[number]._asdict() if table == "group" else tables.payloads[number]._asdict()
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """What the numbers of groups mean."""
+        return self.read().tables.groups
 
-    def number(self, table: str, **entry: Any) -> int:
-        """Returns the number of a group or a payload."""
-        if table == "group":
-            return self._tape.number_group(entry["name"], entry["ranks"])
-        return self._tape.number_payload(Payload(entry["dtype"], tuple(entry["shape"]), entry["size_bytes"]))
+    @property
+    def payloads(self) -> tuple[Payload, ...]:
+        """What the numbers of payloads mean."""
+        return self.read().tables.payloads
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the numbers of labels mean."""
+        return self.read().tables.labels
+
+    def group(self, name: str, ranks: Sequence[int]) -> int:
+        """Returns the number of a group."""
+        return self._tape.number_group(name, ranks)
+
+    def payload(self, dtype: str, shape: Sequence[int], size_bytes: int) -> int:
+        """Returns the number of a payload."""
+        return self._tape.number_payload(Payload(dtype, tuple(shape), size_bytes))
 
     def call_begin(self, label: int, group: int, payload: int) -> int:
         """Writes a span that has a group and a size: a call of a user's own collective. Returns its slot."""

@@ -127,13 +127,15 @@ class Group(NamedTuple):
 class Payload(NamedTuple):
     """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with.
 
-    Of an operation that combines what the ranks have, also how: "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
+    ``reduction`` is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
+    ``strides`` are those of the tensors of a collective that sees them as they lie in memory, where they are not contiguous.
     """
 
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
     reduction: str = ""
+    strides: tuple[tuple[int, ...], ...] = ()
 
 
 class Tables(NamedTuple):
@@ -267,7 +269,8 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 
 def _write_payload(payload: Payload) -> dict[str, Any]:
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
-    return {**entry, "reduction": payload.reduction} if payload.reduction else entry
+    entry |= {"reduction": payload.reduction} if payload.reduction else {}
+    return entry | ({"strides": payload.strides} if payload.strides else {})
 
 
 def read_tables(value: Any) -> Tables:
@@ -313,8 +316,16 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    shape = _naturals(entry.get("shape"), "the shape of a payload")
-    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")))
+    shape, strides = _naturals(entry.get("shape"), "the shape of a payload"), entry.get("strides", [])
+    if not isinstance(strides, list):
+        raise ValueError("the strides of a payload are not a list")
+    return Payload(
+        read_word(entry.get("dtype")),
+        shape,
+        size_bytes,
+        read_word(entry.get("reduction", "")),
+        tuple(_naturals(one, "the strides of a tensor") for one in strides),
+    )
 
 
 def readable(value: Any) -> Any:

@@ -1,27 +1,25 @@
-"""The recorder: writes a rank's events to its part, as they happen, for whatever carries the messages; and spans and marks.
+"""The recorder: writes what happens on a rank as it happens, whatever carries the messages and whatever the clock.
 
-Which source file a stack frame belongs to: the user's, ringsim's, the communication library's, or Python's.
+Each event is one record of fixed size (``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
+and written once beside it. A real rank writes to two files of its own::
 
-The line of an event is the user's: the recorder walks outward from the operation, past every frame that is not the user's own.
-
-What a rank leaves on disk while it runs: a memory-mapped array of records, and the names that the records number.
-
-The kernel keeps what was written to the map whatever happens to the process, so a rank that is killed leaves everything up to that
-moment, and a watcher can read the file live::
-
-    rank-2.events   [record][record][record][ 0 ][ 0 ] ... grown chunk by chunk; a slot with status 0 is empty
+    rank-2.events   [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a slot with status 0 is empty
     rank-2.names    {"table": "group", "id": 0, "name": "world", "ranks": [0, 1, 2, 3]}
                     {"table": "payload", "id": 0, "dtype": "float32", "shape": [1024], "size_bytes": 4096}
 
-The functions that write a rank's records while its operations run: the part of the recorder that has to be fast.
+The kernel keeps what was written to the map whatever happens to the process: a rank that is killed leaves everything up to that moment,
+and ``ringsim.traces.parts`` can read the files while they grow. Simulated ranks share one recorder that writes to memory, in which the
+column of the thread holds the rank.
 
-They are closures over one preallocated ``struct`` and one memory map. An operation costs one record written when it is posted, one number
-when the program begins to wait for it, and two when it is done; nothing is allocated, locked or looked up twice.
+Whoever carries messages records them with four calls::
 
-How an operation is recorded whose connection was gone when it was posted: as a wait that broke, not as a refusal.
+    post = recorder.make_post(OP_CODES["isend"])    # once for each kind of operation
+    slot = post(group, peer, tag, payload)          # when the program calls it; None once recording has stopped
+    recorder.wait(slot)                             # when the program begins to wait
+    recorder.complete(slot)                         # when that is over; ERROR where it raised
+    recorder.amend(slot, peer=3)                    # what is known late: where a message came from, the times of a GPU
 
-A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. To the user
-both are the same: a message to a rank that is gone. What was refused never reached the wire and says nothing of the other side.
+An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python.
 """
 
 from __future__ import annotations
@@ -37,193 +35,678 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from operator import index
 from pathlib import Path
-from threading import Lock
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.state import get_state
-from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Ints, word_notice
+from ringsim.traces.events import (
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OK,
+    OP_CODES,
+    RECORD,
+    Events,
+    Group,
+    Ints,
+    Payload,
+    Tables,
+    make_events,
+    readable,
+    word_notice,
+)
 
-__all__ = ["LOST_PEER", "fail_posting"]
+__all__ = ["LOST_PEER", "CallSites", "Recorder", "fail_posting", "label_in_force", "mark", "span", "stage_and_microbatch"]
+
+OURS: Final = -1  # a file of ringsim
+LIBRARY: Final = -2  # a file of torch, or of Python's own modules
+SPEAKER: Final = -3  # the file of the library whose functions name the operations
+
+RECORD_BYTES: Final = RECORD.itemsize
+FIRST_CHUNK: Final = 512  # records that a file has room for at the start: every rank of a large run pays for them
+CHUNK: Final = 4096  # records by which it grows: 72 pages, a tenth of a millisecond
+
+_WORDS: Final = RECORD_BYTES // 8
+_PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
+_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
+_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
+_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
+_DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo_programs.py")  # stands for a program of the user's
+_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
+_DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
+_INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
+
+# Globals rather than variables of a closure, which Python copies at every call.
+_frame_at: Final = sys._getframe
+_pack_record: Final = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
+_pack_rank: Final = struct.Struct("<i").pack_into
+
+# The stage (lower half) and the microbatch of the innermost span.
+stage_and_microbatch: Final[ContextVar[int]] = ContextVar("ringsim_stage_and_microbatch", default=NONE)
+_about: Final = stage_and_microbatch.get
+# The label of operations posted now, where the caller gave one: their name in the log.
+label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
+_label: Final = label_in_force.get
+
+Post = Callable[..., int | None]
 
 
 class Recorder:
-    """Writes the events of one rank to ``directory``, from any thread.
-
-    Operations go through ``hot``, the functions of ``ringsim.traces.recorder``.
+    """Writes the events of one rank to its files, from any thread; or those of all simulated ranks to memory.
 
     Args:
-        directory: where the part goes; see ``ringsim.traces.recorder``.
-        rank: the rank that is recorded.
-        world_size: how many ranks the run has.
-        max_records: recording stops there, and says so; the program runs on. 72 bytes each.
+        directory: where the files go; None to keep the records in memory, where ``read`` finds them.
+        rank: the rank that is recorded; in memory, ``who`` tells.
+        world_size: number of ranks in the run.
+        max_records: recording to files stops there and says so, while the program runs on. 72 bytes each.
+        now: the clock, in ns.
+        who: what stands in the column of the thread: the thread, or in memory the rank that is running.
+
+    Attributes:
+        groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
+        sites: finds the user's line.
+        users: how many have installed hooks that show operations to this recorder.
+        undo_hooks: takes the hooks away again.
+        check_end: raises where the program left something undone when it says that it is done.
+        on_growth: called now and then, when the file grows.
+        on_reading: called before the records are read, and before the recorder closes.
+        on_failure: called when a wait has failed; may raise an error that says why.
+        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more record; False where it is not known.
 
     Raises:
-        TraceFileError: the part cannot be made.
+        TraceFileError: the files cannot be made.
 
     Example:
-        >>> import tempfile
-        >>> from ringsim.traces.events import OP_CODES
-        >>> recorder = Recorder(tempfile.mkdtemp(), rank=0, world_size=2)
-        >>> group = recorder.number("group", name="world", ranks=[0, 1])
-        >>> payload = recorder.number("payload", dtype="float32", shape=[2], size_bytes=8)
-        >>> post = recorder.hot.make_post(OP_CODES["isend"])
+        >>> times = iter([10, 20, 30])
+        >>> recorder = Recorder(None, 0, 2, now=times.__next__, who=lambda: 0)
+        >>> group, payload = recorder.group("world", [0, 1]), recorder.payload("float32", [2], 8)
+        >>> post = recorder.make_post(OP_CODES["isend"])
         >>> slot = post(group, 1, 0, payload)
-        >>> recorder.hot.begin_wait(slot)
-        >>> recorder.hot.finish(slot)
-        >>> recorder.count
-        1
-        >>> recorder.close()
+        >>> recorder.wait(slot)
+        >>> recorder.complete(slot)
+        >>> events = recorder.read()
+        >>> events.post_ns.tolist(), events.wait_ns.tolist(), events.done_ns.tolist()
+        ([10], [20], [30])
     """
 
-    def __init__(self, directory: Path | str, rank: int, world_size: int, *, max_records: int = 1 << 21) -> None:
-        self.directory = Path(directory)
-        self.rank = rank
+    def __init__(
+        self,
+        directory: Path | str | None,
+        rank: int,
+        world_size: int,
+        *,
+        max_records: int = 1 << 21,
+        now: Callable[[], int] = time.monotonic_ns,
+        who: Callable[[], int] = threading.get_ident,
+    ) -> None:
+        self.directory = None if directory is None else Path(directory)
         self.world_size = world_size
-        self.users = 0  # how many hold the hooks of the communication library in place
+        self.groups: list[Group] = []
+        self.payloads: list[Payload] = []
+        self.labels: list[str] = []
+        self.files: list[str] = []
+        self.users = 0
         self.undo_hooks: Callable[[], None] = _do_nothing
-        self.check_end: Callable[[], None] = _do_nothing  # raises where the program has left something undone, when it says that it is done
-        self.on_growth: Callable[[], None] = _do_nothing  # called now and then, when the part grows
-        self.on_reading: Callable[[], None] = _do_nothing  # called when the record is about to be read, and before it ends
-        self.on_failure: Callable[[], None] = _do_nothing  # called when a wait has failed; may raise an error that says why
-        self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: (
-            False
-        )  # makes a handle complete one more record, if it is known
-        self._buffer = PartBuffer(directory, rank, max_records=max_records)
+        self.check_end: Callable[[], None] = _do_nothing
+        self.on_growth: Callable[[], None] = _do_nothing
+        self.on_reading: Callable[[], None] = _do_nothing
+        self.on_failure: Callable[[], None] = _do_nothing
+        self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
+        self._rank = rank
         self._max_records = max_records
-        self._stopped = False
-        self._closed = False
-        self._labels: dict[str, int] = {}
-        self.sites = CallSites(lambda filename: self.number("file", name=filename))
-        start_ns, start_unix_ns = time.monotonic_ns(), time.time_ns()
-        self.start_ns = start_ns
+        self._now, self._who = now, who
+        self._stopped = self._closed = False
+        self._lock, self._growing = threading.Lock(), threading.Lock()
+        self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "label": {}, "file": {}}
+        self._claim = itertools.count(step=_WORDS).__next__  # atomic: every thread gets slots of its own
+        self.sites = CallSites(self._file)
+        self._store: _Store = _Memory() if directory is None else _Files(directory, rank, max_records)
+        self._use(self._store.memory)
+        self._post_span = self.make_post(OP_CODES["span"])
+        self._post_mark = self.make_post(OP_CODES["mark"])
+        self.start_ns = now() if directory is not None else 0
+        if directory is not None:
+            self._introduce()
+
+    def _introduce(self) -> None:
+        """Writes down who records, and sees to it that a forked process does not."""
         for key, value in {
-            "rank": rank,
-            "world_size": world_size,
+            "rank": self._rank,
+            "world_size": self.world_size,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "start_ns": start_ns,
-            "start_unix_ns": start_unix_ns,
+            "start_ns": self.start_ns,
+            "start_unix_ns": time.time_ns(),
             "cost_ns_per_op": _measure_cost_ns(),
         }.items():
             self.set_meta(key, value)
-        self.hot = make_hot_path(self._buffer.memory, self._grow, self.sites)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=functools.partial(_detach, weakref.ref(self)))
-        self._post_span: Callable[..., int | None] = self.hot.make_post(OP_CODES["span"])
-        self._post_mark: Callable[..., int | None] = self.hot.make_post(OP_CODES["mark"])
 
     @property
-    def count(self) -> int:
-        """How many records have been written."""
-        return self._buffer.count
+    def rank(self) -> int:
+        """The rank that is recorded; in memory, the one that is running."""
+        return self._rank if self.directory is not None else self._who()
 
-    def number(self, table: str, **entry: Any) -> int:
-        """Returns the number of a group, payload, label or file; writes it down when it is new. NONE if the disk is full."""
-        try:
-            return self._buffer.number(table, **entry)
-        except OSError as error:
-            self._stop(error)
-            return NONE
+    # -- operations
+
+    def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
+        """Makes the function that writes down the beginning of operations of one kind.
+
+        Args:
+            op: code of the operation.
+            spoken: better codes, by the name of the library's function (in its speaking file, see ``CallSites``) that the user called.
+
+        Returns:
+            ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function that the user or the library called.
+            ``peer`` is a global rank, NONE or ANY_SOURCE; ``label`` that in force where None. The slot is None once recording has stopped.
+        """
+        posted = op | IN_FLIGHT << 16  # the column after op
+        posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
+        claim, now, who = self._claim, self._now, self._who
+        place_of, learn, find_stand_in = self.sites.places.get, self.sites.learn, self.sites.find_stand_in
+
+        def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
+            state = posted
+            frame: Any
+            try:
+                frame = innermost = _frame_at(2)
+            except ValueError:  # a thread that begins in the library: no frame is the user's
+                frame = innermost = _frame_at(1)
+            while True:
+                file, line = place_of(id(frame.f_code) + frame.f_lasti) or learn(frame)
+                if file >= 0:
+                    break
+                if file == SPEAKER:
+                    state = posted_as.get(line, state)
+                frame = frame.f_back
+                if frame is None:
+                    file, line = find_stand_in(innermost)
+                    break
+            slot = claim()
+            if label is None:
+                label = _label()
+            try:
+                _pack_record(
+                    self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state
+                )
+            except struct.error:
+                return self._post_anew(slot, group, payload, label, file, line, peer, tag, state)
+            return slot
+
+        return post
+
+    def _post_anew(
+        self, slot: int, group: int, payload: int, label: int, file: int, line: int, peer: Any, tag: Any, state: int
+    ) -> int | None:
+        """Writes a record for which there was no room, or whose peer or tag is no number that the library could take."""
+        if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
+            return None
+        values = (group, payload, label, file, line, _fit(peer), _fit(tag), _about(), state)
+        _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, self._who(), *values)
+        return slot
+
+    def post_for(self, who: int, frame: FrameType | None, op: int, group: int, peer: int, tag: int, payload: int) -> int | None:
+        """Writes down an operation that somebody else posted: a simulated rank that gave way at ``frame``. Returns its slot."""
+        place = (NONE, NONE) if frame is None else self.sites.place(frame)
+        slot = self._post_anew(self._claim(), group, payload, _label(), *place, peer, tag, op | IN_FLIGHT << 16)
+        if slot is not None:
+            self._words[slot + 3] = who
+        return slot
+
+    def wait(self, slot: int) -> None:
+        """Writes down that the program begins to wait for an operation."""
+        self._words[slot + 1] = self._now()
+
+    def complete(self, slot: int, status: int = OK, *, waited: bool = True) -> None:
+        """Writes down that an operation is done, refused or broken.
+
+        Args:
+            slot: the operation.
+            status: OK, or ERROR where it raised; what raised before the program waited was refused.
+            waited: False for what blocked the program from its posting until now.
+        """
+        words = self._words
+        if not waited:
+            words[slot + 1] = words[slot]
+        words[slot + 2] = self._now()
+        self._memory[slot * 8 + _STATUS_AT] = status
+
+    def amend(self, slot: int, *, peer: int | None = None, wait_ns: int | None = None, done_ns: int | None = None) -> None:
+        """Writes down what is known late of an operation.
+
+        Args:
+            slot: the operation.
+            peer: the global rank that a message received from any source came from.
+            wait_ns: when it began to block; not before the program's own call, which caused it.
+            done_ns: when it was done; likewise.
+        """
+        if peer is not None:
+            _pack_rank(self._memory, slot * 8 + _PEER_AT, peer)
+        words = self._words
+        if wait_ns is not None:
+            words[slot + 1] = max(wait_ns, words[slot + 1])
+        if done_ns is not None:
+            words[slot + 2] = max(done_ns, words[slot + 1], words[slot + 2])
+
+    # -- spans and marks
+
+    def span_begin(self, name: str) -> int | None:
+        """Writes down that a span begins, with the stage and microbatch in force. Returns its slot, None once recording has stopped."""
+        return self._post_span(NONE, NONE, NONE, NONE, self.label(name))
+
+    def call_begin(self, label: int, group: int, payload: int) -> int | None:
+        """Begins a span that has a group and a size: a call of a user's own collective. Returns its slot, as ``span_begin`` does."""
+        return self._post_span(group, NONE, NONE, payload, label)
+
+    def span_end(self, slot: int, *, failed: bool = False) -> None:
+        """Writes down that a span ends: ok, or error where an exception passed through it."""
+        self.complete(slot, ERROR if failed else OK)
+
+    def mark(self, name: str) -> None:
+        """Writes a mark: something happened now."""
+        self._mark(self.label(name), NONE, NONE, NONE, NONE)
+
+    def notice(self, kind: str, text: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
+        """Writes down a mistake that was found in the operation that the numbers describe; see ``ringsim.traces.events.word_notice``."""
+        self._mark(self.label(word_notice(kind, text)), group, peer, tag, payload)
+
+    def _mark(self, label: int, group: int, peer: int, tag: int, payload: int) -> None:
+        slot = self._post_mark(group, peer, tag, payload, label)
+        if slot is not None:
+            self.complete(slot)
+
+    # -- names
+
+    def group(self, name: str, ranks: Sequence[int], *, fresh: bool = False) -> int:
+        """Numbers a group.
+
+        Args:
+            name: what it is called.
+            ranks: its members, global ranks in the group's order.
+            fresh: nothing was posted on it before; so the k-th operation of one member is that of the others.
+
+        Returns:
+            Its number; NONE, here and below, where the disk is full.
+        """
+        ranks = tuple(ranks)
+        line = {"name": name, "ranks": ranks, "fresh": True} if fresh else {"name": name, "ranks": ranks}
+        return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
+
+    def payload(
+        self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()
+    ) -> int:
+        """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
+        value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
+        line = {"dtype": dtype, "shape": value.shape, "size_bytes": size_bytes}
+        line |= {"reduction": reduction} if reduction else {}
+        return self._number("payload", value, self.payloads, value, line | ({"strides": value.strides} if strides else {}))
+
+    def label(self, name: str) -> int:
+        """Numbers a name of a span, a mark or an operation."""
+        number = self._numbers["label"].get(name)
+        return self._number("label", name, self.labels, name, {"name": name}) if number is None else number
+
+    def _file(self, name: str) -> int:
+        return self._number("file", name, self.files, name, {"name": name})
+
+    def _number(self, table: str, key: Any, values: list[Any], value: Any, line: dict[str, Any]) -> int:
+        numbers = self._numbers[table]
+        with self._lock:
+            if key not in numbers:
+                try:  # on disk before in memory: whoever reads a record with the number finds the name
+                    self._store.append({"table": table, "id": len(numbers), **line})
+                except OSError as error:
+                    self._stop(error)
+                    return NONE
+                values.append(value)
+                numbers[key] = len(numbers)
+            return numbers[key]
 
     def set_meta(self, key: str, value: Any) -> None:
         """Writes down one fact about the rank (JSON-able); the last value of a key counts."""
-        self._buffer.set_meta(key, value)
+        self._store.append({"table": "meta", "key": key, "value": value})
 
-    def _grow(self, offset: int) -> Any:
-        """Returns the map that has room at ``offset``, None where recording stops."""
-        if self._stopped:
-            return None
-        try:
-            memory = self._buffer.grow(offset)
-        except OSError as error:
-            self._stop(error)
-            return None
-        if memory is None:
-            self._stop(None)
-        else:
-            self.on_growth()
-        return memory
+    # -- what has been written
+
+    @property
+    def count(self) -> int:
+        """How many records have been written; in memory, by the rank that is running."""
+        records = np.frombuffer(self._memory, dtype=RECORD)
+        written = records["status"] != 0
+        return int(np.count_nonzero(written if self.directory is not None else written & (records["thread"] == self._who())))
+
+    def bookmark(self) -> int:
+        """Returns a place: what is posted from now on stands behind it."""
+        slot = self._claim()
+        if slot * 8 < len(self._memory):
+            self._words[slot] = NONE  # a reader sees that nothing will come here
+        return slot
+
+    def records_since(self, bookmark: int) -> Ints:
+        """Returns what the calling thread, or the running rank, has written since a bookmark: an array of ``RECORD``, a copy."""
+        end = self.bookmark()
+        records: Ints = np.frombuffer(self._memory, dtype=RECORD)[bookmark // _WORDS + 1 : end // _WORDS]
+        mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
+        return mine
+
+    def read(self, rank: int | None = None) -> Events:
+        """Returns what was written to memory, ordered by rank; where ``rank`` is given, what it wrote."""
+        records = np.frombuffer(self._memory, dtype=RECORD, count=min(self._claim() // _WORDS, len(self._memory) // RECORD_BYTES))
+        wanted = records["status"] != 0
+        records = records[wanted if rank is None else wanted & (records["thread"] == rank)]
+        records = records[np.argsort(records["thread"], kind="stable")]
+        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or () if name != "thread"}
+        groups = tuple(Group(readable(group.name), group.ranks) for group in self.groups)
+        tables = Tables(groups, tuple(self.payloads), tuple(map(readable, self.labels)), tuple(map(readable, self.files)))
+        return make_events({**columns, "rank": records["thread"]}, tables)
+
+    def complete_times(self) -> None:
+        """Writes down what is known late (when GPUs were done), for whoever is about to read the records. Does not block."""
+        if not self._closed:
+            try:
+                self.on_reading()
+            except OSError as error:
+                self._stop(error)
+
+    def close(self) -> None:
+        """Ends the record, and writes down when. Closing twice is harmless."""
+        if self._closed:
+            return
+        self.complete_times()
+        self._closed = True
+        if not self._stopped:
+            self.set_meta("end_ns", self._now())
+        self._store.close()
+
+    # -- memory
+
+    def _use(self, memory: Any) -> None:
+        self._words = memoryview(memory).cast("B").cast("q")  # before `_memory`: a thread that finds room there finds it here
+        self._memory = memory
+
+    def _grow(self, offset: int) -> bool:
+        """Makes room at ``offset``; False where recording stops."""
+        with self._growing:
+            if self._stopped:
+                return False
+            try:
+                memory = self._store.grow(offset)
+            except OSError as error:
+                self._stop(error)
+                return False
+            if memory is None:
+                self._stop(None)
+                return False
+            self._use(memory)
+        self.on_growth()
+        return True
 
     def _stop(self, error: OSError | None) -> None:
-        """Stops recording, the program runs on; one note says why."""
+        """Stops recording while the program runs on; one note says why."""
         if self._stopped:
             return
         self._stopped = True
         why = f"the disk could not take more ({error})" if error else f"the maximum of {self._max_records:,} records was reached"
         try:
             self.set_meta("stopped_at_max", True)
-            self.set_meta("note", f"Recording of rank {self.rank} stopped: {why}. What came later is not in the trace.")
+            self.set_meta("note", f"Recording of rank {self._rank} stopped: {why}. What came later is not in the trace.")
         except OSError:
             pass  # the disk is full to the last byte; the records say how far it went
 
-    def span_begin(self, name: str) -> int | None:
-        """Writes a span as begun, with the stage and microbatch in force. Returns its slot, None once recording has stopped."""
-        return self._post_span(NONE, NONE, NONE, NONE, self.number_label(name))
 
-    def call_begin(self, label: int, group: int, payload: int) -> int | None:
-        """Writes a span that has a group and a size: a call of a user's own collective. Returns its slot, as ``span_begin`` does."""
-        return self._post_span(group, NONE, NONE, payload, label)
+class _Store(Protocol):
+    """Where records and names go."""
 
-    def span_end(self, slot: int, *, failed: bool = False) -> None:
-        """Writes a span as ended: ok, or error where an exception passed through it."""
-        (self.hot.fail if failed else self.hot.finish)(slot)
+    memory: Any
 
-    def mark(self, name: str) -> None:
-        """Writes a mark: something happened now."""
-        slot = self._post_mark(NONE, NONE, NONE, NONE, self.number_label(name))
-        if slot is not None:
-            self.hot.finish(slot)
+    def grow(self, offset: int) -> Any: ...
+    def append(self, line: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
 
-    def notice(self, kind: str, message: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
-        """Writes down that something wrong was found (see ``ringsim.traces.events``), in the operation that the numbers describe."""
-        slot = self._post_mark(group, peer, tag, payload, self.number_label(word_notice(kind, message)))
-        if slot is not None:
-            self.hot.finish(slot)
 
-    def number_label(self, name: str) -> int:
-        """Returns the number of a label; cheap when it was asked for before."""
-        label = self._labels.get(name)
-        if label is None:
-            label = self._labels[name] = self.number("label", name=name)
-        return label
+class _Memory:
+    """Memory that grows by doubling; untouched pages cost nothing. Names stay with the recorder."""
 
-    def records_between(self, first: int, last: int) -> Ints:
-        """Returns what was written between two slots that ``hot.skip`` gave: an array of ``RECORD``, a copy."""
-        words = RECORD_BYTES // 8
-        records: Ints = np.frombuffer(self._buffer.memory, dtype=RECORD)[first // words + 1 : last // words]
-        valid: Ints = records[records["status"] != 0]
-        return valid
+    def __init__(self) -> None:
+        self.memory = memoryview(np.zeros(CHUNK * RECORD_BYTES, dtype=np.uint8))
 
-    def entry(self, table: str, number: int) -> dict[str, Any]:
-        """Returns what ``number`` was told when it gave this number."""
-        return self._buffer.entries[table][number]
+    def grow(self, offset: int) -> memoryview:
+        memory = memoryview(np.zeros(4 * (offset + RECORD_BYTES), dtype=np.uint8))
+        memory[: len(self.memory)] = self.memory
+        self.memory = memory
+        return memory
 
-    def complete_times(self) -> None:
-        """Writes down what is known late, when GPUs were done, for whoever is about to read the records. It does not block."""
-        if self._closed:
-            return
-        try:
-            self.on_reading()
-        except OSError as error:
-            self._stop(error)
+    def append(self, line: dict[str, Any]) -> None:
+        pass
 
     def close(self) -> None:
-        """Ends the part, and writes down when. Closing twice is harmless."""
-        if self._closed:
-            return
-        self.complete_times()
+        pass
+
+
+class _Files:
+    """The two files of a rank: a memory-mapped array of records, and lines of names."""
+
+    def __init__(self, directory: Path | str, rank: int, max_records: int) -> None:
+        self._lock = threading.Lock()
+        self._capacity = 0  # records that the file has room for
+        self._max_records = max_records
+        self._closed = False
+        events_path = Path(directory, f"rank-{rank}.events")
+        try:
+            events_path.parent.mkdir(parents=True, exist_ok=True)
+            for path in (events_path, events_path.with_suffix(".names")):
+                path.unlink(missing_ok=True)  # rather than cut it: an earlier recorder that still maps it would crash
+            self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            self.memory = self._extend(min(FIRST_CHUNK, max_records))
+        except OSError as error:
+            raise TraceFileError(
+                f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
+                "Choose another path or free some space."
+            ) from error
+
+    def _extend(self, capacity: int) -> mmap.mmap:
+        """Gives the file room for ``capacity`` records and maps it whole. A full disk shows here, as an error, and nowhere else."""
+        start, length = self._capacity * RECORD_BYTES, (capacity - self._capacity) * RECORD_BYTES
+        if hasattr(os, "posix_fallocate"):  # not on macOS and Windows, where writing has to do
+            os.posix_fallocate(self._events, start, length)
+        # The zeros are there already, but writing them makes the pages known: the first touch of each through the map costs a fifth.
+        os.lseek(self._events, start, os.SEEK_SET)
+        zeros = memoryview(bytes(length))
+        while zeros:
+            zeros = zeros[os.write(self._events, zeros) :]
+        self._capacity = capacity
+        # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
+        memory = mmap.mmap(self._events, capacity * RECORD_BYTES)
+        try:
+            memory.madvise(_POPULATE, start, length)  # map the pages now, at once, rather than one by one in the middle of operations
+        except (AttributeError, OSError, ValueError):
+            pass  # not Linux, or one before 5.14
+        return memory
+
+    def grow(self, offset: int) -> mmap.mmap | None:
+        """Makes room at ``offset`` and returns the map to write to; None where the file has its largest size, or is closed."""
+        if self._closed or offset >= self._max_records * RECORD_BYTES:
+            return None
+        while offset >= self._capacity * RECORD_BYTES:
+            self.memory = self._extend(min(self._capacity + CHUNK, self._max_records))
+        return self.memory
+
+    def append(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            if not self._closed:
+                os.write(self._names, json.dumps(line).encode() + b"\n")  # one write a line: a kill leaves a whole line or none
+
+    def close(self) -> None:
+        """Closes the files. The map stays valid for threads that are in the middle of a record."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._events)
+                os.close(self._names)
+
+    def abandon(self) -> None:
+        """Writes nothing more, in a process forked from the one that does."""
+        self._lock = threading.Lock()  # another thread may have held the old one at the fork
         self._closed = True
-        if not self._stopped:
-            self.set_meta("end_ns", time.monotonic_ns())
-        self._buffer.close()
+
+
+def _detach(reference: weakref.ref[Recorder]) -> None:
+    """Lets go of the files, in a process forked from the rank: the two would write to the same places."""
+    recorder = reference()
+    if recorder is not None:
+        recorder._stopped = recorder._closed = True
+        recorder._lock, recorder._growing = threading.Lock(), threading.Lock()
+        if isinstance(recorder._store, _Files):
+            recorder._store.abandon()
+        recorder._use(bytearray(recorder._memory))
+
+
+def _fit(value: Any) -> int:
+    """Returns a peer or tag as it can be written down: NONE for what no column holds (the library itself will refuse it)."""
+    return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _measure_cost_ns() -> int:
+    """CPU time of one recorded operation (post, wait, done) in ns, without the communication library's part: the least of some tries."""
+    recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=threading.get_ident)
+    post, costs = recorder.make_post(OP_CODES["isend"]), []
+    for _ in range(4):
+        start_ns = time.thread_time_ns()
+        for _ in range(100):
+            slot = post(0, 0, 0, 0) or 0
+            recorder.wait(slot)
+            recorder.complete(slot)
+        costs.append(time.thread_time_ns() - start_ns)
+    return min(costs) // 100
+
+
+# -- the user's line
+
+
+class CallSites:
+    """Finds the user's line: the innermost frame outside ringsim, the communication library and Python's own modules.
+
+    ``places`` remembers instructions, for Python finds the line of a frame by reading its function's table from the start, which in a
+    function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
+    object holds its instructions, so no two have one key while both live.
+
+    Args:
+        number: gives a user's file its number.
+
+    Attributes:
+        places: by instruction, the number of the user's file and the line; or OURS, LIBRARY or SPEAKER and the name of the function.
+    """
+
+    def __init__(self, number: Callable[[str], int]) -> None:
+        self.places: dict[int, tuple[int, Any]] = {}
+        self._number = number
+        self._kinds: dict[str, int] = {}
+        self._alive: list[CodeType] = []  # those in `places`
+        self._libraries: tuple[str, ...] = ("<frozen ",)
+        self._speaker = ""
+
+    def declare_library(self, directory: str, speaker: str) -> None:
+        """Counts the files under ``directory`` as the library's, and ``speaker`` as the one whose functions name operations."""
+        self._kinds.clear()
+        self.places.clear()
+        self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
+
+    def kind(self, filename: str) -> int:
+        """Returns the number of a user's file; OURS, LIBRARY or SPEAKER for others."""
+        found = self._kinds.get(filename)
+        if found is None:
+            found = self._kinds[filename] = self._classify(filename)
+        return found
+
+    def _classify(self, filename: str) -> int:
+        if filename == self._speaker:
+            return SPEAKER
+        if filename.startswith(_RINGSIM) and filename != _DEMONSTRATION:
+            return OURS
+        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
+        if of_python or filename.startswith(self._libraries) or filename.endswith(_DECORATOR):
+            return LIBRARY
+        return self._number(filename)
+
+    def learn(self, frame: FrameType) -> tuple[int, Any]:
+        """Returns what ``places`` says of a frame from now on."""
+        code = frame.f_code
+        file = self.kind(code.co_filename)
+        place = file, (frame.f_lineno if file >= 0 else code.co_name)
+        self._alive.append(code)  # first: the key is good only while it lives
+        self.places[id(code) + frame.f_lasti] = place
+        return place
+
+    def find(self, frame: FrameType | None) -> FrameType | None:
+        """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
+        while frame is not None and self.kind(frame.f_code.co_filename) < 0:
+            frame = frame.f_back
+        return frame
+
+    def place(self, frame: FrameType) -> tuple[int, int]:
+        """Returns file number and line of the user's code that ``frame`` is, or was called by."""
+        found = self.find(frame)
+        return self.find_stand_in(frame) if found is None else (self.kind(found.f_code.co_filename), found.f_lineno)
+
+    def find_stand_in(self, frame: FrameType) -> tuple[int, int]:
+        """Returns file number and line where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
+        outward = frame.f_back
+        while outward is not None and self.kind(outward.f_code.co_filename) != OURS:
+            outward = outward.f_back
+        found = outward or frame
+        return self._number(found.f_code.co_filename), found.f_lineno
+
+
+# -- operations whose peer is gone
+
+LOST_PEER: Final = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "closed the connection",
+    "Failed to recv",
+    "failed to recv",
+    "Socket is closed",
+)  # how torch words an error of a rank whose peer is gone
+
+
+def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
+    """Completes the record of an operation that raised when it was posted.
+
+    A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. To the
+    user both are the same, a message to a rank that is gone, so both are recorded as a wait that broke. What was refused instead never
+    reached the wire, and says nothing of the other side.
+
+    Args:
+        recorder: has the record.
+        slot: where the record is.
+        error: what was raised.
+
+    Returns:
+        Whether the operation was refused: False where its peer is gone.
+    """
+    lost = any(words in str(error) for words in LOST_PEER)
+    if lost:
+        recorder.wait(slot)
+    recorder.complete(slot, ERROR)
+    return not lost
+
+
+# -- what a program calls
 
 
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
@@ -257,10 +740,10 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
     def __enter__(self) -> Self:
         self._recorder = recorder = get_state().recorder
         if recorder is not None:
-            self._outer = outer = meaning.get()
+            self._outer = outer = stage_and_microbatch.get()
             stage = outer & 0xFFFFFFFF if self._stage is None else self._stage
             microbatch = outer >> 32 if self._microbatch is None else self._microbatch
-            meaning.set(microbatch << 32 | stage)
+            stage_and_microbatch.set(microbatch << 32 | stage)
             self._slot = recorder.span_begin(self._name)
         return self
 
@@ -268,7 +751,7 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
         if self._recorder is not None:
             if self._slot is not None:
                 self._recorder.span_end(self._slot, failed=kind is not None)
-            meaning.set(self._outer)
+            stage_and_microbatch.set(self._outer)
 
 
 def mark(name: str) -> None:
@@ -303,459 +786,3 @@ def _check_index(what: str, value: int) -> int:
     if not 0 <= number < 1 << 31:
         raise ArgumentError(f"{what} must be an integer from 0 to 2**31 - 1, got {value!r}. Count from 0, or leave it out.")
     return number
-
-
-def _detach(reference: weakref.ref[Recorder]) -> None:
-    """Lets go of the part, in a process that was forked from the rank: the two would write to the same places."""
-    recorder = reference()
-    if recorder is not None:
-        recorder._stopped = recorder._closed = True
-        recorder._buffer.abandon()
-        recorder.hot.detach()
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _measure_cost_ns() -> int:
-    """CPU time of one recorded operation (post, wait, done) in ns, without the communication library's part: the least of some tries."""
-    hot = make_hot_path(bytearray(RECORD_BYTES * 400), lambda _: None, CallSites(lambda _: 0))
-    post, costs = hot.make_post(OP_CODES["isend"]), []
-    for _ in range(4):
-        start_ns = time.thread_time_ns()
-        for _ in range(100):
-            slot = post(0, 0, 0, 0) or 0
-            hot.begin_wait(slot)
-            hot.finish(slot)
-        costs.append(time.thread_time_ns() - start_ns)
-    return min(costs) // 100
-
-
-OURS: Final = -1  # ringsim itself
-LIBRARY: Final = -2  # torch, Python's own modules
-SPEAKER: Final = -3  # the library file whose functions name the operations
-
-_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_DEMONSTRATIONS: Final = (_RINGSIM + "cli/demo_programs.py",)  # it stands for the program of a user
-_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
-_DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
-_INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
-
-
-class CallSites(dict[str, int]):
-    """Says of each source file what it is: its number if it is the user's, else OURS, LIBRARY or SPEAKER.
-
-    ``places`` says the same of the user's instructions that were met before, with the line: Python finds the line of a frame by reading
-    its function's table from the start, which in a function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address
-    of the instruction but for a constant: a code object holds its instructions, so no two have the same key while both live.
-
-    Args:
-        number: gives a file name its number.
-    """
-
-    def __init__(self, number: Callable[[str], int]) -> None:
-        super().__init__()
-        self._number = number
-        self.places: dict[int, tuple[int, int]] = {}
-        self._alive: list[CodeType] = []  # those in `places`
-        self._libraries: tuple[str, ...] = ("<frozen ",)
-
-    def declare_library(self, directory: str, speaker: str) -> None:
-        """Counts the files under ``directory`` as the library's, and ``speaker``, one of them, as the one that names operations."""
-        self.clear()
-        self.places.clear()
-        self._libraries = (*self._libraries, directory + os.sep)
-        self[speaker] = SPEAKER
-
-    def learn(self, filename: str) -> int:
-        """Returns what a file is, and remembers it; afterwards ``sites[filename]`` says the same."""
-        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
-        if filename.startswith(_RINGSIM) and filename not in _DEMONSTRATIONS:
-            kind = OURS
-        elif of_python or filename.startswith(self._libraries) or filename.endswith(_DECORATOR):
-            kind = LIBRARY
-        else:
-            kind = self._number(filename)
-        self[filename] = kind
-        return kind
-
-    def learn_place(self, frame: FrameType) -> tuple[int, int]:
-        """Returns file number and line of a frame of the user's, and remembers them."""
-        code = frame.f_code
-        place = self[code.co_filename], frame.f_lineno
-        self._alive.append(code)  # first, for the key is good only while it lives
-        self.places[id(code) + frame.f_lasti] = place
-        return place
-
-    def find_stand_in(self, frame: FrameType) -> tuple[int, int]:
-        """Returns file number and line where no frame is the user's: the innermost outside the library, else ``frame`` itself."""
-        innermost, outward = frame, frame.f_back
-        while outward is not None:
-            if self.get(outward.f_code.co_filename) == OURS:
-                frame = outward
-                break
-            outward = outward.f_back
-        else:
-            frame = innermost
-        return self._number(frame.f_code.co_filename), frame.f_lineno
-
-
-RECORD_BYTES: Final = RECORD.itemsize
-FIRST_CHUNK: Final = 512  # records that there is room for at the start: every rank of a large run pays for them
-CHUNK: Final = 4096  # records by which the array grows: 72 pages, a tenth of a millisecond
-_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
-
-
-class PartBuffer:
-    """The two files that one rank writes: slots for records, and lines for names.
-
-    Args:
-        directory: where the files go; made if it does not exist.
-        rank: whose files these are.
-        max_records: where the array ends; ``grow`` returns None from there on.
-
-    Raises:
-        TraceFileError: the files cannot be made (no permission, disk full).
-
-    Example:
-        >>> import struct, tempfile
-        >>> from ringsim.traces.events import OK, RECORD_FORMAT
-        >>> buffer = PartBuffer(tempfile.mkdtemp(), rank=0, max_records=10)
-        >>> struct.pack_into(RECORD_FORMAT, buffer.memory, 0, *range(14), OK)
-        >>> buffer.count, buffer.number("label", name="compute"), buffer.number("label", name="compute")
-        (1, 0, 0)
-        >>> buffer.close()
-    """
-
-    def __init__(self, directory: Path | str, rank: int, *, max_records: int) -> None:
-        self._lock = Lock()
-        self._numbers: dict[str, dict[str, int]] = {}
-        self.entries: dict[str, list[dict[str, Any]]] = {}  # what each number of a table means
-        self._capacity = 0  # records that the file has room for
-        self._max_records = max_records
-        self._closed = False
-        events_path = Path(directory, f"rank-{rank}.events")
-        try:
-            events_path.parent.mkdir(parents=True, exist_ok=True)
-            for path in (events_path, events_path.with_suffix(".names")):
-                path.unlink(missing_ok=True)  # rather than cut it: whoever has mapped the one of an earlier recording would crash
-            self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-            self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            self.memory = self._extend(min(FIRST_CHUNK, max_records))
-        except OSError as error:
-            raise TraceFileError(
-                f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
-                "Choose another path or free some space."
-            ) from error
-
-    def _extend(self, capacity: int) -> mmap.mmap:
-        """Gives the file room for ``capacity`` records and maps it whole. A full disk shows here, as an error, and nowhere else."""
-        start, length = self._capacity * RECORD_BYTES, (capacity - self._capacity) * RECORD_BYTES
-        if hasattr(os, "posix_fallocate"):  # not on macOS and Windows, where writing has to do
-            os.posix_fallocate(self._events, start, length)
-        # Zeros are there already, but writing them makes the pages known: the first touch of each through the map costs a fifth.
-        os.lseek(self._events, start, os.SEEK_SET)
-        zeros = memoryview(bytes(length))
-        while zeros:
-            zeros = zeros[os.write(self._events, zeros) :]
-        self._capacity = capacity
-        # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
-        memory = mmap.mmap(self._events, capacity * RECORD_BYTES)
-        try:
-            memory.madvise(_POPULATE, start, length)  # map the pages now, at once, rather than one by one in the middle of operations
-        except (AttributeError, OSError, ValueError):
-            pass  # not Linux, or one before 5.14
-        return memory
-
-    def grow(self, offset: int) -> mmap.mmap | None:
-        """Makes room for the record at ``offset``.
-
-        Args:
-            offset: in bytes from the start of the file.
-
-        Returns:
-            The map to write it to; None where the array has its largest size, or is closed.
-
-        Raises:
-            OSError: the disk is full. What was written stays valid.
-        """
-        with self._lock:
-            if self._closed or offset >= self._max_records * RECORD_BYTES:
-                return None
-            while offset >= self._capacity * RECORD_BYTES:
-                self.memory = self._extend(min(self._capacity + CHUNK, self._max_records))
-            return self.memory
-
-    @property
-    def count(self) -> int:
-        """How many records have been written."""
-        return int(np.count_nonzero(np.frombuffer(self.memory, dtype=RECORD)["status"]))
-
-    def number(self, table: str, **entry: Any) -> int:
-        """Returns the number of a name, and writes the name down when it is new.
-
-        Args:
-            table: "group", "payload", "label" or "file".
-            entry: what the table's lines hold, JSON-able.
-        """
-        key = json.dumps(entry)
-        with self._lock:
-            numbers = self._numbers.setdefault(table, {})
-            if key not in numbers:
-                # On disk before in memory: whoever reads a record that bears the number finds the name.
-                self._append({"table": table, "id": len(numbers), **entry})
-                self.entries.setdefault(table, []).append(entry)
-                numbers[key] = len(numbers)
-            return numbers[key]
-
-    def set_meta(self, key: str, value: Any) -> None:
-        """Writes down one fact about the rank; the last value of a key counts."""
-        with self._lock:
-            self._append({"table": "meta", "key": key, "value": value})
-
-    def _append(self, line: dict[str, Any]) -> None:
-        if not self._closed:
-            os.write(self._names, json.dumps(line).encode() + b"\n")  # one write a line: a kill leaves a whole line or none
-
-    def close(self) -> None:
-        """Closes the files. The map stays valid for threads that are in the middle of a record."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self._events)
-                os.close(self._names)
-
-    def abandon(self) -> None:
-        """Writes nothing more, in a process that was forked from the one that does."""
-        self._lock = Lock()  # another thread may have held the old one when the process was forked
-        self._closed = True
-
-
-_PEER, _STATUS = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
-_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
-_UNSET: Final[Any] = object()
-_NO_OPS: Final[Mapping[str, int]] = {}
-
-# Globals rather than variables of the closures, which Python copies at every call.
-_now: Final = time.monotonic_ns
-_thread_of: Final = threading.get_ident
-_frame_at: Final = sys._getframe
-_pack_record: Final = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
-_pack_rank: Final = struct.Struct("<i").pack_into
-
-# The stage and the microbatch of the innermost span, joined.
-meaning: Final[ContextVar[int]] = ContextVar("ringsim_meaning", default=NONE)
-_meaning_of: Final = meaning.get
-# The label of the operations that are posted now, where whoever calls them gave one: the name they have in the log.
-label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
-_label_of: Final = label_in_force.get
-
-
-class HotPath(NamedTuple):
-    """The functions, to be bound once by whoever shows operations to a recorder. A slot is the place of a record.
-
-    Attributes:
-        make_post: ``make_post(op, ops={}, poster=None, blocking=None, status=IN_FLIGHT)`` makes the function that begins operations of one
-            kind, ``post(group, peer, tag, payload, label=None) -> slot``. It is called by a hook that the library, or the user, called;
-            the line is the user's, and the label the one in force where none is given. The slot is None once recording has stopped.
-            ``op`` is the operation's code; where a frame of the library's speaking file (see ``CallSites``) on the way to the user bears
-            a name in ``ops``, the code there is the better one. ``poster`` and ``blocking``, which calls it, are the library's functions
-            on the two commonest ways. ``status`` is the one that a record has from the beginning: ERROR for what is refused at once.
-        make_wait: ``make_wait(call, take, otherwise, failed)`` makes a method ``wait(self, timeout)`` around ``call`` that records when
-            it is entered and left. ``take(self, None)`` gives the slot of the handle; where it gives None, ``otherwise(self[, timeout])``
-            is called instead. ``failed(self)`` is called when ``call`` raises; where it raises, the record stays as it is: the wait was
-            cut short, the operation is not done.
-        begin_wait: ``begin_wait(slot)``: the program begins to wait.
-        finish: ``finish(slot)``: the operation is done.
-        finish_at_once: ``finish_at_once(slot)``: it is done, and blocked from its posting until now.
-        fail: ``fail(slot)``: it raised.
-        set_times: ``set_times(slot, wait_ns, done_ns)``: of a finished one it is known better when it began to block, and when it was done.
-            Neither is before the program's own call, which caused it: what says so is inexact, and is set right.
-        set_peer: ``set_peer(slot, peer)``: the message from anybody came from ``peer``.
-        skip: ``skip() -> slot`` takes a slot that stays empty: what is posted from now on has a later one.
-        detach: ``detach()``: what is written from now on goes nowhere, not even to the records that there are.
-    """
-
-    make_post: Callable[..., Callable[..., int | None]]
-    make_wait: Callable[..., Callable[..., Any]]
-    begin_wait: Callable[[int], None]
-    finish: Callable[[int], None]
-    finish_at_once: Callable[[int], None]
-    fail: Callable[[int], None]
-    set_times: Callable[[int, int, int], None]
-    set_peer: Callable[[int, int], None]
-    skip: Callable[[], int]
-    detach: Callable[[], None]
-
-
-def _fit(value: Any) -> int:
-    """Returns a peer or tag as it can be written down: NONE for what no column holds (the library itself will refuse it)."""
-    return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
-
-
-def make_hot_path(memory: Any, grow: Callable[[int], Any], sites: CallSites) -> HotPath:
-    """Makes the functions that write records.
-
-    A slot is a record's place counted in words of 8 bytes, so that its times are ``words[slot + 1]`` and ``words[slot + 2]``. Where
-    neighbouring columns are known together they are written as one: wait_ns and done_ns, stage and microbatch, op and status.
-
-    Args:
-        memory: where the records go, a writable buffer.
-        grow: given an offset in bytes, returns the buffer that has room for a record there, None where there is none.
-        sites: what each source file is.
-    """
-    words = memoryview(memory).cast("B").cast("q")
-    place_of = sites.places.get
-    claim = itertools.count(step=RECORD_BYTES // 8).__next__  # atomic: every thread gets slots of its own
-
-    def make_post(
-        op: int, ops: Mapping[str, int] = _NO_OPS, poster: Any = None, blocking: Any = None, status: int = IN_FLIGHT
-    ) -> Callable[..., int | None]:
-        posted = op | status << 16  # the column after op
-        posted_as = {name: code | status << 16 for name, code in ops.items()}
-        poster_code = poster and poster.__code__
-        blocking_code, blocking_depth, blocking_posted = None, 0, posted
-        if blocking:
-            function, blocking_depth = blocking, 4  # post, hook, poster, blocking, and then the decorators
-            while hasattr(function, "__wrapped__"):
-                function, blocking_depth = function.__wrapped__, blocking_depth + 1
-            blocking_code, blocking_posted = function.__code__, posted_as[blocking.__name__]
-
-        def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
-            nonlocal memory, words
-            state = posted
-            frame: Any
-            try:
-                frame = innermost = _frame_at(2)
-                code = frame.f_code
-                if code is poster_code:  # the two commonest ways to come here, without a look-up
-                    frame = frame.f_back
-                    code = frame.f_code
-                    if code is blocking_code:
-                        state = blocking_posted
-                        frame = _frame_at(blocking_depth)
-                        code = frame.f_code
-            except (ValueError, AttributeError):  # a thread that begins in the library: no frame is the user's
-                frame = innermost = _frame_at(1)
-                code = frame.f_code
-            place = place_of(id(code) + frame.f_lasti)
-            while place is None:
-                try:
-                    file = sites[code.co_filename]
-                except KeyError:
-                    file = sites.learn(code.co_filename)
-                if file >= 0:
-                    place = place_of(id(code) + frame.f_lasti) or sites.learn_place(frame)
-                    break
-                if file == SPEAKER:
-                    state = posted_as.get(code.co_name, state)
-                frame = frame.f_back
-                if frame is None:
-                    place = sites.find_stand_in(innermost)
-                    break
-                code = frame.f_code
-            file, line = place
-            slot = claim()
-            if label is None:
-                label = _label_of()
-            about = _meaning_of()
-            thread = _thread_of()
-            try:
-                _pack_record(memory, slot * 8, _now(), _NOT_YET, thread, group, payload, label, file, line, peer, tag, about, state)
-            except struct.error:
-                grown = grow(slot * 8)
-                if grown is None:
-                    return None
-                words = memoryview(grown).cast("B").cast("q")  # before `memory`: who finds room there finds it here
-                memory = grown
-                values = (thread, group, payload, label, file, line, _fit(peer), _fit(tag), about, state)
-                _pack_record(memory, slot * 8, _now(), _NOT_YET, *values)
-            return slot
-
-        return post
-
-    def make_wait(
-        call: Callable[..., Any], take: Callable[..., int | None], otherwise: Callable[..., Any], failed: Callable[[Any], None]
-    ) -> Callable[..., Any]:
-        def wait(self: Any, timeout: Any = _UNSET) -> Any:
-            slot = take(self, None)
-            if slot is None:
-                return otherwise(self) if timeout is _UNSET else otherwise(self, timeout)
-            words[slot + 1] = _now()
-            try:
-                result = call(self) if timeout is _UNSET else call(self, timeout)
-            except BaseException:
-                failed(self)
-                fail(slot)
-                raise
-            words[slot + 2] = _now()
-            memory[slot * 8 + _STATUS] = OK
-            return result
-
-        return wait
-
-    def begin_wait(slot: int) -> None:
-        words[slot + 1] = _now()
-
-    def finish(slot: int) -> None:
-        words[slot + 2] = _now()
-        memory[slot * 8 + _STATUS] = OK
-
-    def finish_at_once(slot: int) -> None:
-        words[slot + 1] = words[slot]
-        finish(slot)
-
-    def fail(slot: int) -> None:
-        words[slot + 2] = _now()
-        memory[slot * 8 + _STATUS] = ERROR
-
-    def set_times(slot: int, wait_ns: int, done_ns: int) -> None:
-        words[slot + 1] = wait_ns = max(wait_ns, words[slot + 1])
-        words[slot + 2] = max(done_ns, wait_ns, words[slot + 2])
-
-    def set_peer(slot: int, peer: int) -> None:
-        _pack_rank(memory, slot * 8 + _PEER, peer)
-
-    def skip() -> int:
-        slot = claim()
-        if slot * 8 < len(memory):
-            words[slot] = NONE  # a reader that follows sees that nothing will come here
-        return slot
-
-    def detach() -> None:
-        nonlocal memory, words
-        memory = bytearray(memory)
-        words = memoryview(memory).cast("q")
-
-    return HotPath(make_post, make_wait, begin_wait, finish, finish_at_once, fail, set_times, set_peer, skip, detach)
-
-
-LOST_PEER: Final = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "closed the connection",
-    "Failed to recv",
-    "failed to recv",
-    "Socket is closed",
-)  # how torch words an error of a rank whose peer is gone
-
-
-def fail_posting(hot: HotPath, slot: int, error: BaseException) -> bool:
-    """Completes the record of an operation that raised when it was posted.
-
-    Args:
-        hot: of the recorder that has the record.
-        slot: where the record is.
-        error: what was raised.
-
-    Returns:
-        Whether the operation was refused: False where its peer is gone.
-    """
-    lost = any(words in str(error) for words in LOST_PEER)
-    if lost:
-        hot.begin_wait(slot)
-    hot.fail(slot)
-    return not lost

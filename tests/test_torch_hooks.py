@@ -1,0 +1,394 @@
+"""What the hooks show to the recorder, on torch's fake backend: one process, no messages, every function of torch.distributed."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work, isend
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import ringsim
+from ringsim.comm.torch_hooks import GROUPS, install, uninstall
+from ringsim.errors import RingError
+from ringsim.state import get_state
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
+from ringsim.traces.parts import read_parts
+from ringsim.traces.recorder import CHUNK, Recorder
+
+SIZE = 4
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def record(world: None, tmp_path: Path) -> Iterator[Callable[[], Events]]:
+    """Records until it is called; then gives the events."""
+    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
+    install(recorder)
+
+    def stop() -> Events:
+        uninstall(recorder)
+        recorder.close()
+        return read_parts(tmp_path)[0]
+
+    yield stop
+    if recorder.users:
+        uninstall(recorder)
+
+
+def here() -> int:
+    """The line of the caller."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def row(events: Events, i: int = 0) -> dict[str, Any]:
+    payload = events.payload[i]
+    tables = events.tables
+    return {
+        "op": OP_NAMES[events.op[i]],
+        "group": tables.groups[events.group[i]].name if events.group[i] >= 0 else None,
+        "peer": int(events.peer[i]),
+        "tag": int(events.tag[i]),
+        "payload": tuple(tables.payloads[payload][:3]) if payload >= 0 else None,
+        "line": int(events.line[i]),
+        "file": tables.files[events.file[i]],
+        "status": int(events.status[i]),
+    }
+
+
+def test_a_message_is_written_down_whole(record: Callable[[], Events]) -> None:
+    with ringsim.span("work", stage=2, microbatch=7):
+        work, line = dist.isend(torch.zeros(2, 3, dtype=torch.bfloat16), dst=3, tag=5), here()
+    work.wait()
+    events = record()
+    payload = ("bfloat16", (2, 3), 12)
+    message = {"op": "isend", "group": "world", "peer": 3, "tag": 5, "payload": payload}
+    assert row(events, 1) == message | {"line": line, "file": __file__, "status": OK}
+    assert (events.stage[1], events.microbatch[1], events.thread[1]) == (2, 7, 0)
+    assert 0 <= events.post_ns[1] <= events.wait_ns[1] <= events.done_ns[1]
+    assert events.tables.groups == (("world", (0, 1, 2, 3)),)
+
+
+def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events]) -> None:
+    tensor = torch.zeros(1)
+    dist.send(tensor, 1)
+    dist.isend(tensor, 1).wait()
+    isend(tensor, 1).wait()  # a name that was bound before recording began
+    dist.recv(tensor, 1)
+    dist.irecv(tensor, 1).wait()
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1), dist.P2POp(dist.irecv, tensor, 2)]):
+        work.wait()
+    dist.send_object_list(["x"], 1)
+    dist.send_object_list(["x"], 1, use_batch=True)
+    group = dist.group.WORLD
+    assert group is not None
+    group.send([tensor], 1, 0).wait()
+    group.send([tensor], 1, tag=0).wait()
+    group.recv(tensors=[tensor], srcRank=1, tag=9).wait()
+    events = record()
+    ops = [OP_NAMES[op] for op in events.op]
+    assert ops == [
+        *("send", "isend", "isend", "recv", "irecv", "batch_isend", "batch_irecv"),
+        *("send_object_list", "send_object_list", "send_object_list", "send_object_list"),
+        *("isend", "isend", "irecv"),
+    ]
+    assert [KIND_NAMES[kind] for kind in events.kind] == ["recv" if "recv" in op else "send" for op in ops]
+    assert list(events.peer) == [2 if op == "batch_irecv" else 1 for op in ops]
+    assert (events.status == OK).all()
+    assert list(events.tag)[-1] == 9
+    assert (events.line[1:] >= events.line[:-1]).all()
+    assert {events.tables.files[file] for file in events.file} == {__file__}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, torch.no_grad(), torch.inference_mode()])
+def test_the_line_is_the_users_through_decorators_and_modes(record: Callable[[], Events], wrap: Callable[[Any], Any]) -> None:
+    line = 0
+
+    @wrap
+    def program() -> None:
+        nonlocal line
+        with torch.overrides.BaseTorchFunctionMode():
+            dist.send(torch.zeros(1), 1)
+            line = here() - 1
+
+    program()
+    events = record()
+    assert (row(events)["op"], row(events)["line"]) == ("send", line)
+
+
+def test_lines_stay_right_when_functions_come_and_go(record: Callable[[], Events]) -> None:
+    """As cells of a notebook do that are run again: new code at addresses that old code had."""
+    for blank in range(300):
+        code = compile("\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec")
+        for _ in range(2):
+            exec(code, {"dist": dist, "tensor": torch.zeros(1)})
+        del code
+    events = record()
+    assert list(events.line) == [blank + line for blank in range(300) for line in (1, 2, 1, 2)]
+    assert events.tables.files == ("a cell",)
+
+
+def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events]) -> None:
+    group, tensor = dist.group.WORLD, torch.zeros(1)
+    done = [threading.Event() for _ in range(3)]
+
+    class Last(list):  # type: ignore[type-arg]
+        """Tells when torch lets go of it: _thread's threads cannot be joined."""
+
+        def __init__(self, event: threading.Event) -> None:
+            super().__init__([tensor])
+            weakref.finalize(self, event.set)
+
+    assert group is not None
+    _thread.start_new_thread(group.send, (Last(done[0]), 1, 0))
+    assert done[0].wait(10)
+    thread = threading.Thread(target=dist.send, args=(tensor, 1))
+    thread.start()
+    thread.join()
+    events = record()
+    assert len(events) == 2
+    assert [OP_NAMES[op] for op in events.op] == ["isend", "send"]
+    assert (events.line > 0).all()
+
+
+# Each collective: how it is called with group size 4, and S of nccl-tests in elements of float32 with its shape and the root.
+ONE, FULL = (lambda: torch.zeros(2, 3)), (lambda: torch.zeros(8, 3))
+LIST = lambda: [torch.zeros(2, 3) for _ in range(SIZE)]  # noqa: E731
+COLLECTIVES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
+    "broadcast": (lambda: dist.broadcast(ONE(), 2), (2, 3), 2),
+    "all_reduce": (lambda: dist.all_reduce(ONE()), (2, 3), NONE),
+    "all_reduce_coalesced": (lambda: dist.all_reduce_coalesced([ONE(), ONE()]), (2, 2, 3), NONE),
+    "reduce": (lambda: dist.reduce(ONE(), 1), (2, 3), 1),
+    "all_gather": (lambda: dist.all_gather(LIST(), ONE()), (4, 2, 3), NONE),
+    "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(FULL(), ONE()), (8, 3), NONE),
+    "gather": (lambda: dist.gather(ONE(), LIST(), 0), (4, 2, 3), 0),
+    "scatter": (lambda: dist.scatter(ONE(), LIST(), 0), (4, 2, 3), 0),
+    "reduce_scatter": (lambda: dist.reduce_scatter(ONE(), LIST()), (4, 2, 3), NONE),
+    "reduce_scatter_tensor": (lambda: dist.reduce_scatter_tensor(ONE(), FULL()), (8, 3), NONE),
+    "all_to_all": (lambda: dist.all_to_all(LIST(), LIST()), (4, 2, 3), NONE),
+    "all_to_all_single": (lambda: dist.all_to_all_single(FULL(), FULL()), (8, 3), NONE),
+}
+if hasattr(dist, "all_gather_single"):
+    COLLECTIVES["all_gather_single"] = (lambda: dist.all_gather_single(FULL(), ONE()), (8, 3), NONE)
+    COLLECTIVES["reduce_scatter_single"] = (lambda: dist.reduce_scatter_single(ONE(), FULL()), (8, 3), NONE)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events], name: str) -> None:
+    call, shape, root = COLLECTIVES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's old spellings
+        call()
+    events = record()
+    assert len(events) == 1
+    found = row(events)
+    assert (found["op"], found["peer"], found["tag"], found["status"]) == (name, root, NONE, OK)
+    assert found["payload"] == ("float32", shape, torch.Size(shape).numel() * 4)
+    assert found["line"] == call.__code__.co_firstlineno
+
+
+def test_collectives_by_other_signatures(record: Callable[[], Events]) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    group.broadcast(ONE(), 3).wait()
+    group.broadcast(tensor=ONE(), root=3).wait()
+    group.allreduce(ONE()).wait()
+    group.barrier().wait()
+    events = record()
+    assert [(row(events, i)["op"], row(events, i)["peer"]) for i in range(4)] == [
+        *(("broadcast", 3), ("broadcast", 3), ("all_reduce", NONE), ("barrier", NONE)),
+    ]
+    assert row(events, 3)["payload"] == ("", (), 0)
+
+
+def messages_of(events: Events) -> Events:
+    """Leaves out that groups were made."""
+    return events.select(events.op != OP_CODES["new_group"])
+
+
+def test_a_subgroup_has_its_name_and_global_ranks(record: Callable[[], Events]) -> None:
+    group = dist.new_group([0, 3])
+    dist.isend(torch.zeros(1), 3, group=group).wait()
+    dist.isend(torch.zeros(1), group_dst=1, group=group).wait()
+    events = messages_of(record())
+    assert list(events.peer) == [3, 3]
+    (number,) = set(events.group)
+    assert events.tables.groups[number].ranks == (0, 3)
+    assert events.tables.groups[number].name == group.group_name
+
+
+def test_an_unregistered_group_says_so(record: Callable[[], Events]) -> None:
+    group = ProcessGroup(FakeStore(), 0, 2)
+    default = dist.group.WORLD
+    assert default is not None
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, default._get_backend(torch.device("cpu")))
+    group._set_group_name("mine")
+    group.send([torch.zeros(1)], 1, 0).wait()
+    events = record()
+    assert events.tables.groups[0].name == "mine (unregistered: group ranks)"
+    assert events.tables.groups[0].ranks == (0, 1)
+    assert list(events.peer) == [1]
+
+
+def test_making_a_group_is_recorded_with_its_members(record: Callable[[], Events]) -> None:
+    dist.new_group([3, 0])
+    dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
+    events = record()
+    assert [OP_NAMES[op] for op in events.op] == ["new_group"] * 2
+    assert events.tables.groups[events.group[0]] == (GROUPS, (0, 1, 2, 3))
+    assert events.tables.groups[events.group[1]].ranks == (0, 2)
+    assert [events.tables.payloads[payload].shape for payload in events.payload] == [(0, 3), (0, 2)]
+    assert events.status.tolist() == [OK, OK]
+    assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
+
+
+def test_groups_are_not_kept_alive(record: Callable[[], Events]) -> None:
+    for _ in range(3):  # the next one may get the same id
+        group = dist.new_group([0, 1])
+        dist.isend(torch.zeros(1), 1, group=group).wait()
+        gone = weakref.ref(group)
+        dist.destroy_process_group(group)
+        del group
+        assert gone() is None
+    assert [group.ranks for group in record().tables.groups if group.name != GROUPS] == [(0, 1)] * 3
+
+
+def test_handles_are_kept_until_waited_for_and_no_longer(record: Callable[[], Events]) -> None:
+    work = dist.isend(torch.zeros(1), 1)
+    alive = weakref.ref(work)
+    del work
+    kept = alive()
+    assert kept is not None
+    kept.wait()
+    del kept
+    assert alive() is None
+    record()
+
+
+def test_a_long_run_does_not_hoard_handles(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    install(recorder)
+    tensor = torch.zeros(1)
+    first = weakref.ref(dist.all_reduce(tensor, async_op=True))
+    assert first() is not None
+    for _ in range(CHUNK - 2):
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    dist.barrier()  # the part grows
+    assert first() is None  # complete, and nobody waits
+    uninstall(recorder)
+    dist.destroy_process_group()
+    assert (read_parts(tmp_path)[0].status == IN_FLIGHT).sum() == CHUNK - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, "seven"), TypeError)],
+)
+def test_what_torch_refuses_is_recorded_and_refused_as_before(
+    record: Callable[[], Events], arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    group = dist.group.WORLD
+    with pytest.raises(error) as refused:
+        group.send(*arguments)  # type: ignore[union-attr]
+    events = record()
+    with pytest.raises(error) as bare:
+        group.send(*arguments)  # type: ignore[union-attr]
+    assert str(refused.value).split(" at 0x")[0] == str(bare.value).split(" at 0x")[0]
+    assert row(events)["status"] == ERROR
+    assert events.done_ns[0] >= events.post_ns[0]
+
+
+def test_a_batch_shares_one_handle(record: Callable[[], Events]) -> None:
+    """As on NCCL: the operations between start and end are done when the one handle is."""
+    group, cpu = dist.group.WORLD, torch.device("cpu")
+    assert group is not None
+    group._start_coalescing(cpu)
+    group.send([torch.zeros(1)], 1, 0)
+    group.recv([torch.zeros(1)], 1, 0)
+    work = group._end_coalescing(cpu)
+    group.send([torch.zeros(1)], 1, 0)
+    work.wait()
+    events = record()
+    assert list(events.status) == [OK, OK, IN_FLIGHT]
+    assert events.done_ns[0] <= events.done_ns[1]
+
+
+def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Callable[[], Events], monkeypatch: pytest.MonkeyPatch) -> None:
+    group = dist.new_group([0, 2, 3])
+    work = dist.irecv(torch.zeros(1), group=group)
+    monkeypatch.setattr(Work, "_source_rank", lambda _: 2, raising=False)
+    other = dist.irecv(torch.zeros(1), group=group)
+    other.wait()
+    events = messages_of(record())
+    assert list(events.peer) == [ANY_SOURCE, 3]
+    del work
+
+
+def test_uninstalling_puts_the_same_objects_back(world: None, tmp_path: Path) -> None:
+    owners = (ProcessGroup, Work, *Work.__subclasses__())
+    before = [dict(vars(owner)) for owner in owners]
+    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
+    install(recorder)
+    changed = {name for name, value in vars(ProcessGroup).items() if before[0][name] is not value}
+    assert {"send", "recv", "recv_anysource", "allreduce", "broadcast", "barrier", "_start_coalescing"} <= changed
+    assert get_state().recorder is recorder
+    assert ProcessGroup.send.__name__ == "send"
+    assert ProcessGroup.send.__doc__ == before[0]["send"].__doc__
+    install(recorder)
+    uninstall(recorder)
+    assert ProcessGroup.__dict__["send"] is not before[0]["send"]
+    uninstall(recorder)
+    for owner, was in zip(owners, before, strict=True):
+        assert vars(owner).keys() == was.keys()
+        assert all(vars(owner)[name] is value for name, value in was.items())
+    assert get_state().recorder is None
+
+
+def test_there_is_one_recorder_at_a_time(record: Callable[[], Events], tmp_path: Path) -> None:
+    with pytest.raises(RingError, match=r"must be the only one, .* \(rank 0 of 4\). Use the one that records"):
+        install(Recorder(tmp_path / "other", rank=0, world_size=SIZE))
+
+
+def test_spans_nest_and_inherit(record: Callable[[], Events]) -> None:
+    with ringsim.span("outer", stage=1):
+        with ringsim.span("inner", microbatch=3), contextlib.suppress(KeyError), ringsim.span("failing", stage=5):
+            dist.isend(torch.zeros(1), 1)
+            raise KeyError
+        ringsim.mark("between")
+    ringsim.mark("after")
+    events = record()
+    labels = [events.tables.labels[label] if label >= 0 else None for label in events.label]
+    assert labels == ["outer", "inner", "failing", None, "between", "after"]
+    assert list(zip(events.stage, events.microbatch, strict=True)) == [(1, -1), (1, 3), (5, 3), (5, 3), (1, -1), (-1, -1)]
+    assert list(events.status) == [OK, OK, ERROR, IN_FLIGHT, OK, OK]
+    assert events.done_ns[0] >= events.done_ns[1] >= events.done_ns[2]
+    assert (events.line > 0).all()
+
+
+def test_spans_of_one_thread_do_not_reach_another(record: Callable[[], Events]) -> None:
+    with ringsim.span("outer", stage=1):
+        thread = threading.Thread(target=lambda: ringsim.mark("there"))
+        thread.start()
+        thread.join()
+    assert list(record().stage) == [1, NONE]
