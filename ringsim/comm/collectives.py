@@ -41,6 +41,7 @@ __all__ = [
     "Call",
     "Members",
     "Reading",
+    "check_batch",
     "check_dense",
     "describe",
     "find_reduction",
@@ -50,6 +51,7 @@ __all__ = [
     "for_receiving",
     "for_sending",
     "has_gaps",
+    "name_of_reduction",
     "read_call",
     "to_index",
 ]
@@ -483,6 +485,32 @@ def check_alike(what: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, 
             raise ArgumentError(f"{what}[{place}] must be {rule} as the other tensor of the call, got {got}. Make them alike.")
 
 
+def check_count(what: str, tensors: Sequence[Any], count: int) -> None:
+    """Raises unless a list has one tensor for each rank of the group."""
+    if len(tensors) != count:
+        raise ArgumentError(f"{what} must have one tensor for each of the {count} ranks of the group, got {len(tensors)}. Fill it up.")
+
+
+def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
+    """Returns the messages of a batch, each with the name of its function, "isend" or "irecv".
+
+    Args:
+        p2p_op_list: the argument.
+        here: which rank this is, for errors.
+
+    Raises:
+        ArgumentError: it is no list of ``P2POp`` of one group.
+    """
+    if not isinstance(p2p_op_list, list) or not p2p_op_list:
+        raise ArgumentError(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({here}). Use ringsim.comm.P2POp.")
+    for each in p2p_op_list:
+        if getattr(getattr(each, "op", None), "__name__", "") not in ("isend", "irecv"):
+            raise ArgumentError(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({here}). Use ringsim.comm.P2POp.")
+        if each.group is not p2p_op_list[0].group:
+            raise ArgumentError(f"all P2POps of a batch must have one group, got two ({here}). Make a batch for each group.")
+    return [(each.op.__name__, each) for each in p2p_op_list]
+
+
 def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int:
     """Returns the root of an operation that has rank 0 of all ranks where none is given, as torch has it."""
     return group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
@@ -696,7 +724,17 @@ def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, An
     values = [*args[reading.reduces :], *kwargs.values()]
     reductions = [getattr(value, "reduceOp", value) for value in values]
     given = next((op for op in reductions if isinstance(op, ReduceOp | ReduceOp.RedOpType)), ReduceOp.SUM)
-    return str(getattr(given, "op", given)).rpartition(".")[2]
+    return name_of_reduction(given)
+
+
+def name_of_reduction(op: Any) -> str:
+    """Returns what torch calls a reduction.
+
+    Example:
+        >>> name_of_reduction(ReduceOp.MAX)
+        'MAX'
+    """
+    return str(getattr(op, "op", op)).rpartition(".")[2]
 
 
 def describe(tensors: list[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:

@@ -82,7 +82,7 @@ def _warn_once(op: str, backend_name: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     message = f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other operations, which is slower"
-    warnings.warn(message, RuntimeWarning, stacklevel=level - 1)
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def _is_refusal(error: RuntimeError, op: str) -> bool:
@@ -93,64 +93,74 @@ def _is_refusal(error: RuntimeError, op: str) -> bool:
     return op in FALLBACKS and _REFUSAL.match(str(error)) is not None
 
 
-def make_function(name: str, signature: inspect.Signature, native: Callable[..., Any] | None, extras: dict[str, Any]) -> FunctionType:
+def make_function(name: str, signature: inspect.Signature, native: Callable[..., Any] | None, *, logged: bool) -> FunctionType:
     """Makes the function that stands in for one of torch's.
 
     Args:
         name: of the function.
         signature: torch's.
         native: torch's function, called where torch is the backend and there is no log; None where torch has it not.
-        extras: keyword-only parameters that it has besides, with their defaults: those of the log, or none.
+        logged: whether the log may count it, so that it has ``prof``, ``log_name`` and ``debug`` besides.
 
     Returns:
         The function.
     """
     direct = _DIRECT.get(name)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
         state = _CELL[0] or get_simulated() or _CELL[-1]
-        if state.backend is None and state.log is None and native is not None and (not kwargs or extras.keys().isdisjoint(kwargs)):
+        if state.backend is None and state.log is None and native is not None:
             try:
                 return native(*args, **kwargs)
             except RuntimeError as error:
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        if direct is not None and state.short is not None and extras.keys().isdisjoint(kwargs):
+        if direct is not None and state.short is not None:
             return getattr(state.short, direct)(*args, **kwargs)
-        return _run(state, name, signature, args, kwargs, extras)
+        return _run(state, name, signature, args, kwargs, (prof, log_name, debug))
 
+    def manage(*args: Any, **kwargs: Any) -> Any:
+        state = _CELL[0] or get_simulated() or _CELL[-1]
+        return native(*args, **kwargs) if state.backend is None and native else _run(state, name, signature, args, kwargs, None)
+
+    function: Any = communicate if logged else manage
     function.__name__ = function.__qualname__ = name
     function.__module__ = "ringsim.comm"
     function.__doc__ = (native or FALLBACKS[name]).__doc__
-    parameters = list(signature.parameters.values())
-    added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in extras.items()]
-    function.__signature__ = signature.replace(parameters=_insert(parameters, added))  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters if each.annotation is not each.empty}
+    function.__signature__ = _with_extras(signature) if logged else signature
+    function.__annotations__ = {each.name: each.annotation for each in signature.parameters.values() if each.annotation is not each.empty}
     if signature.return_annotation is not signature.empty:
         function.__annotations__["return"] = signature.return_annotation
-    return function  # type: ignore[return-value]  # mypy knows it as a callable
+    made: FunctionType = function
+    return made
 
 
-def _insert(parameters: list[inspect.Parameter], added: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Puts keyword-only parameters behind all others but ``**kwargs``."""
-    rest = [each for each in parameters if each.kind is each.VAR_KEYWORD]
-    return [each for each in parameters if each.kind is not each.VAR_KEYWORD] + added + rest
+def _with_extras(signature: inspect.Signature) -> inspect.Signature:
+    """Adds the keyword-only parameters of the log, behind all others but ``**kwargs``."""
+    parameters = list(signature.parameters.values())
+    added = [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default) for extra, default in _EXTRAS.items()]
+    last = [each for each in parameters if each.kind is each.VAR_KEYWORD]
+    return signature.replace(parameters=[*(each for each in parameters if each not in last), *added, *last])
 
 
 def _run(
-    state: RankState, name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], extras: dict[str, Any]
+    state: RankState,
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    extras: tuple[bool, str | None, str | None] | None,
 ) -> Any:
-    """Runs an operation where another backend, or a log, is in force."""
-    asked = {extra: kwargs.pop(extra) for extra in extras if extra in kwargs}
+    """Runs an operation where another backend, or a log, is in force; ``extras`` are the log's, None where it does not count."""
     if state.backend is not None:
         args, kwargs = _by_position(signature, args, kwargs)
     backend = state.backend or TORCH
 
     def run(function: Callable[..., Any]) -> Any:
-        if state.log is None or not extras:
+        if state.log is None or extras is None:
             return function(*args, **kwargs)
-        return state.log.call(name, function, args, kwargs, **asked)
+        return state.log.call(name, function, args, kwargs, *extras)
 
     try:
         return run(find(backend, name))
@@ -197,10 +207,11 @@ def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
 
 
 FUNCTIONS: Final[dict[str, FunctionType]] = {  # those that communicate, by name
-    name: make_function(name, signature, native, _EXTRAS) for name, signature, native in sorted(_find_communicating(), key=itemgetter(0))
+    name: make_function(name, signature, native, logged=True)
+    for name, signature, native in sorted(_find_communicating(), key=itemgetter(0))
 }
 MANAGING: Final[dict[str, FunctionType]] = {  # those that say who is there
-    name: make_function(name, inspect.signature(getattr(dist, name)), getattr(dist, name), {})
+    name: make_function(name, inspect.signature(getattr(dist, name)), getattr(dist, name), logged=False)
     for name in sorted(_MANAGING)
     if hasattr(dist, name)
 }

@@ -1,7 +1,7 @@
 """Python objects among ranks: packed into bytes, which travel as tensors do.
 
-Operations, sizes and tags are those of torch's own functions: sizes travel first, then bytes, padded to the longest where all ranks give some.
-All functions block. As with torch's, unpickling runs what the sender says: use them among ranks that trust each other, or with
+Operations, sizes and tags are those of torch's own functions: sizes travel first, then bytes, padded to the longest where all ranks give
+some. All functions block. As with torch's, unpickling runs what the sender says: use them among ranks that trust each other, or with
 ``weights_only`` (torch 2.15), which carries plain data only. ``device`` is where the bytes lie on their way.
 """
 
