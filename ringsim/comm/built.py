@@ -221,7 +221,7 @@ class Handle:
 
 
 def built(backend: Backend, call: Call) -> Handle:
-    """Begins a collective by messages. All are posted before any is waited for, so ranks block each other in no order.
+    """Begins a collective by messages, flat ones. All are posted before any is waited for, so ranks block each other in no order.
 
     Args:
         backend: carries the messages.
@@ -244,11 +244,11 @@ def built(backend: Backend, call: Call) -> Handle:
     for rank in others:
         for place in incoming[rank]:
             buffer = for_receiving(place)
-            works.append(backend.irecv(buffer, group.ranks[rank], given, FALLBACK_TAG))
+            works.append(backend.irecv(buffer.view(-1), group.ranks[rank], given, FALLBACK_TAG))
             if buffer is not place:
                 landed.append((place, buffer))
     gifts = [(tensor, group.ranks[rank]) for rank in others for tensor in _gifts_to(call, rank)]
-    works += [backend.isend(for_sending(tensor), rank, given, FALLBACK_TAG) for tensor, rank in gifts]
+    works += [backend.isend(for_sending(tensor).view(-1), rank, given, FALLBACK_TAG) for tensor, rank in gifts]
 
     def finish() -> None:
         for place, value in landed:
