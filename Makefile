@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 PIP_INSTALL = -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
+# Tests that start no ranks, and lessons, do not disturb each other; what belongs together (a lesson's tests) stays in one process.
+TWO_AT_A_TIME := --numprocesses 2 --dist loadgroup
+
 # Only what is installed in .venv counts.
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
@@ -27,17 +30,18 @@ install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependenc
 demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
-test: $(INSTALLED) ## run all tests: quick ones, then those on real ranks, then the lessons
-	$(BIN)/python -m pytest
+test: test-quick ## run all tests: quick ones, then those on real ranks, then the lessons
+	$(BIN)/python -m pytest -m distributed
+	$(BIN)/python -m pytest -m notebooks $(TWO_AT_A_TIME)
 
 test-quick: $(INSTALLED) ## run the tests that start no ranks
-	$(BIN)/python -m pytest -m "not distributed and not notebooks"
+	$(BIN)/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)
 
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer: make test-lowest PYTHON=/path/to/python3.11))
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[mpi,hf,fast,test]'
-	.venv-lowest/bin/python -m pytest -m "not distributed and not notebooks"
+	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[mpi,hf,test]'
+	.venv-lowest/bin/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)
 
 check: check-format check-lint check-types check-spelling ## format, lint, types, spelling: what pre-commit and CI run
 
@@ -61,6 +65,7 @@ figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the
 
 soak: $(INSTALLED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[soak]'
+	$(BIN)/python -m pytest --hypothesis-profile soak -m "not distributed and not notebooks" --timeout 0 $(TWO_AT_A_TIME)
 	$(BIN)/python benchmarks/soak_files.py
 	$(BIN)/python benchmarks/soak_files.py --atheris
 	$(BIN)/python benchmarks/soak_runs.py
@@ -79,5 +84,5 @@ $(INSTALLED): pyproject.toml requirements/lock.txt
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo 'ringsim needs Python 3.11 or newer, got:' >&2; $(PYTHON) --version >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,fast,test,dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,test,dev]'
 	@touch $@

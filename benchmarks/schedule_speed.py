@@ -1,10 +1,10 @@
-"""How long simulating a schedule takes: at full scale, for every way of reckoning, beside SimPy, and for many costs at once.
+"""How long simulating a schedule takes: at full scale, for both evaluators, beside SimPy, and for many costs at once.
 
     python benchmarks/schedule_speed.py [repeats]
 
 Every time includes all that the call builds. Prints the median of the repeats in wall time, the least, and the median in time of the
 processor, which other work on the machine changes less; and computations a second of that: a step of p ranks and m microbatches has 2 p m.
-SimPy is left out where it is not installed, numba likewise.
+SimPy is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from ringsim import Link, simulate_schedule
 from ringsim.provenance import machine, versions
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
-from ringsim.simulator.columns import Linear, make_prices, read_schedule
-from ringsim.simulator.levels import find_levels, sweep
-from ringsim.simulator.worklist import work_through
+from ringsim.simulator.columns import columns_of, make_prices
+from ringsim.simulator.levels import find_levels, find_wave, sweep
 
 RANKS, MICROBATCHES = 1024, 8192
 SIMPY_RANKS = 64  # more take it minutes
@@ -88,14 +87,6 @@ def full_scale(repeats: int) -> None:
             report(f"{name}, {semantics}", lambda s=settings, n=name: simulate_schedule(n, COSTS, **s), computations, repeats)
             label = f"{name}, {semantics}, links kept busy"
             report(label, lambda s=settings, n=name: simulate_schedule(n, **BUSY, **s), computations, repeats)
-    if is_installed("numba"):
-        simulate_schedule("1f1b", COSTS, num_ranks=2, num_microbatches=2, compiled=True)  # compiles
-        report(
-            "1f1b, rendezvous, links kept busy, compiled",
-            lambda: simulate_schedule("1f1b", **BUSY, **given, compiled=True),
-            computations,
-            repeats,
-        )
     run = simulate_schedule("1f1b", **BUSY, **given)
     for name, part in (("operations", "columns of all computations"), ("ends", "when each ends"), ("critical_path", "critical path")):
         report(f"... then {part}, once", lambda name=name: getattr(run, name), computations, 1)
@@ -104,25 +95,19 @@ def full_scale(repeats: int) -> None:
 
 
 def ways(repeats: int) -> None:
-    """Every way of reckoning, 1F1B from its columns, and SimPy."""
-    print("1F1B, buffered: each way, without reading the schedule; SimPy with all that it needs")
+    """Both evaluators for 1F1B, and SimPy."""
+    print("1F1B, buffered: without reading the schedule; SimPy with all that it needs")
     for ranks, microbatches in ((8, 32), (64, 256), (256, 1024)):
         computations = 2 * ranks * microbatches
         print(f" {ranks} ranks, {microbatches} microbatches")
-        linear, prices = Linear("1f1b", ranks, microbatches), make_prices(range(ranks), COSTS, None, 0)
-        operations = linear.to_operations(1)
-        levels = find_levels(operations)
+        schedule, prices = make_schedule("1f1b", ranks, microbatches), make_prices(range(ranks), COSTS, None, 0)
+        levels, wave = find_levels(columns_of(schedule)), find_wave(schedule)
         assert levels is not None
-        report(
-            "plain Python, computation by computation",
-            lambda o=operations, p=prices: work_through(o, p, rendezvous=False),
-            computations,
-            repeats,
-        )
+        assert wave is not None
         report("numpy, any schedule, level by level", lambda s=levels, p=prices: s.time(p, rendezvous=False), computations, repeats)
-        report("numpy, wave by wave", lambda s=linear, p=prices: sweep(s, p, rendezvous=False, ahead=1), computations, repeats)
+        report("numpy, sweep", lambda w=wave, p=prices: sweep(w, p, rendezvous=False, ahead=1), computations, repeats)
         if ranks <= SIMPY_RANKS and is_installed("simpy"):
-            expected = sweep(linear, prices, rendezvous=False, ahead=1).last.max()
+            expected = sweep(wave, prices, rendezvous=False, ahead=1).max()
             assert np.isclose(simpy_step(ranks, microbatches), expected)
             report("SimPy", lambda p=ranks, m=microbatches: simpy_step(p, m), computations, max(1, repeats // 4))
 
@@ -134,7 +119,7 @@ def other(repeats: int) -> None:
         schedule = make_schedule(name, 64, 256)
         computations = sum(map(len, schedule.actions))
         report(f"{name}, 64 ranks, 256 microbatches", lambda s=schedule: simulate_schedule(s, COSTS), computations, repeats)
-        report("... of which reading it", lambda s=schedule: read_schedule(s), computations, repeats)
+        report("... of which reading it", lambda s=schedule: columns_of(s), computations, repeats)
     print("Many costs at once, 1f1b by name")
     for ranks, microbatches, variants in ((8, 32, 1000), (64, 256, 64)):
         chance = np.random.default_rng(0)

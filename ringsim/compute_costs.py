@@ -16,14 +16,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from ringsim.errors import ArgumentError, is_number, say
-from ringsim.pipeline.flops import Flops
 from ringsim.state import get_state
 from ringsim.traces.recorder import span
 
-__all__ = ["COMPUTE", "Clock", "CostTable", "FlopCosts", "Work", "charge", "check_costs", "compute", "read_label", "stretch", "stretched"]
+__all__ = [
+    "COMPUTE",
+    "Clock",
+    "CostTable",
+    "FlopCosts",
+    "Flops",
+    "PostingCosts",
+    "Work",
+    "charge",
+    "check_costs",
+    "compute",
+    "read_label",
+    "stretch",
+    "stretched",
+]
 
 COMPUTE: Final = "compute "  # what the name of its span begins with; the seconds asked for follow
 
@@ -128,6 +141,40 @@ def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
+class Flops(NamedTuple):
+    """Floating-point operations of some layers, for one microbatch.
+
+    Attributes:
+        forward: of the forward pass.
+        input_grad: of the half of the backward pass that finds the gradient of the input.
+        weight_grad: of the half that finds the gradients of the weights.
+
+    Example:
+        >>> Flops(forward=2, input_grad=3, weight_grad=4).of("B")
+        7
+    """
+
+    forward: int
+    input_grad: int
+    weight_grad: int
+
+    def of(self, kind: str) -> int:
+        """Returns how many operations an action is.
+
+        Args:
+            kind: "F", "I", "W", or "B" for the last two together.
+        """
+        return {"F": self.forward, "I": self.input_grad, "W": self.weight_grad, "B": self.input_grad + self.weight_grad}[kind]
+
+    def plus(self, other: Flops) -> Flops:
+        """Returns the operations of both together.
+
+        Args:
+            other: those of other layers.
+        """
+        return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True)
 class Work:
     """A piece of work of a pipeline stage.
@@ -151,6 +198,31 @@ class CostTable(Protocol):
 
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a piece of work takes."""
+        ...
+
+
+@runtime_checkable
+class PostingCosts(Protocol):
+    """A table of costs that also knows what the program around the computations takes, in seconds: what ``ringsim.calibrate`` finds."""
+
+    @property
+    def sleep_s(self) -> float:
+        """How much longer ``ringsim.compute`` takes than it is asked to."""
+        ...
+
+    @property
+    def around_s(self) -> float:
+        """What the program takes around it."""
+        ...
+
+    def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
+        """Returns what posting a message takes of its rank's time, in seconds.
+
+        Args:
+            sends: whether it is a send.
+            size_bytes: its size.
+            met: of a send, whether its receive is posted already.
+        """
         ...
 
 

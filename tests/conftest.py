@@ -15,11 +15,16 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+from processes import descendants, read
 
 from ringsim.state import RankState, change_state, get_state
 
-# Two cores are shared by many ranks: how long one example takes says nothing.
-hypothesis.settings.register_profile("ringsim", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+pytest_plugins = ["verdicts"]  # its fixture
+
+# On how many examples a property is tried: a few in every run, many in `make soak`. Ranks share the cores: the time of one says nothing.
+IGNORED = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+for profile, max_examples in {"soak": 600, "ringsim": 25}.items():
+    hypothesis.settings.register_profile(profile, max_examples=max_examples, deadline=None, suppress_health_check=IGNORED)
 hypothesis.settings.load_profile("ringsim")
 
 # A shell that starts the tests in the background may have Ctrl-C ignored, which every process that a test starts would inherit.
@@ -77,46 +82,22 @@ def fresh_state(clean_environment: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_left(fresh_state: None) -> Iterator[None]:
-    """Fails a test that leaves a child process behind, other than those of ringsim that wait for the next call."""
+    """Fails a test that leaves a process behind, other than those of ringsim that wait for the next call."""
     before = busy_processes()
     yield
     deadline = time.monotonic() + LEFT_BEHIND_AFTER_S
-    while (left := busy_processes() - before) and time.monotonic() < deadline:
+    while (left := busy_processes().keys() - before.keys()) and time.monotonic() < deadline:
         time.sleep(0.01)
     if left:
-        pytest.fail("processes left behind: " + "; ".join(_describe(pid) for pid in sorted(left)))
+        pytest.fail("processes left behind: " + "; ".join(describe(pid) for pid in sorted(left)))
 
 
-def busy_processes() -> set[int]:
-    """Returns the ids of the child processes that do not just wait for the next call."""
-    return {pid for pid in child_processes() if not _read(pid, "comm").startswith(WAITING)}
+def busy_processes() -> dict[int, str]:
+    """Returns the processes that this one has started, and they in turn, less those that just wait for the next call."""
+    multiprocessing.active_children()  # reaps those that have ended
+    return {pid: name for pid, name in descendants(os.getpid()).items() if not name.startswith(WAITING)}
 
 
-def child_processes() -> set[int]:
-    """Returns the ids of this process's children and of theirs (Linux; elsewhere those that multiprocessing knows)."""
-    known = {child.pid for child in multiprocessing.active_children() if child.pid}  # the call also reaps those that ended
-    if not Path("/proc/self/stat").exists():
-        return known
-    parents = {int(entry.name): _parent(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
-
-
-def _read(pid: int, file: str) -> str:
-    """Returns a file of /proc/pid, "" for a process that has just gone."""
-    try:
-        return Path(f"/proc/{pid}/{file}").read_text()
-    except OSError:
-        return ""
-
-
-def _parent(pid: int) -> int:
-    after_name = _read(pid, "stat").rpartition(")")[2].split()
-    return int(after_name[1]) if after_name else 0
-
-
-def _describe(pid: int) -> str:
-    command = _read(pid, "cmdline").replace("\0", " ").strip()
+def describe(pid: int) -> str:
+    command = read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
     return f"{pid} ({command[:120] or 'a zombie: not waited for'})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,36 +108,3 @@ def kernel(directory: Path) -> Iterator[Kernel]:
         if manager.is_alive():
             manager.shutdown_kernel(now=False)
         manager.cleanup_resources()
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """Returns the processes that a process has started, and those that these have: pid -> name."""
-    children: dict[int, str] = {}
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            found = (task / "children").read_text().split()
-        except OSError:
-            continue  # the thread has just ended
-        for child in map(int, found):
-            try:
-                children[child] = Path(f"/proc/{child}/comm").read_text().strip()
-            except OSError:
-                continue
-            children |= descendants(child)
-    return children
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Waits for a condition; tells whether it came true in time."""
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()

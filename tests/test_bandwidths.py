@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import TraceFileError
@@ -112,7 +112,6 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(rows, max_size=6), st.dictionaries(words, words | st.integers() | st.lists(words), max_size=3))
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, given_rows: list[dict[str, Any]], metadata: dict[str, Any]

@@ -55,19 +55,16 @@ def test_what_is_not_damaged_is_read() -> None:
     assert load_damaged(WHOLE, draw=True)
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_bytes(data: st.DataObject) -> None:
     load_damaged(flip(WHOLE, chooser(data)), draw=False)
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_values(data: st.DataObject) -> None:
     load_damaged(change_meta(WHOLE, chooser(data)), draw=False)
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_metadata(data: st.DataObject) -> None:
     document = json.loads(WHOLE)
@@ -75,7 +72,6 @@ def test_metadata(data: st.DataObject) -> None:
     load_damaged(json.dumps(document).encode(), draw=False)
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_numbers(data: st.DataObject) -> None:
     load_damaged(changed_rows(chooser(data)), draw=False)

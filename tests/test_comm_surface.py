@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import json
 import pickle
@@ -24,7 +25,7 @@ from ringsim.comm import functions
 from ringsim.comm.backend import TORCH, Backend, TorchBackend
 from ringsim.comm.functions import FALLBACKS, find
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import RankState, _simulated, get_cell, get_state
+from ringsim.state import RankState, enter_rank, get_state, simulated_states
 
 HERE = Path(__file__).parent / "signatures"
 SNAPSHOTS = [json.loads(path.read_text()) for path in sorted(HERE.glob("torch-*.json"))]
@@ -195,16 +196,18 @@ def test_call_goes_to_the_backend_without_the_defaults_at_its_end() -> None:
 
 
 def test_simulated_rank_has_a_backend_of_its_own() -> None:
-    cell = get_cell()
-    backend, token = Noting(), _simulated.set(RankState())
-    cell.insert(0, None)  # as long as there are simulated ranks
-    try:
+    backend, states = Noting(), []
+
+    def simulated_rank() -> None:
+        enter_rank(RankState())
         comm.set_backend(backend)
+        states.append(get_state())
         assert comm.broadcast("x", 0) == "sent"
-        assert cell[-1].backend is None
-    finally:
-        del cell[0]
-        _simulated.reset(token)
+
+    with simulated_states():
+        contextvars.copy_context().run(simulated_rank)
+        assert states[0].backend is backend
+        assert get_state().backend is None
     assert comm.cdb is TORCH
 
 

@@ -30,40 +30,19 @@ def keep_the_rules(directory: str) -> None:
     conformance.run_rules(comm, directory, SKIPS)
 
 
-class Job:
-    """One run of the suite for each world size, when it is asked for."""
+@pytest.mark.parametrize("world_size", conformance.WORLD_SIZES)
+def test_simulated_ranks_keep_the_rules(tmp_path: Path, world_size: int) -> None:
+    def run() -> str:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # outside of a group an operation says that it does nothing
+                simulate(keep_the_rules, world_size=world_size, args=(str(tmp_path),), link=LINK)
+        except RingError as error:
+            return str(error)
+        return ""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.found: dict[int, tuple[dict[str, str], str]] = {}
-
-    def verdict(self, world_size: int, name: str) -> str:
-        """Returns what is wrong with a rule, "" if nothing."""
-        if world_size not in self.found:
-            directory = self.directory / str(world_size)
-            directory.mkdir()
-            ended = ""
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # outside of a group an operation says that it does nothing
-                    simulate(keep_the_rules, world_size=world_size, args=(str(directory),), link=LINK)
-            except RingError as error:
-                ended = str(error)
-            self.found[world_size] = conformance.read_verdicts(directory, world_size), ended
-        verdicts, ended = self.found[world_size]
-        return verdicts.get(name, f"{conformance.NOT_REACHED}: {ended}")
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(tmp_path_factory.mktemp("simulator"))
-
-
-@pytest.mark.parametrize(("world_size", "name"), conformance.cases(SKIPS))
-def test_simulated_ranks_keep_the_rule(job: Job, world_size: int, name: str) -> None:
-    assert job.verdict(world_size, name) == ""
+    conformance.check_job(tmp_path, world_size, SKIPS, run)
 
 
 def test_every_exception_names_a_rule_and_its_reason() -> None:
-    assert set(SKIPS) <= set(conformance.load_rules())
-    assert all(SKIPS.values())
+    conformance.check_skips(SKIPS)

@@ -10,14 +10,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose import waitfor
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle, hindering
-from ringsim.launch.live_parts import LiveParts
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse, find_cycle, hindering
+from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 from ringsim.traces.findings import Operation
 from ringsim.traces.parts import read_parts
@@ -90,7 +90,6 @@ def worlds(draw: st.DrawFn) -> Snapshot:
     return Snapshot(tuple(views))
 
 
-@settings(max_examples=600)
 @given(worlds())
 def test_it_finds_what_the_rules_say(world: Snapshot) -> None:
     stuck = analyse(world)
@@ -121,7 +120,6 @@ def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
     return 0
 
 
-@settings(max_examples=300)
 @given(
     st.integers(1, 7).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))))
 )
@@ -200,9 +198,9 @@ def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None
         for op in ("all_reduce", "barrier")[: 2 if rank else 1]:  # rank 0 has not come to the second
             writer.post(op, 0, NONE, NONE)
             writer.act("wait", -1)
-    live = LiveParts(tmp_path, size)
+    live = LiveRecords(tmp_path, size)
     live.look()
-    now = live.world(["running"] * size, 0)
+    now = live.builder.build(["running"] * size, 0)
     events, _ = read_parts(tmp_path, start_ns=0, world_size=size)
     for world in (now, snapshot_of_events(events, size)):
         calls = [[one.entered for one in view.posted if one.operation.op == op] for op in ("all_reduce", "barrier") for view in world.ranks]

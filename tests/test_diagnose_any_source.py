@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from part_writer import GROUPS
 from rendezvous_machine import Instruction, Machine, wait_for_each
@@ -44,7 +44,6 @@ def unknown_sources(machine: Machine) -> bool:
     return any(op.peer == ANY_SOURCE and op.done < 0 and machine.source(op) is not None for posted in machine.posted for op in posted)
 
 
-@settings(max_examples=300)
 @given(programs=programs_with_servers(), order=st.randoms(use_true_random=False))
 def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
     machine = Machine(programs, WORLDS)
@@ -61,7 +60,6 @@ def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
         assert suspected[-1] == machine.unfinished
 
 
-@settings(max_examples=120)
 @given(programs=programs_with_servers(), order=st.randoms(use_true_random=False))
 def test_the_watcher(programs: list[list[Instruction]], order: Any) -> None:
     machine = Machine(programs, WORLDS)

@@ -68,7 +68,6 @@ def agree(diagnosis: Diagnosis, programs: Programs, run: Run) -> None:
         assert error_of_kind(diagnosis.kind).__name__ == ("PeerExited" if diagnosis.kind == "peer_exited" else "Deadlock")
 
 
-@settings(max_examples=250)
 @given(programs=programs_of_messages(SIZE, SOME), order=st.randoms(use_true_random=False))
 def test_a_trace_is_called_stuck_where_the_evaluator_says_so(programs: Programs, order: Any) -> None:
     run = run_programs(programs)
@@ -82,7 +81,6 @@ def test_a_trace_is_called_stuck_where_the_evaluator_says_so(programs: Programs,
     agree(diagnosis_of(machine), programs, run)
 
 
-@settings(max_examples=120)
 @given(programs=programs_of_messages(SIZE, ALL), order=st.randoms(use_true_random=False))
 def test_the_watcher_calls_ranks_stuck_where_the_evaluator_says_so(programs: Programs, order: Any) -> None:
     run = run_programs(programs)
@@ -116,7 +114,6 @@ def test_drawn_programs_end_in_all_ways() -> None:
     assert min(ends.values()) > 20, ends
 
 
-@settings(max_examples=100)
 @given(parts=st.lists(programs_of_messages(SIZE, SOME), max_size=3))
 def test_programs_one_behind_the_other_are_stuck_where_one_of_them_is(parts: list[Programs]) -> None:
     runs = [run_programs(part) for part in parts]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse, find_cycle
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.findings import Operation
 
@@ -80,7 +80,6 @@ def agreeing_programs(draw: st.DrawFn) -> list[list[Instruction]]:
 random_programs = st.tuples(*(st.lists(instruction(rank), max_size=6) for rank in range(RANKS))).map(list)
 
 
-@settings(max_examples=300)
 @given(programs=st.one_of(agreeing_programs(), random_programs), order=st.randoms(use_true_random=False))
 def test_stuck_are_exactly_those_that_never_finish(programs: list[list[Instruction]], order: Any) -> None:
     machine = Machine(programs, GROUPS)
@@ -96,7 +95,7 @@ def test_programs_of_the_property_end_both_ways() -> None:
     """The property would say little if all its programs finished, or none."""
     ends = {True: 0, False: 0}
 
-    @settings(max_examples=200, database=None)
+    @settings(max_examples=200, database=None, derandomize=True)  # one draw, the same in every run
     @given(agreeing_programs())
     def count(programs: list[list[Instruction]]) -> None:
         machine = Machine(programs, GROUPS)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from random_traces import traces
 from synthetic import Story
 from trace_mutations import DATA, flip, read_in_full
@@ -118,7 +118,6 @@ def test_blocking_calls_of_mpi_are_read(tmp_path: Path) -> None:
 
 
 @needs_otf2
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(trace=traces)
 def test_any_trace_is_written(tmp_path: Path, trace: Trace) -> None:
     shutil.rmtree(tmp_path / "run", ignore_errors=True)

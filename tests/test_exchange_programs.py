@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from published_schemas import CHAKRA, assert_known, compile_schema
 from random_traces import traces
@@ -29,7 +29,6 @@ from ringsim.traces.collectives import bus_factor, count_rounds, make_rounds
 from ringsim.traces.value import Trace
 
 LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
-QUIET = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def back_from_goal(trace: Trace, directory: Path, link: ringsim.Link = LINK) -> Trace:
@@ -182,7 +181,6 @@ def programs(draw: st.DrawFn) -> list[list[Step]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@QUIET
 @given(found=programs())
 def test_any_program_runs_as_it_ran(tmp_path: Path, way: str, found: list[list[Step]]) -> None:
     here = replay([[*program, Step("work", tuple(range(len(program))), work_ns=10**6, label="end")] for program in found], LINK, "a test")
@@ -206,7 +204,6 @@ def test_a_real_trace_runs_there(tmp_path: Path, file: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@QUIET
 @given(trace=traces)
 def test_any_trace_is_written_and_read_or_refused(tmp_path: Path, trace: Trace, way: str) -> None:
     try:
@@ -283,7 +280,6 @@ def test_rounds_move_what_a_collective_must(op: str, size: int, data: st.DataObj
 
 
 @pytest.mark.parametrize("way", WAYS)
-@QUIET
 @given(data=st.data())
 def test_damage_gives_one_error(tmp_path: Path, way: str, data: st.DataObject) -> None:
     WAYS[way](small(), tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from published_schemas import PERFETTO, compile_schema, parse_whole
 from random_traces import traces
@@ -23,7 +23,6 @@ from ringsim.traces.value import Trace
 
 READERS = {"perfetto": read_perfetto, "chrome": read_chrome}
 FILES = sorted(DATA.glob("*.ringtrace"))
-QUIET = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def export(trace: Trace, name: str, path: Path) -> Path:
@@ -51,7 +50,6 @@ def test_a_real_trace_comes_back(tmp_path: Path, file: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-@QUIET
 @given(trace=traces)
 def test_any_trace_comes_back(tmp_path: Path, trace: Trace, name: str) -> None:
     assert READERS[name](export(trace, name, tmp_path / "file")) == trace
@@ -126,7 +124,6 @@ def read_packets(path: Path) -> list[Any]:
     return list(parse_whole(compile_schema("perfetto", PERFETTO)["Trace"], path.read_bytes()).packet)
 
 
-@QUIET
 @given(trace=traces)
 def test_slices_of_perfetto_nest_on_every_lane(tmp_path: Path, trace: Trace) -> None:
     open_slices: dict[int, int] = {}
@@ -180,7 +177,6 @@ def test_packets_of_others_become_spans(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-@QUIET
 @given(data=st.data())
 def test_damage_gives_one_error(tmp_path: Path, data: st.DataObject, name: str) -> None:
     whole = export(small(), name, tmp_path / "whole").read_bytes()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
@@ -105,7 +105,6 @@ def test_one_argument_that_is_junk(name: str) -> None:
             check(function, {argument: value})
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_several_arguments_that_are_junk(data: st.DataObject) -> None:
     function, names = FUNCTIONS[data.draw(st.sampled_from(sorted(FUNCTIONS)))]

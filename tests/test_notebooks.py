@@ -11,8 +11,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from kernels import descendants, gone, until
 from nbclient import NotebookClient
+from processes import descendants, gone, until
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 CELL_S = 30  # for one cell; on two quiet cores none takes more than five
@@ -30,6 +30,16 @@ PARTS = (
 Cell = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(240)
+
+
+def in_the_kernel_of(number: str) -> pytest.MarkDecorator:
+    """The tests of a lesson run in one process, which runs the lesson once."""
+    return pytest.mark.xdist_group(f"lesson {number}")
+
+
+each_lesson = pytest.mark.parametrize(
+    "lesson", [pytest.param(lesson, id=lesson.stem, marks=in_the_kernel_of(lesson.stem[:2])) for lesson in LESSONS]
+)
 
 
 def cells(lesson: Path, kind: str) -> list[Cell]:
@@ -54,14 +64,14 @@ def test_the_lessons_are_there() -> None:
     ]
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@each_lesson
 def test_lesson_has_all_parts(lesson: Path) -> None:
     text = "\n".join(source(cell) for cell in cells(lesson, "markdown"))
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert text.count("<details>") == text.count("</details>")
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@each_lesson
 def test_lesson_carries_no_leftovers(lesson: Path) -> None:
     notebook = json.loads(lesson.read_text())
     assert notebook["metadata"] == {
@@ -75,7 +85,7 @@ def test_lesson_carries_no_leftovers(lesson: Path) -> None:
         assert folded is ("solution" in cell["metadata"].get("tags", [])), "solutions are folded, and nothing else is"
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@each_lesson
 def test_words_of_the_glossary_occur(lesson: Path) -> None:
     *chapters, glossary = (source(cell) for cell in cells(lesson, "markdown"))
     text = " ".join(chapters + [source(cell) for cell in cells(lesson, "code")]).lower()
@@ -116,7 +126,7 @@ def verdict(lesson: Path, cell: str) -> str:
     return str(text)
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@each_lesson
 def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
     _, started = executed(lesson)  # a cell that raises raises here
     assert len(started) > 1, "the kernel started no rank"
@@ -126,7 +136,7 @@ def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@each_lesson
 def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     pictures = [(name, output) for name, output in outputs(lesson) if "image/png" in output.get("data", {})]
     assert pictures
@@ -138,7 +148,7 @@ def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     assert drawn == [], "a front end that does not trust the notebook would not show these"
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@each_lesson
 def test_solutions_pass_and_skeletons_do_not(lesson: Path) -> None:
     exercises, solutions = tagged(lesson, "exercise"), tagged(lesson, "solution")
     assert len(exercises) == len(solutions) > 0
@@ -158,6 +168,7 @@ def texts_of(lesson: str) -> dict[str, str]:
     return texts
 
 
+@in_the_kernel_of("01")
 def test_lesson_01_shows_what_it_claims() -> None:
     texts = texts_of("01_ring")
     assert "as in the text: True" in texts["claims-ringsim"]
@@ -174,6 +185,7 @@ def test_lesson_01_shows_what_it_claims() -> None:
     assert texts["rendezvous-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
 
 
+@in_the_kernel_of("02")
 def test_lesson_02_shows_what_it_claims() -> None:
     texts = texts_of("02_send_recv_deadlock")
     took = re.findall(r"^send of +(\d+) bytes: ([\d.]+) s$", texts["rendezvous-run"], re.MULTILINE)
@@ -195,6 +207,7 @@ def test_lesson_02_shows_what_it_claims() -> None:
     assert [line.split(": ")[1] for line in texts["claims-sizes"].splitlines()] == ["deadlock"] * 3
 
 
+@in_the_kernel_of("09")
 def test_lesson_09_shows_what_it_claims() -> None:
     texts = texts_of("09_diagnose")
     assert texts["cause-run"].startswith("rank_failed: rank 1 raised KeyError: 'sclae'")
@@ -214,6 +227,7 @@ def columns(text: str) -> list[list[float]]:
     return [[float(word) for word in row] for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
 
 
+@in_the_kernel_of("03")
 def test_lesson_03_shows_what_it_claims() -> None:
     texts = texts_of("03_bandwidth")
     assert re.search(r"^8 B: \d+ us, 8 MB: \d+ us, \d+ times as long$", texts["million-run"], re.MULTILINE)
@@ -233,6 +247,7 @@ def test_lesson_03_shows_what_it_claims() -> None:
     assert texts["claims-nvlink"].count("nccl-tests #") >= 10
 
 
+@in_the_kernel_of("04")
 def test_lesson_04_shows_what_it_claims() -> None:
     texts = texts_of("04_stages")
     sizes = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) parameters", texts["cut-run"])]
@@ -253,6 +268,7 @@ def test_lesson_04_shows_what_it_claims() -> None:
     assert "'head.weight': 'no gradient'" in texts["claims-head"]
 
 
+@in_the_kernel_of("05")
 def test_lesson_05_shows_what_it_claims() -> None:
     texts = texts_of("05_gradients")
     assert texts["glue-run"].startswith("first layer:  None\nsecond layer: tensor(")
@@ -275,6 +291,7 @@ def test_lesson_05_shows_what_it_claims() -> None:
     assert texts["claims-inside"] == "{'0.weight': 'no gradient', '0.bias': 'no gradient'}\n"
 
 
+@in_the_kernel_of("06")
 def test_lesson_06_shows_what_it_claims() -> None:
     texts = texts_of("06_schedules")
     for cell in ("measure-bubble", "order-run"):
@@ -294,6 +311,7 @@ def test_lesson_06_shows_what_it_claims() -> None:
     assert "zb_h2  step 27, while it lasts (3, 3, 3, 3), between first and last action (0, 0, 0, 0)" in texts["claims-zero"]
 
 
+@in_the_kernel_of("06")
 def test_lesson_06_simulates_what_it_claims() -> None:
     texts = texts_of("06_schedules")
     assert "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n" in texts["data-picture"]
@@ -318,6 +336,7 @@ def test_lesson_06_simulates_what_it_claims() -> None:
     assert "4 real ranks: 6\n1,000 simulated ranks: 499500\n" in texts["thousand-round"]
 
 
+@in_the_kernel_of("07")
 def test_lesson_07_shows_what_it_claims() -> None:
     texts = texts_of("07_generation_ring")
     alone = re.search(r"one process: (.+)", texts["round-run"])[1]
@@ -342,6 +361,7 @@ def test_lesson_07_shows_what_it_claims() -> None:
     assert "collectives: 0\ntokens over the closing edge: 3\n" in texts["claims-run"]
 
 
+@in_the_kernel_of("08")
 def test_lesson_08_shows_what_it_claims() -> None:
     texts = texts_of("08_communication_layer")
     assert texts["adapter-run"].count(" all_reduce world        4000 ") == 6
@@ -374,6 +394,7 @@ def test_lesson_08_shows_what_it_claims() -> None:
     ]
 
 
+@in_the_kernel_of("08")
 def test_lesson_08_compares_costs_by_their_ratio() -> None:
     lines = texts_of("08_communication_layer")["cost-run"].splitlines()
     assert lines[0].startswith("torch's own call: ")

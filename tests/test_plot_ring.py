@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from synthetic import Story, pipeline
@@ -216,7 +216,6 @@ def test_no_words_overlap_and_none_is_cut_off(world_size: int, both_ways: bool) 
         assert min(wide, high) < 1.5, "pixels of overlap"
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans(), st.integers(0, 3)), max_size=30))
 def test_the_graph_counts_every_finished_send_once(world_size: int, sends: list[tuple[int, int, bool, int]]) -> None:
     story = Story(world_size)

@@ -7,7 +7,7 @@ from itertools import combinations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -84,7 +84,6 @@ def test_few_ranks_have_all_their_labels(size: int, waits: list[tuple[int, int]]
     assert {label.split(":")[0] for label in labels_of(ax)} == {f"{rank} → {peer}" for rank, peer in waits}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_labels_never_cover_each_other(data: st.DataObject) -> None:
     size = data.draw(st.integers(2, 12))

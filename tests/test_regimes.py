@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim.errors import ArgumentError
@@ -22,7 +22,6 @@ def bounds(times: list[float], **bands: list[float]) -> list[tuple[int, int]]:
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(0.1, 500), st.integers(0, 10**6))
-@settings(max_examples=50)
 def test_one_line_with_noise_has_no_break(alpha_s: float, gb_per_s: float, seed: int) -> None:
     noise = np.exp(np.random.default_rng(seed).uniform(-0.05, 0.05, len(SIZES)))
     times = [line(size, alpha_s, gb_per_s) * factor for size, factor in zip(SIZES, noise, strict=True)]
@@ -30,7 +29,6 @@ def test_one_line_with_noise_has_no_break(alpha_s: float, gb_per_s: float, seed:
 
 
 @given(st.integers(3, len(SIZES) - 3), st.integers(0, 10**6))
-@settings(max_examples=50)
 def test_a_jump_is_found_where_it_is(at: int, seed: int) -> None:
     """Three times the time from one size on, alpha and beta alike: both continuations miss by a factor."""
     noise = np.exp(np.random.default_rng(seed).uniform(-0.03, 0.03, len(SIZES)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_reference import draw_schedule, reckon
 
@@ -101,7 +101,6 @@ def test_path_of_nothing() -> None:
 # -- slack and sensitivity
 
 
-@settings(max_examples=40, deadline=None)
 @given(seeds, st.sampled_from(SEMANTICS), st.integers(0, 1))
 def test_slack_is_what_a_computation_may_be_slower_by(seed: int, semantics: Semantics, ahead: int) -> None:
     schedule, costs, links, run = draw_run(seed, semantics, ahead)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
@@ -227,7 +227,6 @@ times = st.integers(0, 40).map(lambda number: number + 0.0)
 messages = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(1, 4)).map(lambda m: (m[0], (m[0] + m[1]) % 3, m[2]))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=6), st.data(), st.sampled_from(["rendezvous", "buffered(8)", "buffered"]))
 def test_any_exchange_takes_what_the_links_say(pairs: list[tuple[int, int, int]], data: st.DataObject, semantics: str) -> None:
     """Times that differ by fractions of their own, so that no two messages are ready at one moment."""

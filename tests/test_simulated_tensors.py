@@ -109,7 +109,7 @@ def test_a_tensor_counts_as_it_is_when_its_message_moves(change: str, who: int, 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_tensor_that_has_become_too_small_is_refused(who: int) -> None:
-    with pytest.raises(RingError, match=r"RuntimeError: .*(invalid for input of size 2|size)"):
+    with pytest.raises(RingError, match="must keep its size until"):
         simulate(changed_in_flight, world_size=2, args=("smaller", who), link=LINK)
 
 

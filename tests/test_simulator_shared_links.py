@@ -12,14 +12,14 @@ from pathlib import Path
 import networkx as nx
 import pytest
 from agenda import Agenda
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_simulator_fair_share import filled
 
 from ringsim.errors import ArgumentError
 from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
-from ringsim.simulator.links import PrivateLinks, SharedLinks, make_carrier
+from ringsim.simulator.links import PrivateLinks, SharedLinks, make_links
 from ringsim.topologies import FullBisection, GraphLinks, Hop, Hosts, RingLinks, Topology
 
 LINK = Link(alpha_s=100.0, beta_s_per_byte=1.0)
@@ -148,7 +148,6 @@ TOPOLOGIES = [RingLinks(LINK), FullBisection(Link(3.0, 0.25)), Hosts(2, inner=Li
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: type(topology).__name__)
-@settings(deadline=None)
 @given(messages=MESSAGES)
 def test_the_same_as_in_exact_numbers(topology: Topology, messages: list[Message]) -> None:
     in_order = sorted(messages, key=lambda message: message[3])
@@ -195,30 +194,30 @@ def test_a_topology_of_ones_own() -> None:
 
 
 def test_a_link_is_private_and_a_topology_is_shared() -> None:
-    assert isinstance(make_carrier(Agenda(), 4, link=LINK), PrivateLinks)
-    assert isinstance(make_carrier(Agenda(), 4, topology=RingLinks(LINK)), SharedLinks)
+    assert isinstance(make_links(Agenda(), 4, link=LINK), PrivateLinks)
+    assert isinstance(make_links(Agenda(), 4, topology=RingLinks(LINK)), SharedLinks)
 
 
 def test_degraded_pairs_reach_the_carrier() -> None:
-    carrier = make_carrier(Agenda(), 4, link=LINK, inject=[Degrade(0, 1, 2), Degrade(0, 1, 3), Slow(1, 9)])
+    carrier = make_links(Agenda(), 4, link=LINK, inject=[Degrade(0, 1, 2), Degrade(0, 1, 3), Slow(1, 9)])
     assert carrier.carry(0, 1, 8, 0.0) == 6 * 108.0
     assert carrier.carry(1, 0, 8, 0.0) == 108.0
 
 
 def test_exactly_one_of_both_is_given() -> None:
     with pytest.raises(ArgumentError, match="exactly one of link and topology must be given, got none"):
-        make_carrier(Agenda(), 4)
+        make_links(Agenda(), 4)
     with pytest.raises(ArgumentError, match="got both"):
-        make_carrier(Agenda(), 4, link=LINK, topology=RingLinks(LINK))
+        make_links(Agenda(), 4, link=LINK, topology=RingLinks(LINK))
     with pytest.raises(ArgumentError, match="topology must have the methods check and route, got 'ring'"):
-        make_carrier(Agenda(), 4, topology="ring")  # type: ignore[arg-type]
+        make_links(Agenda(), 4, topology="ring")  # type: ignore[arg-type]
 
 
 def test_a_topology_without_room_is_refused_at_once() -> None:
     graph = nx.Graph()
     graph.add_edges_from([(0, 1), (1, 2)], link=LINK)
     with pytest.raises(ArgumentError, match="graph must have a node for each of 4 ranks, got none for 3"):
-        make_carrier(Agenda(), 4, topology=GraphLinks(graph))
+        make_links(Agenda(), 4, topology=GraphLinks(graph))
 
 
 def test_the_order_of_hashes_decides_nothing() -> None:

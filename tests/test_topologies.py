@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
@@ -74,7 +74,6 @@ def test_a_graph_goes_by_latency_then_by_hops() -> None:
     assert edges(topologies.GraphLinks(graph), 0, 1, 2) == [(0, 1)]
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(0, 10**6), st.data())
 def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.DataObject) -> None:
     graph = nx.gnp_random_graph(world_size, 0.4, seed=seed, directed=True)

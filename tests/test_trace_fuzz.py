@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from trace_mutations import (
@@ -64,31 +64,26 @@ def test_the_mutations_leave_a_file_that_loads_where_they_change_nothing(tmp_pat
         assert load_damaged(path.read_bytes(), draw=True)
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(WHOLES), st.data())
 def test_bytes_of_the_meta_member(whole: Any, data: st.DataObject) -> None:
     load_damaged(put_together(flip(whole.meta, chooser(data)), whole.events), draw=False)
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(WHOLES), st.data())
 def test_bytes_of_the_parquet_member(whole: Any, data: st.DataObject) -> None:
     load_damaged(put_together(whole.meta, flip(whole.events, chooser(data))), draw=False)
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(WHOLES), st.data())
 def test_values_of_the_meta_member(whole: Any, data: st.DataObject) -> None:
     load_damaged(put_together(change_meta(whole.meta, chooser(data)), whole.events), draw=False)
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(WHOLES), st.data())
 def test_numbers_of_the_events(whole: Any, data: st.DataObject) -> None:
     load_damaged(put_together(*with_rows(whole.meta, change_columns(whole.columns, chooser(data)))), draw=False)
 
 
-@settings(max_examples=30)
 @given(st.data())
 def test_everything_at_once_and_drawn(data: st.DataObject) -> None:
     load_damaged(mutate(WHOLES, chooser(data)), draw=True)

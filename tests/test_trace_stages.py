@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stage_traces import UNIT_MS, add_step, known, trace_of
 from synthetic import MS, Story, pipeline
@@ -89,7 +89,6 @@ def test_phases_by_hand() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
 def test_live_activations_are_forwards_begun_and_not_yet_passed_back(seed: int) -> None:
     """Counted anew at random moments, for random costs."""
     random = np.random.default_rng(seed)

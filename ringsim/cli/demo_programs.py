@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ringsim.pipeline.generation import generate
-from ringsim.pipeline.single_process import single_process_step
+from ringsim.pipeline.reports import single_process_step
 from ringsim.pipeline.training import train_step_pipeline
 from ringsim.pipeline.transformer import SmallTransformer
 

@@ -97,7 +97,7 @@ class Description:
 
     def rehearse(self) -> Trace:
         """Simulates the step on ranks, with what they share and what disturbs them."""
-        from ringsim.pipeline.rehearsal import rehearse  # here, for it needs torch
+        from ringsim.pipeline.executor import rehearse  # here, for it needs torch
         from ringsim.simulator.api import simulate
 
         step = self.schedule

@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.errors import ArgumentError, RendezvousFailed

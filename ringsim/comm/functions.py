@@ -25,14 +25,13 @@ from ringsim.comm.backend import TORCH, Backend, TorchBackend
 from ringsim.comm.built import BUILT, find_own
 from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import RankState, get_cell, get_simulated, get_state
+from ringsim.state import RankState, get_state
 
 __all__ = ["FALLBACKS", "FUNCTIONS", "MANAGING", "P2POp", "find", "make_function"]
 
 FALLBACKS: Final[dict[str, Callable[..., Any]]] = {**BUILT, **OBJECTS}  # what can be built, by name: after the backend torch's arguments
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 _HERE: Final = os.path.dirname(os.path.dirname(__file__))
-_CELL: Final = get_cell()
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}  # of the log: see ``LogOptions.call``
 _DIRECT: Final = {"send": "send", "recv": "recv", "isend": "begin_send", "irecv": "begin_recv"}  # see ``Backend.direct``
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
@@ -108,7 +107,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     direct = _DIRECT.get(name)
 
     def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
-        state = _CELL[0] or get_simulated() or _CELL[-1]
+        state = get_state()
         if state.backend is None and state.log is None and native is not None:
             try:
                 return native(*args, **kwargs)
@@ -116,12 +115,12 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        if direct is not None and state.short is not None:
-            return getattr(state.short, direct)(*args, **kwargs)
+        if direct is not None and state.log is None and state.backend is not None and state.backend.direct:
+            return getattr(state.backend, direct)(*args, **kwargs)
         return _run(state, name, signature, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
-        state = _CELL[0] or get_simulated() or _CELL[-1]
+        state = get_state()
         return native(*args, **kwargs) if state.backend is None and native else _run(state, name, signature, args, kwargs, None)
 
     function: Any = communicate if logged else manage

@@ -254,8 +254,7 @@ def read_segment(records: Records, periods: tuple[tuple[int, int], ...], met: fr
         recorder.complete_times()
         everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
     else:
-        simulated: Any = recorder  # a RankRecorder, which writes no parts
-        everything, facts = simulated.read(), {"notes": ()}
+        everything, facts = recorder.read(recorder.rank), {"notes": ()}
     operations = everything.select(is_operation(everything))
     connections, first = _find_first(operations, met)
     chosen = operations.label != NONE

@@ -100,56 +100,56 @@ from typing import TYPE_CHECKING, Any, Final
 # The table of contents: public name -> the module that defines it.
 _CONTENTS: Final = {
     "Action": "ringsim.schedules.schedule",
-    "Adapter": "ringsim.pipeline.adapters.protocol",
-    "Announced": "ringsim.pipeline.adapters.protocol",
+    "Adapter": "ringsim.pipeline.adapters",
+    "Announced": "ringsim.pipeline.adapters",
     "Costs": "ringsim.schedules.costs",
     "Evaluation": "ringsim.schedules.engine",
-    "GradientReport": "ringsim.pipeline.gradients",
+    "GradientReport": "ringsim.pipeline.reports",
     "Schedule": "ringsim.schedules.schedule",
     "SmallTransformer": "ringsim.pipeline.transformer",
     "Stage": "ringsim.pipeline.stage",
-    "adapter_of": "ringsim.pipeline.adapters.lookup",
-    "average_gradients": "ringsim.pipeline.replicas",
-    "backward_input": "ringsim.pipeline.steps",
-    "backward_stage": "ringsim.pipeline.steps",
-    "backward_weight": "ringsim.pipeline.steps",
-    "boundary_shapes": "ringsim.pipeline.model_checks",
+    "adapter_of": "ringsim.pipeline.adapters",
+    "average_gradients": "ringsim.pipeline.sharing",
+    "backward_input": "ringsim.pipeline.stage",
+    "backward_stage": "ringsim.pipeline.stage",
+    "backward_weight": "ringsim.pipeline.stage",
+    "boundary_shapes": "ringsim.pipeline.reports",
     "build_stages": "ringsim.pipeline.stage",
     "by_count": "ringsim.schedules.partition",
     "by_weight": "ringsim.schedules.partition",
     "can_finish": "ringsim.schedules.generation",
-    "check_gradient_flow": "ringsim.pipeline.model_checks",
-    "check_single_rank": "ringsim.pipeline.model_checks",
-    "clip_grad_norm_pipeline": "ringsim.pipeline.clipping",
-    "compare_gradients": "ringsim.pipeline.gradients",
-    "compare_losses": "ringsim.pipeline.model_checks",
+    "check_gradient_flow": "ringsim.pipeline.reports",
+    "check_single_rank": "ringsim.pipeline.reports",
+    "clip_grad_norm_pipeline": "ringsim.pipeline.sharing",
+    "compare_gradients": "ringsim.pipeline.reports",
+    "compare_losses": "ringsim.pipeline.reports",
     "cross_entropy": "ringsim.pipeline.training",
     "dualpipe_v": "ringsim.schedules.vee",
     "eval_step_pipeline": "ringsim.pipeline.training",
     "evaluate": "ringsim.schedules.engine",
-    "flop_costs": "ringsim.pipeline.stage_flops",
-    "forward_stage": "ringsim.pipeline.steps",
+    "flop_costs": "ringsim.pipeline.stage",
+    "forward_stage": "ringsim.pipeline.stage",
     "from_csv": "ringsim.schedules.schedule",
     "from_text": "ringsim.schedules.schedule",
     "generate": "ringsim.pipeline.generation",
     "get_stage_layers": "ringsim.pipeline.partition",
     "gpipe": "ringsim.schedules.linear",
-    "gradient_report": "ringsim.pipeline.gradients",
+    "gradient_report": "ringsim.pipeline.reports",
     "interleaved_1f1b": "ringsim.schedules.looped",
     "looped_bfs": "ringsim.schedules.looped",
     "lower": "ringsim.schedules.lowering",
     "make_schedule": "ringsim.schedules",
-    "new_replica_group": "ringsim.pipeline.replicas",
+    "new_replica_group": "ringsim.pipeline.sharing",
     "one_f_one_b": "ringsim.schedules.linear",
     "parse_action": "ringsim.schedules.schedule",
     "partition_model": "ringsim.pipeline.partition",
     "plot_schedule": "ringsim.plot.steps",
     "recv_activation": "ringsim.pipeline.messages",
     "recv_gradient": "ringsim.pipeline.messages",
-    "rehearse": "ringsim.pipeline.rehearsal",
+    "rehearse": "ringsim.pipeline.executor",
     "send_activation": "ringsim.pipeline.messages",
     "send_gradient": "ringsim.pipeline.messages",
-    "single_process_step": "ringsim.pipeline.single_process",
+    "single_process_step": "ringsim.pipeline.reports",
     "steady_use": "ringsim.schedules.generation",
     "tied_parameters": "ringsim.pipeline.stage",
     "to_csv": "ringsim.schedules.schedule",
@@ -164,36 +164,36 @@ _CONTENTS: Final = {
 __all__ = list(_CONTENTS)
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
-    from ringsim.pipeline.adapters.lookup import adapter_of as adapter_of
-    from ringsim.pipeline.adapters.protocol import Adapter as Adapter
-    from ringsim.pipeline.adapters.protocol import Announced as Announced
-    from ringsim.pipeline.clipping import clip_grad_norm_pipeline as clip_grad_norm_pipeline
+    from ringsim.pipeline.adapters import Adapter as Adapter
+    from ringsim.pipeline.adapters import Announced as Announced
+    from ringsim.pipeline.adapters import adapter_of as adapter_of
+    from ringsim.pipeline.executor import rehearse as rehearse
     from ringsim.pipeline.generation import generate as generate
-    from ringsim.pipeline.gradients import GradientReport as GradientReport
-    from ringsim.pipeline.gradients import compare_gradients as compare_gradients
-    from ringsim.pipeline.gradients import gradient_report as gradient_report
     from ringsim.pipeline.messages import recv_activation as recv_activation
     from ringsim.pipeline.messages import recv_gradient as recv_gradient
     from ringsim.pipeline.messages import send_activation as send_activation
     from ringsim.pipeline.messages import send_gradient as send_gradient
-    from ringsim.pipeline.model_checks import boundary_shapes as boundary_shapes
-    from ringsim.pipeline.model_checks import check_gradient_flow as check_gradient_flow
-    from ringsim.pipeline.model_checks import check_single_rank as check_single_rank
-    from ringsim.pipeline.model_checks import compare_losses as compare_losses
     from ringsim.pipeline.partition import get_stage_layers as get_stage_layers
     from ringsim.pipeline.partition import partition_model as partition_model
-    from ringsim.pipeline.rehearsal import rehearse as rehearse
-    from ringsim.pipeline.replicas import average_gradients as average_gradients
-    from ringsim.pipeline.replicas import new_replica_group as new_replica_group
-    from ringsim.pipeline.single_process import single_process_step as single_process_step
+    from ringsim.pipeline.reports import GradientReport as GradientReport
+    from ringsim.pipeline.reports import boundary_shapes as boundary_shapes
+    from ringsim.pipeline.reports import check_gradient_flow as check_gradient_flow
+    from ringsim.pipeline.reports import check_single_rank as check_single_rank
+    from ringsim.pipeline.reports import compare_gradients as compare_gradients
+    from ringsim.pipeline.reports import compare_losses as compare_losses
+    from ringsim.pipeline.reports import gradient_report as gradient_report
+    from ringsim.pipeline.reports import single_process_step as single_process_step
+    from ringsim.pipeline.sharing import average_gradients as average_gradients
+    from ringsim.pipeline.sharing import clip_grad_norm_pipeline as clip_grad_norm_pipeline
+    from ringsim.pipeline.sharing import new_replica_group as new_replica_group
     from ringsim.pipeline.stage import Stage as Stage
+    from ringsim.pipeline.stage import backward_input as backward_input
+    from ringsim.pipeline.stage import backward_stage as backward_stage
+    from ringsim.pipeline.stage import backward_weight as backward_weight
     from ringsim.pipeline.stage import build_stages as build_stages
+    from ringsim.pipeline.stage import flop_costs as flop_costs
+    from ringsim.pipeline.stage import forward_stage as forward_stage
     from ringsim.pipeline.stage import tied_parameters as tied_parameters
-    from ringsim.pipeline.stage_flops import flop_costs as flop_costs
-    from ringsim.pipeline.steps import backward_input as backward_input
-    from ringsim.pipeline.steps import backward_stage as backward_stage
-    from ringsim.pipeline.steps import backward_weight as backward_weight
-    from ringsim.pipeline.steps import forward_stage as forward_stage
     from ringsim.pipeline.training import cross_entropy as cross_entropy
     from ringsim.pipeline.training import eval_step_pipeline as eval_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline

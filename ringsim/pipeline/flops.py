@@ -17,43 +17,9 @@ Source:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from ringsim.compute_costs import Flops
 
 __all__ = ["Flops", "attention_flops", "linear_flops"]
-
-
-class Flops(NamedTuple):
-    """Floating-point operations of some layers, for one microbatch.
-
-    Attributes:
-        forward: of the forward pass.
-        input_grad: of the half of the backward pass that finds the gradient of the input.
-        weight_grad: of the half that finds the gradients of the weights.
-
-    Example:
-        >>> Flops(forward=2, input_grad=3, weight_grad=4).of("B")
-        7
-    """
-
-    forward: int
-    input_grad: int
-    weight_grad: int
-
-    def of(self, kind: str) -> int:
-        """Returns how many operations an action is.
-
-        Args:
-            kind: "F", "I", "W", or "B" for the last two together.
-        """
-        return {"F": self.forward, "I": self.input_grad, "W": self.weight_grad, "B": self.input_grad + self.weight_grad}[kind]
-
-    def plus(self, other: Flops) -> Flops:
-        """Returns the operations of both together.
-
-        Args:
-            other: those of other layers.
-        """
-        return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 def linear_flops(tokens: int, in_features: int, out_features: int, *, trained: bool = True) -> Flops:

@@ -1,4 +1,32 @@
-"""Generating text with a model that is cut into stages: the token ring.
+"""Prompts of different length in one batch: padded on the left, with the masks and positions that hide the padding.
+
+Three prompts, and two tokens that were generated since (``seen`` = 2)::
+
+    token ids           attention mask      position ids
+    . . 7 9   4 1       0 0 1 1  1 1        0 0 0 1  2 3
+    3 5 2 8   6 6       1 1 1 1  1 1        0 1 2 3  4 5
+    . 5 5 1   2 0       0 1 1 1  1 1        0 0 1 2  3 4
+
+On the left, because all rows then end, and go on, at the same place. Every stage knows the prompts' lengths, and works the masks and
+positions out for itself: they never travel.
+
+Which token comes next: the likeliest, or one drawn at random.
+
+Each prompt has random numbers of its own, from the seed and its place in the list of prompts. So its tokens stay the same however the
+prompts are shared out into batches, and however many stages there are.
+
+The messages of a generation ring: what a stage exchanges with its two neighbours between one job and the next.
+
+::
+
+    pred --- hidden states, (batch, tokens, width) ---> this stage --- hidden states ---> succ
+                                                        last stage --- tokens, (batch, 1) ---> stage 0
+
+All ranks were told the same prompts, so every one knows the shape of each message, but for the width and the dtype of hidden states: a
+header announces these, once on each edge. It also carries a fingerprint of what was asked for, and is answered with the receiver's. Where
+two neighbours were asked for different things both raise, instead of taking one message for another.
+
+Generating text with a model that is cut into stages: the token ring.
 
 Each stage keeps its layers and the keys and values of what they have seen. Hidden states go forward from stage to stage; the last stage
 chooses the next token, which returns to the first over the edge that closes the ring::
@@ -18,6 +46,7 @@ Source:
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,19 +56,209 @@ import torch
 from torch import Tensor, nn
 
 from ringsim.compute_costs import charge
-from ringsim.errors import ArgumentError
-from ringsim.pipeline.adapters.protocol import Adapter
-from ringsim.pipeline.generation_link import GenerationLink
+from ringsim.errors import ArgumentError, MessageMismatch
+from ringsim.pipeline.adapters import Adapter
+from ringsim.pipeline.messages import HEADER_TAG, Header, Payload, Route, find_ring
 from ringsim.pipeline.partition import partition_model
-from ringsim.pipeline.prompts import PromptBatch
-from ringsim.pipeline.ring_at_hand import find_ring
-from ringsim.pipeline.stage import Stage
-from ringsim.pipeline.stage_flops import count_stage_flops
-from ringsim.pipeline.token_choice import TokenChoice
+from ringsim.pipeline.stage import Stage, count_stage_flops
+from ringsim.ring import Ring
 from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
 from ringsim.traces.recorder import span
 
-__all__ = ["generate"]
+__all__ = ["GenerationLink", "PromptBatch", "TokenChoice", "generate"]
+
+_PADDING = 0  # any token would do: nobody looks at it
+
+
+class PromptBatch:
+    """A batch of prompts.
+
+    Args:
+        prompts: token ids of each prompt, one or more, each of one token or more.
+        device: where its tensors are made.
+
+    Attributes:
+        token_ids: the prompts, shape (batch, length), int64.
+
+    Example:
+        >>> batch = PromptBatch([[7, 9], [3, 5, 2]])
+        >>> batch.token_ids.tolist()
+        [[0, 7, 9], [3, 5, 2]]
+        >>> batch.attention_mask(seen=0).tolist()
+        [[0, 1, 1], [1, 1, 1]]
+        >>> batch.position_ids(seen=0).tolist(), batch.position_ids(seen=1).tolist()
+        ([[0, 0, 1], [0, 1, 2]], [[2], [3]])
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
+        length = max(len(prompt) for prompt in prompts)
+        rows = [[_PADDING] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+        self.token_ids = torch.tensor(rows, device=device)
+        self._padded = torch.tensor([length - len(prompt) for prompt in prompts], device=device)
+
+    def attention_mask(self, seen: int) -> torch.Tensor:
+        """Returns which places may be looked at, 1 or 0, shape (batch, length + seen), int64.
+
+        Args:
+            seen: tokens that were generated and read since the prompts.
+        """
+        places = torch.arange(self.token_ids.shape[1] + seen, device=self.token_ids.device)
+        return (places >= self._padded[:, None]).long()
+
+    def position_ids(self, seen: int) -> torch.Tensor:
+        """Returns the position of each token of the next input, int64: shape (batch, length) for the prompts, then (batch, 1).
+
+        Args:
+            seen: tokens that were generated since the prompts, the one that is read next included; 0 for the prompts.
+        """
+        first = 0 if seen == 0 else self.token_ids.shape[1] + seen - 1
+        places = torch.arange(first, self.token_ids.shape[1] + seen, device=self.token_ids.device)
+        return (places - self._padded[:, None]).clamp(min=0)
+
+
+class TokenChoice:
+    """Chooses the next token of each prompt of a batch.
+
+    Args:
+        prompt_numbers: the place of each prompt of the batch in the list of all prompts.
+        temperature: 0 for the likeliest token; else the logits are divided by it and a token is drawn. 1 draws as the model says, less
+            makes it surer.
+        seed: what random numbers are drawn from.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]])
+        >>> TokenChoice([0, 1])(logits).tolist()
+        [[1], [0]]
+        >>> both, second = TokenChoice([0, 1], temperature=1.0, seed=5), TokenChoice([1], temperature=1.0, seed=5)
+        >>> all(both(logits)[1:].equal(second(logits[1:])) for _ in range(20))
+        True
+    """
+
+    def __init__(self, prompt_numbers: Sequence[int], temperature: float = 0.0, seed: int = 0) -> None:
+        self._temperature = temperature
+        self._generators = [torch.Generator().manual_seed(_seed_of(seed, number)) for number in prompt_numbers]
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns the chosen tokens, shape (batch, 1), int64, on the device of the logits.
+
+        Args:
+            logits: shape (batch, vocabulary).
+        """
+        if self._temperature == 0:
+            return logits.argmax(dim=-1, keepdim=True)
+        chances = torch.softmax(logits.double().cpu() / self._temperature, dim=-1)
+        rows = [torch.multinomial(row, 1, generator=own) for row, own in zip(chances, self._generators, strict=True)]
+        return torch.stack(rows).to(logits.device)
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Makes one seed of two numbers, such that neighbours have nothing in common."""
+    return random.Random(f"{seed}/{number}").getrandbits(63)
+
+
+class GenerationLink:
+    """One stage's two ends of the ring, for one call of ``generate``.
+
+    Args:
+        ring: this rank's ring; in a ring of one there is nothing to exchange.
+        fingerprint: a number made of all that the ranks must have been told alike.
+        async_comm: whether to post a step's send and receive together; else one after the other.
+        device: where what is received shall be.
+    """
+
+    def __init__(self, ring: Ring, fingerprint: int, *, async_comm: bool, device: torch.device) -> None:
+        here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+        self._rank = ring.rank
+        self._is_first, self._is_last = here == 0, here == size - 1
+        self._ends_at_succ = (here + 1) % size == size - 1
+        self._from_pred = Route.over_edge(ring, (here - 1) % size, here)
+        self._to_succ = Route.over_edge(ring, here, (here + 1) % size)
+        self._fingerprint = fingerprint
+        self._async_comm = async_comm
+        self._device = device
+        # The closing edge needs no announcement: it carries token ids.
+        self._has_announced = self._is_last
+        self._arriving = Payload((), torch.int64) if self._is_first else None
+
+    def exchange(self, output: Tensor | None, input_shape: tuple[int, int] | None) -> Tensor | None:
+        """Sends the output of the last job to the successor, and receives the input of the next one from the predecessor.
+
+        Every stage calls it once a step, in the order of the plan. It blocks until both messages have arrived.
+
+        Args:
+            output: what to send; None for nothing.
+            input_shape: (batch, tokens) of what to receive; None for nothing.
+
+        Returns:
+            What was received: token ids of that shape on the first stage, else hidden states, shape (batch, tokens, width).
+
+        Raises:
+            MessageMismatch: a neighbour was asked for something else.
+        """
+        if output is not None and not self._has_announced:
+            self._announce(output)
+        expected = None if input_shape is None else self._expect(input_shape)
+        if self._async_comm:
+            received = self._post_both(output, expected)
+        else:
+            received = self._one_after_the_other(output, expected)
+        return None if received is None else received.to(self._device)
+
+    def share_results(self, tokens: Tensor) -> Tensor:
+        """Brings the last stage's tokens to all others, once round the ring. Every stage calls it at the end; it blocks.
+
+        Args:
+            tokens: the tokens of all prompts, shape (prompts, tokens), int64; on other stages anything of that shape.
+
+        Returns:
+            The last stage's.
+        """
+        if not self._is_last:
+            tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
+        if not self._ends_at_succ:
+            self._to_succ.isend(tokens).wait()
+        return tokens
+
+    def _one_after_the_other(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
+        """A send ends when the other side receives. Stage 0 receives first: if all sent first, nobody would ever receive."""
+        received = self._receive(expected) if self._is_first else None
+        if output is not None:
+            self._to_succ.isend(output).wait()
+        return received if self._is_first else self._receive(expected)
+
+    def _receive(self, expected: Payload | None) -> Tensor | None:
+        return None if expected is None else self._from_pred.irecv(expected).wait()
+
+    def _post_both(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
+        """Nobody waits before both are posted, so it does not matter who begins."""
+        sent = None if output is None else self._to_succ.isend(output)
+        received = None if expected is None else self._from_pred.irecv(expected)
+        if sent is not None:
+            sent.wait()
+        return None if received is None else received.wait()
+
+    def _announce(self, hidden: Tensor) -> None:
+        """Tells the successor what hidden states are like, and takes its answer."""
+        card = Header("activation", 0, Payload.of(hidden), alike=True, digest=self._fingerprint)
+        self._to_succ.isend(card.pack(), HEADER_TAG).wait()
+        self._compare(Header.unpack(self._to_succ.irecv_header().wait()), self._to_succ.peer)
+        self._has_announced = True
+
+    def _expect(self, shape: tuple[int, int]) -> Payload:
+        """Returns what the next message is like; the first one waits for the predecessor's announcement, and answers it."""
+        if self._arriving is None:
+            card = Header.unpack(self._from_pred.irecv_header().wait())
+            self._from_pred.isend(Header("greeting", 0, digest=self._fingerprint).pack(), HEADER_TAG).wait()
+            self._compare(card, self._from_pred.peer)
+            self._arriving = card.payload._replace(shape=card.payload.shape[2:])
+        return self._arriving._replace(shape=(*shape, *self._arriving.shape))
+
+    def _compare(self, card: Header, peer: int) -> None:
+        if card.digest != self._fingerprint:
+            raise MessageMismatch(
+                f"the arguments of generate must be the same on all ranks, got others on rank {peer} than on rank {self._rank}. "
+                "Pass the same prompts and settings everywhere."
+            )
 
 
 def generate(

@@ -23,8 +23,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from ringsim.errors import MessageMismatch
-from ringsim.pipeline.headers import Header, Payload
-from ringsim.pipeline.routes import HEADER_TAG, SHARED_TAG, Posted, Route, find_routes
+from ringsim.pipeline.messages import HEADER_TAG, SHARED_TAG, Header, Payload, Posted, Route, find_routes
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.traces.recorder import stage_and_microbatch

@@ -1,4 +1,25 @@
-"""Activations to the stage after, gradients to the stage before: one message at a time.
+"""The header that goes ahead of a message: one int64 tensor of fixed size that says what comes.
+
+::
+
+    | magic | kind | microbatch | dtype | alike | digest | ndim | dim 0 ... dim 7 |
+
+The transports carry bytes and compare nothing: a receive buffer that is too small ends the process on Gloo, one of another dtype is filled
+with nonsense. With a header the receiver makes the buffer that fits.
+
+The way from this rank to another of its ring: which group carries a message.
+
+Boundary between two stages, on ranks 1 and 2 (the ring's edge 1 -> 2)::
+
+    rank 1  -- activations, forward ------>  rank 2
+            <------- gradients, backward --             both on the group "ring:1>2"
+
+A V-shaped placement also has activations from rank 2 to rank 1. They go over the same edge, in the group's other direction. Two ranks that
+are no neighbours use the default group.
+
+The ring that a pipeline runs on: the one that is there, or one that is built over the default process group.
+
+Activations to the stage after, gradients to the stage before: one message at a time.
 
 ::
 
@@ -14,17 +35,281 @@ both sides raise the same error. The executor, which has many messages under way
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import torch
+import torch.distributed as torch_dist
 from torch import Tensor
 
+from ringsim import comm as dist
 from ringsim.errors import ArgumentError, MessageMismatch, RingError
-from ringsim.pipeline.headers import Header, Payload
-from ringsim.pipeline.routes import ANSWER_TAG, HEADER_TAG, Route
-from ringsim.ring import Ring, current_ring
+from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
+from ringsim.ring.printing import restore_output
+from ringsim.state import get_state
 
-__all__ = ["recv_activation", "recv_gradient", "send_activation", "send_gradient"]
+__all__ = [
+    "ANSWER_TAG",
+    "HEADER_SIZE",
+    "HEADER_TAG",
+    "MAX_DIMS",
+    "PAYLOAD_TAG",
+    "SHARED_TAG",
+    "Header",
+    "Payload",
+    "Posted",
+    "Route",
+    "find_ring",
+    "find_routes",
+    "recv_activation",
+    "recv_gradient",
+    "send_activation",
+    "send_gradient",
+]
+
+MAX_DIMS: Final = 8
+HEADER_SIZE: Final = 8 + MAX_DIMS  # numbers of 8 bytes
+_MAGIC: Final = 0x52494E47  # "RING"
+KINDS: Final = ("greeting", "activation", "gradient")
+# The place in this list goes over the wire: append only.
+_DTYPES: Final = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    *(torch.bool, torch.complex64, torch.complex128),
+)
+
+
+class Payload(NamedTuple):
+    """What a buffer must be to hold a message.
+
+    Attributes:
+        shape: its dimensions.
+        dtype: of its elements.
+        has_data: whether it has any; a tensor of device "meta" has not, and only simulated ranks can send one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    has_data: bool = True
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Payload:
+        """Returns that of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, not tensor.is_meta)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}{'' if self.has_data else ' without data'}"
+
+
+class Header(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        kind: "activation", "gradient", or "greeting", after which nothing comes.
+        microbatch: index of the microbatch; in a greeting their number.
+        payload: shape and dtype of what comes; in the greeting of a step its shape is a digest of the partition.
+        alike: whether all further messages of the step on this boundary are like this one, so that they come without a header.
+        digest: a number that both sides have computed from what they must agree on, in the greeting of a step from the schedule; 0 where
+            there is nothing.
+
+    Example:
+        >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
+        >>> Header.unpack(header.pack()) == header
+        True
+    """
+
+    kind: str
+    microbatch: int
+    payload: Payload = Payload((), torch.float32)
+    alike: bool = False
+    digest: int = 0
+
+    def pack(self) -> Tensor:
+        """Returns the header as a tensor, shape (16,), int64.
+
+        Raises:
+            ArgumentError: the payload has too many dimensions, or a dtype that no header can say.
+        """
+        shape, dtype, has_data = self.payload
+        if len(shape) > MAX_DIMS or dtype not in _DTYPES:
+            names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
+            raise ArgumentError(f"a message must have at most {MAX_DIMS} dimensions and one of {names}, got {self.payload}. Convert it.")
+        numbers = [_MAGIC, KINDS.index(self.kind), self.microbatch, _DTYPES.index(dtype), int(has_data), int(self.alike), self.digest]
+        numbers += [len(shape), *shape]
+        return torch.tensor(numbers + [0] * (HEADER_SIZE - len(numbers)), dtype=torch.int64)
+
+    @classmethod
+    def unpack(cls, tensor: Tensor) -> Header:
+        """Returns the header that a tensor holds.
+
+        Raises:
+            MessageMismatch: it holds none: the other side sent something else.
+        """
+        numbers: list[int] = tensor.tolist()
+        magic, kind, microbatch, dtype, has_data, alike, digest, ndim, *dims = numbers
+        if magic != _MAGIC or not 0 <= kind < len(KINDS) or not 0 <= dtype < len(_DTYPES) or not 0 <= ndim <= MAX_DIMS:
+            raise MessageMismatch(
+                f"a message must begin with a header, got the numbers {numbers[:4]}... "
+                "Send it with send_activation or send_gradient, and finish a step on every rank before the next."
+            )
+        return cls(KINDS[kind], microbatch, Payload(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)), bool(alike), digest)
+
+
+# Which of the messages between two ranks it is; those of one tag arrive in the order in which they were sent.
+PAYLOAD_TAG: Final = 0
+HEADER_TAG: Final = 1
+ANSWER_TAG: Final = 2
+SHARED_TAG: Final = 3
+
+
+@dataclass
+class Posted:
+    """A send or a receive that has begun: the buffer must stay as it is until `wait` is over.
+
+    Attributes:
+        work: the handle, None where there was nothing to send.
+        tensor: the buffer.
+    """
+
+    work: Any
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        """Blocks until the message is there, or gone; returns the buffer. A handle of Gloo bears one wait only."""
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way to one other rank.
+
+    Attributes:
+        peer: its global rank.
+        group: the group of the ring's edge, None for the default group.
+        device: where buffers must be: the CPU for Gloo, this rank's GPU for NCCL.
+    """
+
+    peer: int
+    group: Any
+    device: torch.device
+
+    @classmethod
+    def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
+        """Returns the way to the other of two ranks, over the edge of the ring that activations from one to the other take.
+
+        Args:
+            ring: this rank's ring.
+            source: place in the ring of the rank that sends activations, from 0.
+            target: place of the rank that receives them; this rank is one of the two.
+
+        Example:
+            >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
+            >>> Route.over_edge(ring, 0, 1).peer, Route.over_edge(ring, 1, 2).peer, Route.over_edge(ring, 2, 1).peer
+            (0, 2, 2)
+        """
+        size, here = len(ring.ranks), ring.ranks.index(ring.rank)
+        other = target if here == source else source
+        if target == (source + 1) % size:
+            group = ring.succ_group if here == source else ring.pred_group
+        elif source == (target + 1) % size:
+            group = ring.pred_group if here == source else ring.succ_group
+        else:
+            group = None
+        device = torch.device("cuda", ring.local_rank) if ring.comm_device == "gpu" else torch.device("cpu")
+        return cls(ring.ranks[other], group, device)
+
+    def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Posted:
+        """Begins to send a tensor; does not block. Nothing is sent of a tensor without elements."""
+        buffer = tensor.detach() if tensor.is_meta else tensor.detach().to(self.device)
+        buffer = buffer.contiguous()
+        work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
+        return Posted(work, buffer)
+
+    def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Posted:
+        """Begins to receive into a buffer of its own; does not block."""
+        buffer = torch.empty(payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta")
+        work = dist.irecv(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
+        return Posted(work, buffer)
+
+    def irecv_header(self) -> Posted:
+        """Begins to receive a header; does not block."""
+        return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
+
+    def iswap(self, tensor: Tensor, tag: int) -> tuple[Posted, Posted]:
+        """Begins to send a tensor and to receive one like it, in one batch; the other side does the same. Does not block.
+
+        Returns:
+            What is sent and what is received.
+        """
+        sent, received = tensor.detach().to(self.device).contiguous(), torch.empty_like(tensor, device=self.device)
+        both: list[Any] = [dist.P2POp(op, each, self.peer, self.group, tag) for op, each in ((dist.isend, sent), (dist.irecv, received))]
+        works = dist.batch_isend_irecv(both)
+        # Gloo gives one handle for each operation, NCCL one for the batch.
+        return Posted(works[0], sent), Posted(works[1] if len(works) > 1 else None, received)
+
+
+def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
+    """Returns the way over each boundary between two stages that this rank has a part in.
+
+    Args:
+        ring: this rank's ring.
+        stage_ranks: for each stage, the place in the ring of the rank that has it.
+
+    Returns:
+        The ways by boundary; a boundary has the number of the stage before it.
+
+    Example:
+        >>> ring = Ring(rank=1, world_size=3, pred=0, succ=2, ranks=(0, 1, 2))
+        >>> {boundary: route.peer for boundary, route in find_routes(ring, (0, 1, 2, 2, 1)).items()}
+        {0: 0, 1: 2, 3: 2}
+    """
+    here = ring.ranks.index(ring.rank)
+    return {
+        boundary: Route.over_edge(ring, source, target)
+        for boundary, (source, target) in enumerate(pairwise(stage_ranks))
+        if here in (source, target) and source != target
+    }
+
+
+def find_ring() -> Ring:
+    """Returns the ring of this rank.
+
+    Where there is none, every rank calls it, and it blocks until all have: it builds one over the default process group, and hides nobody's
+    prints. So it does where the group that the ring stood on is gone. Where there is not even a default group, this process is alone.
+
+    Example:
+        >>> find_ring().ranks
+        (0,)
+    """
+    ring = get_state().ring
+    if ring is not None and _is_gone(ring):
+        destroy_distributed()
+    if get_state().ring is None:
+        if not torch_dist.is_initialized():
+            return Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,))
+        prints_are_shown = get_state().undo_print is None
+        initialize_distributed()
+        if prints_are_shown:
+            restore_output()  # the caller asked for tokens or gradients, not for silence
+    return current_ring()
+
+
+def _is_gone(ring: Ring) -> bool:
+    """Tells whether the script has taken down the default group that the ring was built on, and the ring's groups with it."""
+    if get_state().backend is not None:  # torch knows nothing of these groups
+        return False
+    if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
+        return True
+    try:
+        torch_dist.get_rank(ring.succ_group)
+    except ValueError:  # a group that torch has forgotten
+        return True
+    return False
+
 
 _KINDS: Final = ("activation", "gradient")
 

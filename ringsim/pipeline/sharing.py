@@ -1,19 +1,61 @@
 """What the ranks of a ring tell each other at the end of a step: the loss, the gradients of tied parameters, the size of all gradients.
 
 Everything goes over the pair groups, so that a ring needs no group of all its ranks, and several rings in one world do not meet.
+
+Parameters that stages on several ranks use, such as a weight shared by embedding and head.
+
+Each of these ranks finds the gradient of its own use. That of the parameter is the sum::
+
+    rank 0, embedding:  g0 --.
+                              +--> g0 + g1 on both; their optimizers then do the same
+    rank 1, head:       g1 --'
+
+Gradient clipping over all stages: the norm is that of the whole model's gradients, though no rank has them all.
+
+Data parallel around pipelines: several rings in one world, each with the whole model and its own share of the batch.
+
+::
+
+    ring 0:  rank 0 -> rank 1        each ring runs a step on its microbatches, then
+             |         |             the ranks of one column, which have the same stages, average their gradients
+    ring 1:  rank 2 -> rank 3
+
+Dropout that can be repeated: the same masks on any number of ranks, in any schedule, and when an activation is computed again.
+
+Random numbers are drawn in the order of the computation, which every schedule changes. Here each layer gets, for each microbatch, a seed of
+its own::
+
+    seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever they are drawn
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ringsim.pipeline.headers import Payload
-from ringsim.pipeline.routes import SHARED_TAG, Route
-from ringsim.ring import Ring
+from ringsim import comm as dist
+from ringsim.errors import ArgumentError
+from ringsim.pipeline.adapters import Adapter, Announced
+from ringsim.pipeline.messages import SHARED_TAG, Payload, Route, find_ring
+from ringsim.pipeline.stage import Stage
+from ringsim.ring import Ring, current_ring
 
-__all__ = ["gather_over_ring", "pass_back", "sum_over"]
+__all__ = [
+    "SeededAdapter",
+    "TiedGradients",
+    "average_gradients",
+    "clip_grad_norm_pipeline",
+    "gather_over_ring",
+    "new_replica_group",
+    "pass_back",
+    "sum_over",
+]
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
@@ -99,3 +141,224 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
     for place in places[1:]:
         total += shares[place]
     return total
+
+
+class TiedGradients:
+    """Adds up the gradients of tied parameters; a block around the passes of a step.
+
+    Every rank that holds such a parameter enters it, and leaving it blocks until they all do. What was accumulated before the block is put
+    aside: it has been added up already.
+
+    Args:
+        ring: this rank's ring; in a ring of one there is nothing to do.
+        stages: all stages of the model.
+        stage_ranks: for each stage, the place of its rank in the ring.
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> with TiedGradients(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), stages=[], stage_ranks=[]):
+        ...     layer(torch.ones(1)).backward()
+        >>> layer.weight.grad
+        tensor([[1.]])
+    """
+
+    def __init__(self, ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]) -> None:
+        self._ring = ring
+        self._shared = _find_shared(stages, stage_ranks, ring.ranks.index(ring.rank))
+        self._before: list[Tensor | None] = []
+
+    def __enter__(self) -> None:
+        self._before = [parameter.grad for parameter, _ in self._shared]
+        for parameter, _ in self._shared:
+            parameter.grad = None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for (parameter, places), before in zip(self._shared, self._before, strict=True):
+            if kind is None:
+                share = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = sum_over(self._ring, places, share)
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before + parameter.grad
+
+
+def _find_shared(stages: Sequence[Stage], stage_ranks: Sequence[int], here: int) -> list[tuple[nn.Parameter, list[int]]]:
+    """Returns the parameters that the rank at ``here`` shares, in one order everywhere, with the places of all their holders."""
+    places: dict[nn.Parameter, set[int]] = {}
+    for stage, place in zip(stages, stage_ranks, strict=True):
+        for parameter in stage.parameters():
+            places.setdefault(parameter, set()).add(place)
+    return [(parameter, sorted(held)) for parameter, held in places.items() if len(held) > 1 and here in held and parameter.requires_grad]
+
+
+def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
+    """Scales the gradients of all ranks so that their joint norm is at most ``max_norm``.
+
+    Every rank of the ring calls it after a step and before its optimizer; it blocks until all have. Where pipelines are averaged over
+    several rings, average first.
+
+    Args:
+        model: the whole model; parameters of other ranks have no gradient here.
+        max_norm: the largest norm that is left as it is, more than 0.
+
+    Returns:
+        The norm before, the same number on every rank: that of a single process. A parameter that several ranks hold counts once.
+
+    Raises:
+        ArgumentError: ``max_norm`` is not more than 0.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
+        >>> clip_grad_norm_pipeline(model, max_norm=1.0), [round(each, 3) for each in model.weight.grad.flatten().tolist()]
+        (5.0, [0.6, 0.8])
+
+    Source:
+        ``torch.nn.utils.clip_grad_norm_``: the rule, and the 1e-6 that keeps a norm of 0 from being divided by.
+    """
+    if not max_norm > 0:
+        raise ArgumentError(f"max_norm must be more than 0, got {max_norm}. Leave the call out to clip nothing.")
+    squares = torch.zeros(len(list(model.parameters())), dtype=torch.float64)
+    for index, parameter in enumerate(model.parameters()):
+        if parameter.grad is not None:
+            squares[index] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64) ** 2
+    # Who holds a tied parameter has the same gradient of it, the sum of all holders': the largest is the one.
+    squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
+    norm = float(squares.sum().sqrt())
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+    return norm
+
+
+def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
+    """Makes the group of this rank and those at its place in the other rings.
+
+    Every rank of the world calls it, with the same rings, once; it blocks as ``new_group`` does.
+
+    Args:
+        rings: the global ranks of each ring in order, as ``ring_ranks`` of ``initialize_distributed`` says them; all of one length.
+
+    Returns:
+        The group, for `average_gradients`; None on a rank that is in no ring.
+
+    Raises:
+        ArgumentError: the rings differ in length.
+        RingError: this rank has no ring yet.
+
+    Example:
+        See `average_gradients`.
+    """
+    if len({len(ring) for ring in rings}) != 1:
+        raise ArgumentError(f"rings must have as many ranks each, got {[len(ring) for ring in rings]}. Their stages must be the same.")
+    mine, limit = None, timedelta(seconds=current_ring().timeout_s)
+    for column in zip(*rings, strict=True):
+        group = dist.new_group(list(column), timeout=limit)
+        if dist.get_rank() in column:
+            mine = group
+    return mine
+
+
+def average_gradients(model: nn.Module, group: Any) -> None:
+    """Averages this rank's gradients with those of the ranks that have the same stages.
+
+    Every rank of every ring calls it after a step, before gradients are clipped; it blocks until those of its group have. The rings' losses
+    are not averaged.
+
+    Args:
+        model: the whole model; parameters without a gradient are other ranks'.
+        group: from `new_replica_group`.
+
+    Example:
+        >>> import ringsim
+        >>> def worker():
+        ...     group = new_replica_group([[0], [1]])  # two pipelines of one rank each
+        ...     model = nn.Linear(1, 1, bias=False)
+        ...     model.weight.grad = torch.full((1, 1), float(ringsim.current_ring().rank))
+        ...     average_gradients(model, group)
+        ...     return model.weight.grad.item()
+        >>> ringsim.trace(worker, world_size=2).results
+        [0.5, 0.5]
+    """
+    size = dist.get_world_size(group)
+    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
+    for gradients in by_kind.values():  # one message for all of a kind
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        flat /= size
+        for gradient, averaged in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            gradient.copy_(averaged.view_as(gradient))
+
+
+class SeededAdapter(Adapter):
+    """Sees a model as another adapter does, and seeds the random numbers of each of its parts.
+
+    Those of the rank itself go on as if nothing had been drawn.
+
+    Args:
+        adapter: the model's own.
+        model: the whole model.
+        seed: the same on every rank; another one for each step, or all steps drop the same.
+
+    Attributes:
+        microbatch: the one that is computed now; to be set before each.
+
+    Example:
+        >>> from ringsim.pipeline.adapters import adapter_of
+        >>> model = nn.Sequential(nn.Dropout(), nn.Dropout())
+        >>> adapter = SeededAdapter(adapter_of(model), model, seed=7)
+        >>> first, again = (adapter.run_layer(model, model[0], torch.ones(8), {}) for _ in range(2))
+        >>> bool((first == again).all()), bool((first == adapter.run_layer(model, model[1], torch.ones(8), {})).all())
+        (True, False)
+    """
+
+    def __init__(self, adapter: Adapter, model: nn.Module, seed: int) -> None:
+        self._adapter = adapter
+        self._seed = seed
+        self._places = {layer: place for place, layer in enumerate(adapter.layers(model), start=1)}  # 0 is the embedding
+        self.microbatch = 0
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the layers."""
+        return self._adapter.layers(model)
+
+    def first_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the modules of the first stage alone."""
+        return self._adapter.first_modules(model)
+
+    def last_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the modules of the last stage alone."""
+        return self._adapter.last_modules(model)
+
+    def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns what enters the first layer."""
+        with self._seeded(0, token_ids):
+            return self._adapter.embed(model, token_ids, announced)
+
+    def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the keyword arguments of the layers."""
+        return self._adapter.context(model, hidden, announced)
+
+    def run_layer(self, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one layer."""
+        with self._seeded(self._places[layer], hidden):
+            return self._adapter.run_layer(model, layer, hidden, context)
+
+    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+        """Returns how wide the attention is."""
+        return self._adapter.attention_width(model, layer)
+
+    def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
+        """Returns the logits."""
+        with self._seeded(len(self._places) + 1, hidden):
+            return self._adapter.head(model, hidden)
+
+    @contextmanager
+    def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[where.device] if where.is_cuda else []):
+            torch.manual_seed(zlib.crc32(f"{self._seed} {self.microbatch} {place}".encode()))
+            yield

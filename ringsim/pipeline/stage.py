@@ -7,19 +7,46 @@
 
 Every rank has the whole model, and a stage refers to its modules: gradients land in the user's own parameters, and what belongs to other
 stages is left alone.
+
+One stage, one microbatch: its forward and its backward pass.
+
+What happens at a boundary between two stages::
+
+    stage 0            y  -- sent -->  x            stage 1       x is a leaf: autograd's graph of stage 1 begins there
+    (graph of stage 0) ^               |  (graph of stage 1)
+                       grad <- sent -- x.grad                     its gradient is that of y, where the graph of stage 0 ends
+
+The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a leaf*. A copy of it gets no gradient.
+A tensor that has just been received has no graph behind it, so that making it a leaf cuts nothing.
+
+Counts the arithmetic of a stage, from the shapes of its layers and of what it is fed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ringsim.pipeline.adapters.lookup import adapter_of
-from ringsim.pipeline.adapters.protocol import Adapter, Announced
+from ringsim.compute_costs import CostTable, Work
+from ringsim.errors import ArgumentError
+from ringsim.pipeline.adapters import Adapter, Announced, adapter_of
+from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
+from ringsim.schedules.costs import Costs
 
-__all__ = ["Stage", "build_stages", "tied_parameters"]
+__all__ = [
+    "Stage",
+    "backward_input",
+    "backward_stage",
+    "backward_weight",
+    "build_stages",
+    "count_stage_flops",
+    "flop_costs",
+    "forward_stage",
+    "tied_parameters",
+]
 
 
 class Stage(nn.Module):
@@ -122,3 +149,182 @@ def tied_parameters(model: nn.Module, partition: Sequence[range], *, adapter: Ad
     holders = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
     found = {name: [index for index, held in enumerate(holders) if id(parameter) in held] for name, parameter in model.named_parameters()}
     return {name: stages for name, stages in found.items() if len(stages) > 1}
+
+
+def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Runs a stage on what came from the stage before, and makes ``x`` ready to receive a gradient.
+
+    Keep ``x`` and the result for `backward_stage`. It sends nothing.
+
+    Args:
+        stage: the stage: a module, or any function of one tensor.
+        x: its input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq), which have no gradient. It must be a
+            leaf, and ``requires_grad`` is set on it where it holds floating-point numbers.
+
+    Returns:
+        The output ``y``, hidden states or logits.
+
+    Raises:
+        ArgumentError: ``x`` is the result of a computation that autograd recorded.
+
+    Example:
+        >>> x = torch.ones(1, 2)
+        >>> y = forward_stage(lambda x: 3 * x, x)
+        >>> backward_stage(x, y, torch.ones(1, 2))
+        tensor([[3., 3.]])
+    """
+    if not x.is_leaf:
+        raise ArgumentError(
+            f"x must be a leaf of autograd's graph, got the result of {type(x.grad_fn).__name__}. "
+            "Pass what was received, or x.detach() of what another stage of this rank computed."
+        )
+    if x.is_floating_point() and torch.is_grad_enabled():
+        x.requires_grad_()
+    return stage(x)
+
+
+def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
+    """Runs the backward pass of a stage: gradients are added to its parameters, that of ``x`` is returned.
+
+    It sends nothing. Calling it frees the graph behind ``y``.
+
+    Args:
+        x: what was given to `forward_stage`.
+        y: what that returned.
+        grad: gradient of ``y``, same shape, from the stage after; None on the last stage, where ``y`` is the loss.
+
+    Returns:
+        Gradient of ``x``, for the stage before; None where ``x`` has none (token ids), or nothing of the stage needs one.
+
+    Example:
+        >>> weight = torch.tensor(2.0, requires_grad=True)
+        >>> x = torch.tensor(5.0)
+        >>> y = forward_stage(lambda x: weight * x, x)
+        >>> backward_stage(x, y, grad=None), weight.grad
+        (tensor(2.), tensor(5.))
+    """
+    if y.requires_grad:
+        torch.autograd.backward(y, grad)
+    return x.grad
+
+
+def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
+    """Runs the first half of a backward pass: the gradient of ``x``, which the stage before waits for. Parameters get nothing.
+
+    `backward_weight` must follow, any time later: until then the graph is kept, and so are the activations in it. On the first stage,
+    where ``x`` needs no gradient, this half is nothing.
+
+    The two halves together cost more than `backward_stage`: the second walks back through the layers once more to reach their weights,
+    since autograd keeps no gradients between the layers. What the schedules with split backward passes save is waiting, not work.
+
+    Args:
+        x: what was given to `forward_stage`.
+        y: what that returned.
+        grad: gradient of ``y`` from the stage after; None on the last stage.
+
+    Returns:
+        Gradient of ``x``; None where it has none.
+
+    Example:
+        >>> weight = torch.tensor(2.0, requires_grad=True)
+        >>> x = torch.tensor(5.0)
+        >>> y = forward_stage(lambda x: weight * x, x)
+        >>> backward_input(x, y, grad=None), weight.grad
+        (tensor(2.), None)
+        >>> backward_weight(y, grad=None, parameters=[weight])
+        >>> weight.grad
+        tensor(5.)
+    """
+    if x.requires_grad and y.requires_grad:
+        torch.autograd.backward(y, grad, inputs=[x], retain_graph=True)
+    return x.grad
+
+
+def backward_weight(y: Tensor, grad: Tensor | None, parameters: Iterable[nn.Parameter | Tensor]) -> None:
+    """Runs the second half of a backward pass: adds to the gradients of the stage's parameters, and frees the graph.
+
+    Args:
+        y: what `forward_stage` returned.
+        grad: the same gradient of ``y`` that `backward_input` got.
+        parameters: those of the stage; frozen ones get nothing.
+
+    Example:
+        See `backward_input`.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if trained and y.requires_grad:
+        torch.autograd.backward(y, grad, inputs=trained)
+
+
+def count_stage_flops(stage: Stage, x: Tensor, tokens_so_far: int | None = None, *, recomputed: bool = False) -> Flops:
+    """Counts a stage, for one microbatch: its linear layers, and the attention that its adapter tells of.
+
+    Args:
+        stage: the stage.
+        x: its input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens, hidden) or (batch, features).
+        tokens_so_far: tokens of each sequence that attention looks at; None for those of ``x``.
+        recomputed: whether the backward pass does the forward pass again, before it finds the gradient of the input.
+
+    Returns:
+        The counts. Those of inputs are for stages that need the gradient of their input, which is all of a language model in training.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> count_stage_flops(Stage(model, range(3), is_first=True, is_last=True), torch.zeros(10, 4))
+        Flops(forward=960, input_grad=960, weight_grad=960)
+    """
+    vectors = x.numel() // x.shape[-1] if x.is_floating_point() else x.numel()
+    new_tokens = vectors // x.shape[0]
+    total = _count(stage, x.shape[0], new_tokens, new_tokens if tokens_so_far is None else tokens_so_far)
+    return total._replace(input_grad=total.input_grad + total.forward) if recomputed else total
+
+
+def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tokens: int) -> Costs:
+    """Says what the computations of a training step cost, by stage, so that its schedule can be simulated alone.
+
+    The stages may be of device "meta": nothing is computed.
+
+    Args:
+        stages: all stages, from `build_stages`.
+        table: turns arithmetic into seconds, such as ``ringsim.FlopCosts(flops_per_s=4e14)``.
+        sequences: of a microbatch.
+        tokens: of a sequence.
+
+    Returns:
+        Seconds of each kind of computation, for `ringsim.simulate_schedule` and `evaluate`; messages cost nothing.
+
+    Example:
+        >>> import ringsim
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> stages = [Stage(model, range(2), is_first=True, is_last=False), Stage(model, range(2, 3), is_first=False, is_last=True)]
+        >>> flop_costs(stages, ringsim.FlopCosts(flops_per_s=1e3), sequences=1, tokens=10).forward
+        (0.64, 0.32)
+    """
+    counts = [_count(stage, sequences, tokens, tokens) for stage in stages]
+
+    def times_s(kind: str) -> tuple[float, ...]:
+        return tuple(table.time_s(Work(kind, stage, 0, flops.of(kind))) for stage, flops in enumerate(counts))
+
+    return Costs(times_s("F"), times_s("I"), times_s("W"), times_s("B"))
+
+
+def _count(stage: Stage, sequences: int, new_tokens: int, tokens_so_far: int) -> Flops:
+    total = Flops(0, 0, 0)
+    for part in (*stage.first_modules, *stage.layers, *stage.last_modules):
+        for in_features, out_features, trained in _linear_layers(part):
+            total = total.plus(linear_flops(sequences * new_tokens, in_features, out_features, trained=trained))
+    for width in stage.attention_widths():
+        total = total.plus(attention_flops(sequences, new_tokens, tokens_so_far, width))
+    return total
+
+
+def _linear_layers(part: nn.Module) -> Sequence[tuple[int, int, bool]]:
+    """Lists (in, out, whether it is trained) of the linear layers of a module, GPT-2's ``Conv1D`` included: in x out, whatever its name."""
+    found = []
+    for module in part.modules():
+        if isinstance(module, nn.Linear):
+            found.append((module.in_features, module.out_features, module.weight.requires_grad))
+        elif type(module).__name__ == "Conv1D" and isinstance(module.weight, Tensor):
+            found.append((*module.weight.shape, module.weight.requires_grad))
+    return found

@@ -1,7 +1,7 @@
-"""What a step of a known schedule costs, as formulas: no list is made, so a thousand ranks are as quick as two.
+"""What a step of a known schedule costs, as formulas.
 
 p ranks, m microbatches, v stages a rank; f, b = i + w: the times of one stage's forward, backward, and of the backward's two halves. Every
-rank computes for m v (f + b). What it is idle besides, the bubble, is counted in two ways::
+rank computes for m v (f + b). Its idle time besides, the bubble, is counted in two ways::
 
                        by makespan: while the step lasts   by span: between a rank's first and last action
     gpipe, 1f1b        (p-1) (f+b)                         the same
@@ -14,15 +14,13 @@ rank computes for m v (f + b). What it is idle besides, the bubble, is counted i
 
 Chunks look as if they gained nothing, but with v stages a rank each stage is v times shorter: the bubble is too.
 
-"Zero bubble" is meant by span. By makespan no schedule is without one: the last rank has nothing to do until the first microbatch has
-passed p - 1 forwards. And the bubble is compared either with the work, ``bubble_of_ideal``, or with the whole step, ``bubble_of_total``.
+"Zero bubble" means by span. By makespan every schedule has a bubble: the last rank has nothing to do until the first microbatch has passed
+p - 1 forwards. The bubble is compared either with the work, ``bubble_of_ideal``, or with the whole step, ``bubble_of_total``.
 
-The evaluator finds the same by doing the lists, and more where no formula is known. Stages that differ are in ``uneven_stages``.
+``evaluate`` finds the same times by running the schedule, and others for which no formula is known.
 
-What stages that differ cost, as formulas: with one stage a rank, and times given by stage.
-
-The slowest stage sets the pace, and all microbatches queue before it; the others are passed once each way. GPipe, with a second stage that
-takes twice as long::
+If stages differ, with one stage a rank, the slowest stage sets the pace: all microbatches queue before it, and the other stages are passed
+once each way (``gpipe_makespan``, ``one_f_one_b_bound``). GPipe, with a second stage that takes twice as long::
 
     rank 0   F0 F1 F2                   B0    B1    B2
     rank 1      F0--- F1--- F2--- B0--- B1--- B2---
@@ -61,7 +59,7 @@ _VEE: Final = ("zb_v", "dualpipe_v")
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a pipeline: which schedule, for how many.
+    """A step of a pipeline: which schedule, and for how many ranks and microbatches.
 
     Attributes:
         name: the schedule, as for ``make_schedule``.
@@ -71,7 +69,7 @@ class Step:
 
     Raises:
         ArgumentError: a count is less than 1.
-        ScheduleError: no schedule has that name, or it is for another number of chunks.
+        ScheduleError: no schedule has that name, or it has another number of chunks.
 
     Example:
         >>> Step("zb_v", 4, 8).num_stages
@@ -103,15 +101,15 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
     Args:
         step: which schedule, for how many.
         costs: what the actions cost, the same for all stages. ``latency`` may be more than 0 for ``gpipe`` and ``1f1b``.
-        semantics: when a message travels, where that takes time. ``buffered``: as soon as it is sent. ``rendezvous``: when the receiver,
-            too, has nothing to do but receive it, as in ``lower(schedule, ahead=0)``.
+        semantics: when a message travels, if that takes time. ``buffered``: as soon as it is sent. ``rendezvous``: when the receiver has
+            nothing else to do, as in ``lower(schedule, ahead=0)``.
 
     Returns:
-        The time from the start of the first action to the end of the last; exact where the costs are ints or Fractions.
+        The time from the start of the first action to the end of the last; exact if the costs are ints or Fractions.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
-        ArgumentError: there is no such semantics.
+        ArgumentError: the semantics is unknown.
 
     Example:
         >>> [makespan(Step(name, 4, 8)) for name in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")]
@@ -128,14 +126,14 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
 
 def idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan: how long a rank does not compute while the step lasts, with messages that take no time.
+    """Returns the bubble by makespan: how long a rank is idle during the step, with messages that take no time.
 
     Args:
         step: which schedule, for how many.
         costs: what the actions cost, the same for all stages.
 
     Returns:
-        The time; the same for all ranks, which all compute equally long.
+        The time; the same for all ranks, because all compute equally long.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -146,8 +144,8 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
 
     Source:
         GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv 2211.05953. Zero bubble: arXiv 2401.10241, with
-        (p-1) (f+i-w) and (p-1) (f+i-2w); the further terms of the maxima are for costs where the first gradient comes back later than a
-        rank can fill the time (w > f in ZB-H1, i > f in ZB-H2).
+        (p-1) (f+i-w) and (p-1) (f+i-2w); the other terms of the maxima are for costs with which the first gradient comes back later than
+        a rank can fill the time (w > f in ZB-H1, i > f in ZB-H2).
     """
     f, i, w = _check_formula(step, costs)
     p, m = step.num_ranks, step.num_microbatches
@@ -162,7 +160,7 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by span: how long a rank does not compute between its first and last action, on the rank where that is longest.
+    """Returns the bubble by span: how long a rank is idle between its first and last action, on the rank where that is longest.
 
     Args:
         step: which schedule, for how many.
@@ -190,14 +188,14 @@ def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan as a part of the whole step, as the papers on GPipe and zero bubbles say it.
+    """Returns the bubble by makespan as a part of the whole step, as the papers on GPipe and zero bubbles do.
 
     Args:
         step: which schedule, for how many.
         costs: what the actions cost, the same for all stages.
 
     Returns:
-        idle / (work + idle); a Fraction where the costs are exact.
+        idle / (work + idle); a Fraction if the costs are exact.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -214,14 +212,14 @@ def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan in proportion to the work, as the papers on Megatron say it.
+    """Returns the bubble by makespan in proportion to the work, as the papers on Megatron do.
 
     Args:
         step: which schedule, for how many.
         costs: what the actions cost, the same for all stages.
 
     Returns:
-        idle / work; a Fraction where the costs are exact. It can be more than 1.
+        idle / work; a Fraction if the costs are exact. It can be more than 1.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -237,7 +235,7 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
-    """Returns the bubble by makespan of DualPipeV where a forward and a backward run at once, as one block, on hardware that can.
+    """Returns the bubble by makespan of DualPipeV on hardware that runs a forward and a backward at once, as one block.
 
     Args:
         num_ranks: how many ranks.
@@ -259,13 +257,13 @@ def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weigh
 
 
 def peak_live(step: Step) -> tuple[int, ...]:
-    """Returns the most live activations at a time: forwards of a stage that have begun, and whose backward is not done.
+    """Returns the most live activations at a time: forwards that have begun and whose backward is not done.
 
     Args:
         step: which schedule, for how many.
 
     Returns:
-        For each rank, a number of stages' activations. Where a rank has v stages, each is v times smaller.
+        For each rank, how many activations of a stage. If a rank has v stages, each is v times smaller.
 
     Raises:
         ScheduleError: no formula is known for this step.
@@ -315,7 +313,7 @@ def messages(step: Step) -> tuple[int, ...]:
 
 
 def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
-    """What messages that take time add to the step."""
+    """Returns what messages that take time add to the step."""
     p, m = step.num_ranks, step.num_microbatches
     if latency == 0 or p == 1:
         return 0
@@ -331,7 +329,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
 
 
 def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
-    """Returns f, i and w, where the bubble of the step has a formula."""
+    """Returns f, i and w, if the bubble of the step has a formula."""
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
@@ -340,7 +338,7 @@ def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
 
 
 def _check_enough(step: Step) -> None:
-    """Raises where there are too few microbatches to fill the pipeline in the way that the formula counts on."""
+    """Raises if there are too few microbatches to fill the pipeline as the formula assumes."""
     p = step.num_ranks
     least = {"zb_h1": p, "zb_h2": 2 * p - 1, "zb_v": 2 * p - 1, "dualpipe_v": 2 * p}.get(step.name, 1)
     if step.num_microbatches < least:
@@ -351,7 +349,7 @@ def _check_enough(step: Step) -> None:
 
 
 def _times(costs: Costs) -> tuple[Time, Time, Time, Time]:
-    """Returns f, i, w and b, where they are the same for all stages."""
+    """Returns f, i, w and b, if they are the same for all stages."""
     f, i, w, b = costs.forward, costs.input, costs.weight, costs.backward
     if isinstance(f, Sequence) or isinstance(i, Sequence) or isinstance(w, Sequence) or isinstance(b, Sequence):
         raise ScheduleError(f"costs must be the same for all stages, got {costs}. Ask evaluate, gpipe_makespan or one_f_one_b_bound.")
@@ -370,7 +368,7 @@ def _work(step: Step, costs: Costs) -> Time:
 
 
 def _divide(part: Time, whole: Time) -> Time:
-    """Returns the ratio, exact where both are; nothing of nothing is 0."""
+    """Returns the ratio, exact if both are; 0 of 0 is 0."""
     if part == 0:
         return 0
     return part / whole if isinstance(part, float) or isinstance(whole, float) else Fraction(part, whole)
@@ -404,7 +402,7 @@ def gpipe_makespan(num_microbatches: int, forward: Sequence[Time], backward: Seq
 
 
 def one_f_one_b_bound(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]) -> Time:
-    """Returns what 1F1B takes at least with stages that differ; there is no simple formula for what it takes.
+    """Returns a lower bound for the time of 1F1B with stages that differ; there is no simple formula for the time itself.
 
     Args:
         num_microbatches: how many microbatches.
@@ -412,10 +410,10 @@ def one_f_one_b_bound(num_microbatches: int, forward: Sequence[Time], backward: 
         backward: the time of each stage's backward.
 
     Returns:
-        For the worst stage: its whole work, and one microbatch's way from the start to it and back.
+        For the worst stage: its whole work, and the way of one microbatch from the start to it and back.
 
     Raises:
-        ArgumentError: there is no stage, or a stage has one time only, or there is no microbatch.
+        ArgumentError: there is no stage or no microbatch, or a stage has one time only.
 
     Example:
         >>> one_f_one_b_bound(3, forward=[1, 2, 1], backward=[2, 4, 2])

@@ -21,7 +21,7 @@ _LONGEST: Final = 1e100  # in any unit: a hundred million of them added up are s
 class Costs:
     """The time of one action of each kind; one number for all stages, or a sequence with one number a stage.
 
-    A rank with two stages does an action twice, once for each: the times are those of a stage, not of a rank's whole share.
+    The times are those of a stage, not of a rank: a rank with two stages does each action twice.
 
     Attributes:
         forward: of ``F``.
@@ -49,7 +49,7 @@ class Costs:
             num_stages: how many stages there are, over all ranks.
 
         Raises:
-            ArgumentError: something is no time, or a list has too many or too few.
+            ArgumentError: a value is not a time, or a list has too many or too few.
 
         Example:
             >>> Costs(forward=(1, 2), latency=3).check(num_stages=2)
@@ -81,25 +81,17 @@ class Costs:
             Its time.
 
         Raises:
-            ArgumentError: the times are given by stage, and there is none for this one, or the action is no computation.
+            ArgumentError: the times are given by stage and this stage has none, or the action is not a computation.
         """
-        if action.kind == "F":
-            return _pick("forward", self.forward, action.stage)
-        if action.kind == "I":
-            return _pick("input", self.input, action.stage)
-        if action.kind == "W":
-            return _pick("weight", self.weight, action.stage)
-        if action.kind != "B":
+        if not action.is_compute:
             raise ArgumentError(f"an action with a duration must be a computation, got {action}. Look at is_compute first.")
-        if self.backward is None:
-            return _pick("input", self.input, action.stage) + _pick("weight", self.weight, action.stage)
-        return _pick("backward", self.backward, action.stage)
-
-
-def _pick(name: str, cost: Time | Sequence[Time], stage: int) -> Time:
-    """The cost of one stage."""
-    if not isinstance(cost, Sequence):
-        return cost
-    if stage >= len(cost):
-        raise ArgumentError(f"{name} must have one time for each stage, got {len(cost)} (stage {stage}). Pass one number, or one a stage.")
-    return cost[stage]
+        if action.kind == "B" and self.backward is None:
+            return self.get_duration(action._replace(kind="I")) + self.get_duration(action._replace(kind="W"))
+        name = next(name for name, kind in _KINDS.items() if kind == action.kind)
+        cost: Time | Sequence[Time] = getattr(self, name)
+        if not isinstance(cost, Sequence):
+            return cost
+        if action.stage >= len(cost):
+            where = f"(stage {action.stage})"
+            raise ArgumentError(f"{name} must have one time for each stage, got {len(cost)} {where}. Pass one number, or one a stage.")
+        return cost[action.stage]

@@ -1,30 +1,26 @@
-"""Runs lists of operations in their order, without ranks: who would be where, when, and who would wait for whom for ever.
+"""Runs programs of sends and receives on a clock, without ranks: exact times, and who would wait for whom for ever.
 
-Any point-to-point program is such lists, one a rank. There are four operations: computing, posting a send, posting a receive, and waiting
+Any point-to-point program is a list of operations for each rank. There are four: computing, posting a send, posting a receive, and waiting
 for a post. A blocking send is a post and its wait::
 
     send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
     isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
 
-The k-th send from a rank to another under a tag meets the k-th receive there; where there are groups, a pair (group, tag) is the tag. Only
-a receive from any rank cannot be written so: whom it meets depends on who comes first.
+The k-th send from one rank to another with a tag meets the k-th receive there; with several groups, a pair (group, tag) serves as the tag.
+Only a receive from any rank cannot be written like this: whom it meets depends on who comes first.
 
-What happens follows from the lists alone, whatever order the ranks really run in: each rank does its list in order, so a rank that can go
-on can go on at any time later too. So it is enough to let each rank run until it waits for something that is not posted yet, and to come
-back when it is. When nobody is left who can run, either all have ended or nobody ever will: those that are left each wait for one other,
-and following them leads into a circle, or to a rank that has ended.
+The result does not depend on the order in which ranks really run: each rank does its list in order, so a rank that can go on now can also go
+on later. It is enough to let each rank run until it waits for something that has not been posted, and to come back when it has. When no rank
+can run, either all have ended or those that are left wait for ever: each waits for one other, and following them leads into a circle, or to
+a rank that has ended.
 
-When each action of a schedule happens, without ranks: each rank does its list in order, and waits for what it needs.
-
-1F1B over two ranks, backward twice as long as forward, ``.`` a unit of waiting::
+``evaluate`` runs a schedule like this. 1F1B over two ranks, backward twice as long as forward, ``.`` a unit of waiting::
 
     rank 0   0F0 0F1  .  0B0 ---  .  0B1 ---
     rank 1    .  1F0 1B0 --- 1F1 1B1 ---
 
-A schedule without sends and receives is lowered first, so this times what the executor runs. A message takes ``Costs.latency``, and no time
-of the ranks. When it may start is said by ``semantics``; where its receive stands, by ``lower``'s ``ahead``.
-
-Whether a schedule is a whole training step that every rank can come to the end of.
+A schedule without sends and receives is lowered first, so this times what the executor runs. A message takes ``Costs.latency`` and none of
+the ranks' time. ``semantics`` says when it may start; the ``ahead`` of ``lower`` says where its receive stands.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ class Compute:
     """Works for a while.
 
     Attributes:
-        duration: how long, in any unit, the same everywhere.
+        duration: how long, in any unit; the same unit everywhere.
     """
 
     duration: Time
@@ -154,7 +150,7 @@ class Run:
     """What became of the programs.
 
     Attributes:
-        times: for each rank, (start, end) of each operation that it came to; a post takes no time, a wait ends when the rank goes on.
+        times: for each rank, (start, end) of each operation that it reached; a post takes no time, a wait ends when the rank goes on.
         messages: those that arrived, by receiver.
         blocked: the ranks that wait for ever, by rank; empty when all have ended.
     """
@@ -165,7 +161,7 @@ class Run:
 
     @property
     def cycle(self) -> tuple[Blocked, ...]:
-        """The ranks that wait for each other in a circle, each for the next; empty where all wait, in the end, for one that has ended."""
+        """The ranks that wait for each other in a circle, each for the next; empty if all wait, in the end, for one that has ended."""
         waiting = {blocked.rank: blocked for blocked in self.blocked}
         for first in waiting:
             path: list[int] = []
@@ -209,7 +205,7 @@ def run_programs(programs: Sequence[Sequence[Operation]], *, latency: Time = 0, 
 
 
 class _Runner:
-    """The lists, how far each rank has come in its own, and who waits for which place to be reached."""
+    """The programs, how far each rank has come, and which rank waits for which place to be reached."""
 
     def __init__(self, programs: Sequence[Sequence[Operation]], latency: Time, semantics: Semantics) -> None:
         self.programs = programs
@@ -266,7 +262,7 @@ class _Runner:
                     yield Message(source, send, rank, position, self.times[source][send][0], arrived)
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not come to the end: each stands at a wait."""
+        """Yields the ranks that did not reach their end: each stands at a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
@@ -278,7 +274,7 @@ class _Runner:
 
 
 def _check(programs: Sequence[Sequence[Operation]]) -> None:
-    """Refuses programs that speak of ranks or posts that there are not."""
+    """Refuses programs that name ranks or posts that do not exist."""
     for rank, program in enumerate(programs):
         for position, operation in enumerate(program):
             where = f"(rank {rank}, position {position})"
@@ -291,7 +287,7 @@ def _check(programs: Sequence[Sequence[Operation]]) -> None:
 
 
 def _match(programs: Sequence[Sequence[Operation]]) -> dict[_Place, _Place]:
-    """Finds the other side of each post: the k-th send of a channel meets its k-th receive. What has none is left out."""
+    """Finds the other side of each post: the k-th send of a channel meets its k-th receive. Posts without one are left out."""
     sends: dict[Hashable, list[_Place]] = {}
     receives: dict[Hashable, list[_Place]] = {}
     for rank, program in enumerate(programs):
@@ -302,16 +298,16 @@ def _match(programs: Sequence[Sequence[Operation]]) -> dict[_Place, _Place]:
                 receives.setdefault((operation.peer, rank, operation.tag), []).append((rank, position))
     partners: dict[_Place, _Place] = {}
     for channel, places in sends.items():
-        for send, receive in zip(places, receives.get(channel, []), strict=False):  # a longer side has messages that nobody answers
+        for send, receive in zip(places, receives.get(channel, []), strict=False):  # the rest of the longer side meets nothing
             partners[send], partners[receive] = receive, send
     return partners
 
 
 class TimedAction(NamedTuple):
-    """An action, and when.
+    """An action and its times.
 
     Attributes:
-        action: what is done.
+        action: the action.
         start: when a computation starts, or a send or receive is posted.
         end: when a computation ends, or a message has arrived.
     """
@@ -368,14 +364,14 @@ class Evaluation:
 
     @property
     def idle(self) -> tuple[Time, ...]:
-        """For each rank, its bubble by makespan: how long it does not compute while the step lasts."""
+        """For each rank, its bubble by makespan: how long it is idle during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[Time, ...]:
-        """For each rank, its bubble by span: how long it does not compute between the start of its first and the end of its last action.
+        """For each rank, its bubble by span: how long it is idle between the start of its first and the end of its last action.
 
-        The papers on zero bubbles count this way: steps that follow each other fill what is left out at both ends.
+        The papers on zero bubbles count like this: consecutive steps fill the idle time at both ends.
         """
         return tuple(self._end(rank) - self._start(rank) - busy for rank, busy in enumerate(self.busy))
 
@@ -389,16 +385,16 @@ class Evaluation:
         return tuple(timed for timed in self.actions[rank] if timed.action.is_compute)
 
     def list_live(self, rank: int) -> list[tuple[Time, int]]:
-        """Lists how many activations a rank holds, each time that changes.
+        """Lists how many activations a rank holds, each time the number changes.
 
-        An activation is what one forward pass of one stage keeps for the backward: it lives from the start of ``F`` to the end of ``B``,
-        or of ``W``.
+        An activation is what one forward pass of one stage keeps for the backward. It lives from the start of ``F`` to the end of ``B`` or
+        ``W``.
 
         Args:
             rank: which rank.
 
         Returns:
-            Pairs of a time and the number from then on, in order; where one ends and the next starts at the same time there are two pairs.
+            Pairs of a time and the number from then on, in order; if one ends when the next starts, there are two pairs.
         """
         live = 0
         curve = []
@@ -429,12 +425,12 @@ def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantic
         semantics: ``rendezvous``: a message starts to travel when its send and its receive are posted; ``buffered``: when its send is.
 
     Returns:
-        The times; exact where the costs are ints or Fractions.
+        The times; exact if the costs are ints or Fractions.
 
     Raises:
         ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
         Deadlock: ranks wait for each other in a circle; ``diagnosis`` is the circle, a tuple of (rank, the action that it waits in).
-        ArgumentError: the costs do not fit the stages, or there is no such semantics.
+        ArgumentError: the costs do not fit the stages, or the semantics is unknown.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -457,7 +453,7 @@ def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantic
 
 
 def _translate(row: tuple[Action, ...], schedule: Schedule, costs: Costs) -> tuple[list[Operation], list[int]]:
-    """Writes a rank's actions as operations, each with the position of the action that it belongs to.
+    """Writes a rank's actions as operations, each with the position of its action.
 
     A computation first waits for its receive; the sends are waited for at the end.
     """
@@ -478,7 +474,7 @@ def _translate(row: tuple[Action, ...], schedule: Schedule, costs: Costs) -> tup
 
 
 def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluation:
-    """Gives the times of the operations back to their actions."""
+    """Collects the times of the operations by action."""
     rows = [[TimedAction(action, 0, 0) for action in row] for row in schedule.actions]
     for rank, row in enumerate(rows):
         for owner, times in zip(owners[rank], run.times[rank], strict=True):
@@ -494,7 +490,7 @@ def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluatio
 
 
 def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) -> Deadlock:
-    """Says who waits where, and for whom."""
+    """Returns the error that says who waits where, and for whom."""
     cycle, waits = [], []
     for stuck in run.cycle:
         row, owner = schedule.actions[stuck.rank], owners[stuck.rank]
@@ -510,7 +506,7 @@ def validate(schedule: Schedule) -> None:
 
     * Complete: each stage does ``F`` of each microbatch once, and ``B``, or ``I`` and ``W``, once; on its own rank.
     * In order: what an action needs from its own rank comes before it; in a lowered schedule sends and receives meet in order.
-    * Free of deadlock where a send ends only when it is received, whatever the actions cost.
+    * Free of deadlock if a send ends only when it is received, whatever the actions cost.
 
     Args:
         schedule: any schedule, lowered or not.
@@ -536,7 +532,7 @@ def validate(schedule: Schedule) -> None:
 
 
 def _check_complete(schedule: Schedule) -> None:
-    """Refuses a schedule in which a stage leaves something of a microbatch out."""
+    """Refuses a schedule in which a stage leaves out part of a microbatch."""
     for stage, rank in enumerate(schedule.stage_ranks):
         done = set(schedule.actions[rank])
         for microbatch in range(schedule.num_microbatches):

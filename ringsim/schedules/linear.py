@@ -1,4 +1,4 @@
-"""Schedules with one stage a rank: stage s is on rank s. F is a forward, B a backward pass, p the number of ranks, m of microbatches.
+"""Schedules with one stage a rank, stage s on rank s. F is a forward, B a backward; p is the number of ranks, m the number of microbatches.
 
 GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)::
 
@@ -12,24 +12,23 @@ GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)
     rank 1      F0 F1    B0 F2 B1 F3 B2    B3           2
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3              1
 
-Both end at the same time where messages cost nothing: 1F1B saves memory, not time.
+Both end at the same time when messages cost nothing: 1F1B saves memory, not time.
 
-Zero bubble schedules with one stage a rank: the backward is split, and its second half fills the gaps.
-
-B = I + W. The input's gradient I is what the rank before waits for. The weights' gradients W wait for nobody, and nobody waits for them, so
-a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all of the same length)::
+Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The previous rank waits for the input's
+gradient I. Nobody waits for the weights' gradients W, so a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all
+actions of the same length)::
 
     rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1      F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     rank 2         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
-ZB-H2 also fills the gap at the start, with further forwards: no rank is ever idle between its first and its last action, for about twice
-the memory.
+ZB-H2 also fills the gap at the start, with more forwards: no rank is ever idle between its first and its last action, for about twice the
+memory.
 """
 
 from __future__ import annotations
 
-from ringsim.schedules.schedule import Phase, Schedule, check_counts, one_chunk, play
+from ringsim.schedules.schedule import Order, Phase, PhasedRow, PhasedRows, Schedule, check_counts
 
 __all__ = ["gpipe", "linear", "one_f_one_b", "zb_h1", "zb_h2"]
 
@@ -39,7 +38,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Args:
         num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; fewer than ranks is allowed.
+        num_microbatches: how many microbatches; may be fewer than ranks.
 
     Returns:
         The schedule.
@@ -64,11 +63,11 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns 1F1B: after a warm-up, one forward and one backward in turn.
 
     Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient comes back, p - s of its microbatches are
-    under way, and each further forward waits until a backward has freed its place.
+    under way; from then on each forward waits until a backward has freed a place.
 
     Args:
         num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; fewer than ranks is allowed.
+        num_microbatches: how many microbatches; may be fewer than ranks.
 
     Returns:
         The schedule.
@@ -100,13 +99,11 @@ def linear(name: str, num_microbatches: int, rows: list[list[Phase]], num_played
         name: what to call it.
         num_microbatches: how many microbatches it is for.
         rows: the phases of each rank.
-        num_played: for how many microbatches the phases are, where that is more; those beyond ``num_microbatches`` are cut.
+        num_played: for how many microbatches the phases are written, if for more; those beyond ``num_microbatches`` are cut.
     """
-    actions = []
-    for stage, phases in enumerate(rows):
-        places = {"": one_chunk(stage, num_played or num_microbatches)}
-        actions.append(play(phases, places, places, num_microbatches))
-    return Schedule(name, num_microbatches, tuple(range(len(rows))), tuple(actions))
+    orders = [(Order.of_stage(stage, num_played or num_microbatches),) for stage in range(len(rows))]
+    played = (PhasedRow(tuple(phases), order, order, num_microbatches) for phases, order in zip(rows, orders, strict=True))
+    return Schedule(name, num_microbatches, tuple(range(len(rows))), PhasedRows(played))
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -114,7 +111,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Args:
         num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; fewer than ranks is allowed, and then some gaps stay.
+        num_microbatches: how many microbatches; may be fewer than ranks, but then some gaps stay.
 
     Returns:
         The schedule.

@@ -1,7 +1,7 @@
-"""Schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r, 2p + r and so on, its chunks.
+"""Schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r, 2p + r and so on, its v chunks.
 
-A rank waits at the start until the stages before its first one have passed a microbatch on, and stages are v times smaller here, so the
-bubble is too. The price is about v times as many messages, those over the wrap-around edge included.
+At the start a rank waits until the stages before its first one have passed a microbatch on. Stages are v times smaller here, so the bubble
+is too. The price is about v times as many messages, including those over the wrap-around edge.
 
 Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ringsim.schedules.schedule import Phase, Place, Schedule, check_counts, one_chunk, play
+from ringsim.schedules.schedule import Order, PhasedRow, PhasedRows, Schedule, check_counts
 
 __all__ = ["interleaved_1f1b", "looped_bfs"]
 
@@ -22,8 +22,8 @@ __all__ = ["interleaved_1f1b", "looped_bfs"]
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """Returns interleaved 1F1B: 1F1B over several chunks a rank, depth first.
 
-    Microbatches go in rounds, of as many as there are ranks or a little more: a round passes a rank's first chunk, then its second, and so
-    on, so that it comes round the ring just when the rank is done with the chunk before.
+    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's first chunk, then its second, and so
+    on: it comes round the ring just when the rank is done with the previous chunk.
 
     Args:
         num_ranks: how many ranks.
@@ -31,7 +31,7 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
         num_chunks: how many stages each rank has.
 
     Returns:
-        The schedule; where the rounds cannot be equal, some have one microbatch more, the first one among them.
+        The schedule; if the rounds cannot be equal, the first and some others have one microbatch more.
 
     Raises:
         ArgumentError: a count is less than 1.
@@ -49,13 +49,13 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     num_rounds = max(1, m // p)
     firsts = [-(-m * index // num_rounds) for index in range(num_rounds + 1)]  # the first microbatch of each round, and m
     rounds = [range(first, end) for first, end in pairwise(firsts)]
+    warm_ups = [min((v - 1) * len(rounds[0]) + 2 * (p - 1 - rank), m * v) for rank in range(p)]
     rows = []
-    for rank in range(p):
-        stages = range(rank, v * p, p)
-        warm_up = min((v - 1) * len(rounds[0]) + 2 * (p - 1 - rank), m * v)
-        phases = [(warm_up, "F"), (m * v - warm_up, "F B"), (warm_up, "B")]
-        rows.append(play(phases, {"": _by_rounds(rounds, stages)}, {"": _by_rounds(rounds, stages[::-1])}, m))
-    return Schedule("interleaved_1f1b", m, _looped_placement(p, v), tuple(rows))
+    for rank, warm_up in enumerate(warm_ups):
+        order = Order(range(rank, v * p, p), rounds)
+        phases = ((warm_up, "F"), (m * v - warm_up, "F B"), (warm_up, "B"))
+        rows.append(PhasedRow(phases, (order,), (order.reverse_stages(),), m))
+    return Schedule("interleaved_1f1b", m, tuple(range(p)) * v, PhasedRows(rows))
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
@@ -81,18 +81,9 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
     """
     check_counts(num_ranks, num_microbatches, num_chunks)
     p, m, v = num_ranks, num_microbatches, num_chunks
-    phases: list[Phase] = [(m * v, "F"), (m * v, "B")]
     rows = []
     for rank in range(p):
-        order = [place for stage in range(rank, v * p, p) for place in one_chunk(stage, m)]
-        rows.append(play(phases, {"": order}, {"": order[::-1]}, m))
-    return Schedule("looped_bfs", m, _looped_placement(p, v), tuple(rows))
-
-
-def _looped_placement(num_ranks: int, num_chunks: int) -> tuple[int, ...]:
-    return tuple(range(num_ranks)) * num_chunks
-
-
-def _by_rounds(rounds: list[range], stages: range) -> list[Place]:
-    """Places in the order of rounds: a round passes all stages before the next one begins."""
-    return [(stage, microbatch) for microbatches in rounds for stage in stages for microbatch in microbatches]
+        stages = range(rank, v * p, p)
+        backwards = Order(stages[::-1], (range(m)[::-1],))
+        rows.append(PhasedRow(((m * v, "F"), (m * v, "B")), (Order(stages, (range(m),)),), (backwards,), m))
+    return Schedule("looped_bfs", m, tuple(range(p)) * v, PhasedRows(rows))

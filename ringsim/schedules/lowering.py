@@ -1,4 +1,6 @@
-"""What an action waits for and what it passes on: activations go up the stages, gradients come back down.
+"""From what a rank computes to what it does: what each action waits for and passes on, and where the sends and receives go.
+
+Activations go up the stages, gradients come back down.
 
 For one microbatch, over three stages::
 
@@ -7,39 +9,34 @@ For one microbatch, over three stages::
      v         v         v
     0B <----- 1B <----- 2B          B may be I, followed by W any time later: only I has somebody waiting for it
 
-Where the two stages of an arrow are on one rank, the arrow costs nothing and there is no message.
+If both stages of an arrow are on one rank, there is no message.
 
-What can be said of a schedule by reading it, without a clock: each rank's actions are its own, each once, each after what it needs.
-
-From what a rank computes to what it does: where the sends and the receives go.
-
-1F1B over two ranks, before and after; a send stands after what makes its payload, a receive one computation before the one that needs it,
-so that the message travels while the rank computes::
+``lower`` puts a send after the computation that makes its payload, and a receive one computation before the one that needs it, so that the
+message travels while the rank computes. 1F1B over two ranks, before and after::
 
     rank 0   0F0 0F1 0B0 0B1         0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0RECV_B1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1         1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1
 
 Both are *posts*: neither blocks. A computation waits for its receive, and the end of the step waits for the sends.
 
-Why this cannot deadlock where a send ends only when it is received (a rendezvous): nobody waits for a send before the end, so a rank stands
-still only for a message that is not sent yet, and its sender stands still only for a message of a computation that comes before it. That
-chain has an end, unless the computations themselves wait for each other in a circle, which ``validate`` finds.
+This cannot deadlock even if a send ends only when it is received (a rendezvous): nobody waits for a send before the end, so a rank stands
+still only for a message that has not been sent, and its sender stands still only for a message of an earlier computation. That chain has an
+end, unless the computations themselves wait for each other in a circle, which ``validate`` finds.
 
-Two messages of one channel (from one rank to another) are received in the order in which they are sent: transports without tags match by
-order. Where a rank needs them the other way round, it posts the earlier one earlier: in a V, activations and gradients share a channel.
+Two messages of one channel (from one rank to another) are received in the order in which they are sent, because transports without tags
+match by order. If a rank needs them the other way round, it posts the first one earlier: in a V, activations and gradients share a channel.
 
-Where the sends and receives go on transports that do what two ranks post to each other one after the other, as NCCL does.
-
-There a message waits for all that its rank has posted before to or from the same peer. 1F1B as ``lower`` writes it would stand still::
+``lower_in_step`` is for transports that do the messages between two ranks one after the other, in the order in which they are posted, as
+NCCL does. There, 1F1B as ``lower`` writes it would stand still::
 
     rank 0   0SEND_F0 0RECV_B0 0SEND_F1      after 0SEND_F0, rank 0 is to receive and rank 1 is to receive:
     rank 1   1RECV_F0 1RECV_F1 1SEND_B0      nobody sends
 
 So both ranks must post their messages in one order. There is one if all ranks work in step: in each step, every rank does its next
-computation if it has what that needs; then the messages of the step are posted, on both sides, in the order of the ranks that send. What a
-message waits for was posted in an earlier step, or earlier in the same one, so the first message that has not arrived can always go on.
+computation if it has what that needs; then the messages of the step are posted, on both sides, in the order of the sending ranks. Whatever a
+message waits for was posted before it, so the first message that has not arrived can always go on.
 
-A receive is posted no earlier than its send, so it hides less of a message's way than one that is posted ahead.
+A receive is then posted no earlier than its send, so less of a message's travel time is hidden.
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
         stage_ranks: for each stage, the rank that has it.
 
     Returns:
-        The send of its output or gradient; None where nobody waits for one, or only a stage on the same rank.
+        The send of its output or gradient; None if nobody waits for one, or only a stage on the same rank.
 
     Example:
         >>> [str(get_send(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -84,7 +81,7 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
         stage_ranks: for each stage, the rank that has it.
 
     Returns:
-        The recv of its input, or of the gradient of its output; None where neither comes from another rank.
+        The recv of its input, or of the gradient of its output; None if neither comes from another rank.
 
     Example:
         >>> [str(get_recv(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -168,7 +165,7 @@ def check_places(schedule: Schedule) -> None:
 
 
 def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> None:
-    """Refuses an action that does not belong into this row."""
+    """Refuses an action that does not belong in this row."""
     kinds = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
     if action.kind not in kinds:
         raise ScheduleError(f"an action must be one of {', '.join(kinds)}, got {action} {where}. Write for example 2F0.")
@@ -194,8 +191,8 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
 def check_order(schedule: Schedule) -> None:
     """Refuses actions that come before what they need from their own rank.
 
-    A backward pass needs its forward pass, ``W`` needs its ``I``, a stage needs the one before it where both are on one rank; in a lowered
-    schedule a computation needs its receive too, and a send the computation of what it sends.
+    A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous one if both are on one rank. In a lowered
+    schedule a computation also needs its receive, and a send the computation of what it sends.
 
     Args:
         schedule: one that ``check_places`` passed.
@@ -221,7 +218,7 @@ def check_order(schedule: Schedule) -> None:
 
 
 def _get_needs(action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool) -> list[tuple[Action, ...]]:
-    """What an action needs from its own rank; a computation's receive only where receives are written down."""
+    """Returns what an action needs from its own rank; a computation's receive only if receives are written down."""
     if action.is_compute:
         return [need for need in get_needs(action, stage_ranks) if with_recvs or need[0].is_compute]
     if action.kind in RECV_KINDS:
@@ -266,7 +263,7 @@ def check_messages(schedule: Schedule) -> None:
 
 
 def _describe(action: Action, got: Action | None, where: str) -> str:
-    """Says of a message what it should have met."""
+    """Says what a message should have met."""
     return f"{action} must meet {action.other_side}, got {'nothing' if got is None else got} {where}. Write both in one order."
 
 
@@ -275,7 +272,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
 
     Args:
         schedule: computations only; a lowered schedule is returned as it is.
-        ahead: how many computations before its use a receive is posted, 0 or more. 0 is a receive that blocks: the message starts to travel
+        ahead: how many computations before its use a receive is posted, 0 or more. With 0 a receive blocks: the message starts to travel
             when the rank has nothing else to do.
 
     Returns:
@@ -283,7 +280,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
 
     Raises:
         ArgumentError: ``ahead`` is no whole number, or negative.
-        ScheduleError: something is sent that nobody needs, or needed that nobody sends, or twice.
+        ScheduleError: something is sent that nobody needs, needed that nobody sends, or done twice.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -301,12 +298,12 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
 
 
 def check_ahead(ahead: int) -> None:
-    """Raises ArgumentError for a receive that would be posted after its use."""
+    """Raises ArgumentError if a receive would be posted after its use."""
     check_integer("ahead", ahead, 0, "Say how many computations before its use a receive is posted.")
 
 
 def _lower_row(row: tuple[Action, ...], stage_ranks: tuple[int, ...], receives: list[tuple[int, Action]], ahead: int) -> list[Action]:
-    """Writes one rank's row; ``receives`` says before which computation each one is needed, the first needed first."""
+    """Returns one rank's row; ``receives`` says before which computation each one is needed, the first needed first."""
     lowered: list[Action] = []
     waiting = list(reversed(receives))
     for position, action in enumerate(row):
@@ -379,7 +376,7 @@ def lower_in_step(schedule: Schedule) -> Schedule:
         The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different ranks, and none within a rank.
 
     Raises:
-        ScheduleError: the computations wait for each other, or for something that nobody makes.
+        ScheduleError: the computations wait for each other, or for something that no rank makes.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -389,8 +386,7 @@ def lower_in_step(schedule: Schedule) -> Schedule:
         1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1
 
     Source:
-        ``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``: the receive is put in where the send is, while all rows are gone
-        through together.
+        ``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``, which also puts each receive where its send is.
     """
     if schedule.lowered:
         return schedule
@@ -416,5 +412,5 @@ def lower_in_step(schedule: Schedule) -> Schedule:
 
 
 def _can_start(action: Action, schedule: Schedule, done: set[Action]) -> bool:
-    """Whether everything that a computation needs was done in an earlier step."""
+    """Tells whether everything that a computation needs was done in an earlier step."""
     return all(not done.isdisjoint(need) for need in get_needs(action, schedule.stage_ranks))

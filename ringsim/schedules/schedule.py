@@ -1,18 +1,4 @@
-"""What a rank of a pipeline does, one action at a time, in the text form of torch: ``2F0`` is the forward pass of microbatch 0 on stage 2.
-
-The kinds::
-
-    F       forward                            SEND_F  the output goes to the next stage       RECV_F  the input comes from the one before
-    B       backward, all of it                SEND_B  the gradient goes to the stage before   RECV_B  the gradient comes from the next one
-    I       backward, the input's gradient     B = I + W: the input's gradient is what the stage before waits for; the weights'
-    W       backward, the weights' gradients   gradients can wait until the rank would be idle
-
-An action names its own stage only, for the other side follows from the kind::
-
-    stage 0         0F0 0SEND_F0 ------->                                ------> 0RECV_B0 0B0
-    stage 1                     1RECV_F0 1F0 1SEND_F0 ...  1B0 1SEND_B0 /
-
-A pipeline schedule as plain data: for each rank, the list of what it does, in its order.
+"""A pipeline schedule as plain data: for each rank, what it does and in which order, without times.
 
 1F1B over three ranks and four microbatches, one line a rank, time to the right::
 
@@ -20,33 +6,29 @@ A pipeline schedule as plain data: for each rank, the list of what it does, in i
     rank 1       1F0 1F1     1B0 1F2 1B1 1F3 1B2     1B3
     rank 2           2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-The value holds the order alone, without the gaps: when something happens follows from what it costs. The executor runs it, the evaluator
-times it, the pictures draw it.
+One item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on stage 2. The kinds::
 
-Schedules as text, to read, to write by hand, and to exchange with torch.
+    F   forward                            SEND_F, RECV_F   the output goes to the next stage; the input comes from the previous one
+    B   backward, all of it                SEND_B, RECV_B   the gradient goes to the previous stage; it comes from the next one
+    I   backward, the input's gradient     B = I + W: the previous stage waits for the input's gradient only; the weights' gradients
+    W   backward, the weights' gradients   can be computed later, when the rank would be idle
 
-As text, one line a rank::
+An action names its own stage only; the other side follows from the kind::
 
-    rank 0: 0F0 0F1 0B0 0B1
-    rank 1: 1F0 1B0 1F1 1B1
+    stage 0         0F0 0SEND_F0 ------->                                ------> 0RECV_B0 0B0
+    stage 1                     1RECV_F0 1F0 1SEND_F0 ...  1B0 1SEND_B0 /
 
-As CSV, in the form of torch: one row a rank, one cell an action. An empty cell is a planned pause; a list without times needs none::
-
-    0F0,0F1,,0B0,0B1
-    ,1F0,1B0,1F1,1B1
-
-Which rank has which stage, and how many microbatches there are, follows from the actions.
-
-What every generator of schedules asks of its arguments.
-
-One rank's row of a schedule, written as phases: how many times, and what each time.
-
-The row of rank 0 in 1F1B, for 4 ranks and 8 microbatches, is ``(3, "F"), (5, "F B"), (3, "B")``::
+The schedules of the papers are written as *phases*: how often, and what each time. Rank 0 of 1F1B with 4 ranks and 8 microbatches is
+``(3, "F"), (5, "F B"), (3, "B")``::
 
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
-Which microbatch a word means need not be said: the next one, in the rank's order of forwards or of backwards.
+A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of backwards. The actions are written out
+when somebody looks at them, so a schedule of a thousand ranks and thousands of microbatches costs nothing to make.
+
+A schedule holds the order alone. When something happens follows from what it costs: the executor runs a schedule, ``evaluate`` and
+``simulate_schedule`` time it, ``plot_schedule`` draws it.
 """
 
 from __future__ import annotations
@@ -54,9 +36,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, NamedTuple, overload
+
+import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, check_integer
 
@@ -65,16 +50,16 @@ __all__ = [
     "RECV_KINDS",
     "SEND_KINDS",
     "Action",
+    "Order",
     "Phase",
-    "Place",
+    "PhasedRow",
+    "PhasedRows",
     "Schedule",
     "check_counts",
     "check_size",
     "from_csv",
     "from_text",
-    "one_chunk",
     "parse_action",
-    "play",
     "to_csv",
     "to_text",
 ]
@@ -156,6 +141,130 @@ def parse_action(text: str) -> Action:
     return Action(int(stage), kind, int(microbatch))
 
 
+Phase = tuple[int, str]  # how often, and the words: a kind, followed by a chunk (0, 1, ...) where the rank has several orders
+Columns = tuple[Any, Any, Any]  # arrays of one length: stages, kinds (places in COMPUTE_KINDS), microbatches
+
+
+class Order(NamedTuple):
+    """In which order a rank takes the microbatches of some stages: each round of microbatches goes through all stages.
+
+    Attributes:
+        stages: the stages.
+        rounds: the microbatches of each round.
+    """
+
+    stages: Sequence[int]
+    rounds: Sequence[range]
+
+    @classmethod
+    def of_stage(cls, stage: int, num_microbatches: int) -> Order:
+        """Returns the order of one stage: microbatch after microbatch."""
+        return cls((stage,), (range(num_microbatches),))
+
+    def reverse_stages(self) -> Order:
+        """Returns the order with the last stage first."""
+        return Order(self.stages[::-1], self.rounds)
+
+    def list_places(self) -> tuple[Any, Any]:
+        """Returns the stages and the microbatches, int32 arrays of one length."""
+        stage = [np.repeat(np.asarray(self.stages, dtype=np.int32), len(each)) for each in self.rounds]
+        microbatch = [np.tile(np.arange(each.start, each.stop, each.step, dtype=np.int32), len(self.stages)) for each in self.rounds]
+        return np.concatenate(stage), np.concatenate(microbatch)
+
+
+@dataclass(frozen=True)
+class PhasedRow:
+    """What one rank does, written as phases.
+
+    ``F`` takes the next forward; ``B`` and ``I`` take the next backward, whole or the input's half; ``W`` takes the weights' half of the
+    oldest ``I`` that has none yet. A digit after the kind names the chunk; a ``W`` without one takes the oldest ``I`` of any chunk.
+
+    Attributes:
+        phases: how often, and what.
+        forwards: for each chunk, its forwards in order.
+        backwards: for each chunk, its backwards in order.
+        num_microbatches: actions of microbatches from this one on are left out. A schedule whose phases need many microbatches is made for
+            that many and cut: what is left cannot get stuck, because microbatches do not wait for each other.
+
+    Example:
+        >>> row = PhasedRow(((1, "F"), (1, "F I W"), (1, "I W")), (Order.of_stage(0, 2),), (Order.of_stage(0, 2),), 2)
+        >>> print(*row.actions)
+        0F0 0F1 0I0 0W0 0I1 0W1
+    """
+
+    phases: tuple[Phase, ...]
+    forwards: tuple[Order, ...]
+    backwards: tuple[Order, ...]
+    num_microbatches: int
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """The actions, written out on first use."""
+        stage, kind, microbatch = (column.tolist() for column in self.columns())
+        return tuple(map(Action, stage, [COMPUTE_KINDS[code] for code in kind], microbatch))
+
+    def columns(self) -> Columns:
+        """Returns the actions as arrays."""
+        names = sorted({word for _, words in self.phases for word in words.split()})
+        coded = [(times, np.array([names.index(each) for each in words.split()], dtype=np.int8)) for times, words in self.phases]
+        word = np.concatenate([np.tile(codes, times) for times, codes in coded])
+        stage, microbatch = np.zeros((2, len(word)), dtype=np.int32)
+        for orders, kinds in ((self.forwards, "F"), (self.backwards, "BI")):
+            for chunk, order in enumerate(orders):
+                some = np.array([name[0] in kinds and int(name[1:] or 0) == chunk for name in names])[word]
+                stage[some], microbatch[some] = order.list_places()
+        for code, name in enumerate(names):
+            if name[0] == "W":
+                some, first = word == code, np.array([other[0] == "I" and name[1:] in ("", other[1:]) for other in names])[word]
+                stage[some], microbatch[some] = stage[first], microbatch[first]
+        kind = np.array([COMPUTE_KINDS.index(name[0]) for name in names], dtype=np.int8)[word]
+        kept = microbatch < self.num_microbatches
+        return stage[kept], kind[kept], microbatch[kept]
+
+
+class PhasedRows(Sequence[tuple["Action", ...]]):
+    """The rows of all ranks, written as phases; a row's actions are written out when it is looked at.
+
+    Args:
+        rows: one a rank.
+
+    Example:
+        >>> orders = (Order.of_stage(0, 2),)
+        >>> rows = PhasedRows([PhasedRow(((2, "F"), (2, "B")), orders, orders, 2)])
+        >>> len(rows), " ".join(map(str, rows[0]))
+        (1, '0F0 0F1 0B0 0B1')
+    """
+
+    def __init__(self, rows: Iterable[PhasedRow]) -> None:
+        self.rows = tuple(rows)
+
+    def __len__(self) -> int:
+        """Returns the number of ranks."""
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, rank: int) -> tuple[Action, ...]: ...
+
+    @overload
+    def __getitem__(self, rank: slice) -> tuple[tuple[Action, ...], ...]: ...
+
+    def __getitem__(self, rank: int | slice) -> tuple[Action, ...] | tuple[tuple[Action, ...], ...]:
+        """Returns a rank's actions."""
+        return tuple(row.actions for row in self.rows[rank]) if isinstance(rank, slice) else self.rows[rank].actions
+
+    def __eq__(self, other: object) -> bool:
+        """Two schedules are the same when their actions are, however they are written."""
+        if isinstance(other, PhasedRows) and self.rows == other.rows:
+            return True
+        return tuple(self) == tuple(other) if isinstance(other, PhasedRows | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What each rank of a pipeline does, in order.
@@ -180,7 +289,7 @@ class Schedule:
     name: str
     num_microbatches: int
     stage_ranks: tuple[int, ...]
-    actions: tuple[tuple[Action, ...], ...]
+    actions: Sequence[tuple[Action, ...]]
 
     @property
     def num_ranks(self) -> int:
@@ -195,7 +304,7 @@ class Schedule:
     @property
     def lowered(self) -> bool:
         """Whether the sends and recvs are among the actions."""
-        return any(not action.is_compute for row in self.actions for action in row)
+        return not isinstance(self.actions, PhasedRows) and any(not action.is_compute for row in self.actions for action in row)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Returns the stages that a rank has, in the order of the model."""
@@ -359,48 +468,3 @@ def check_size(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> No
             f"num_ranks and num_microbatches must make a step of {_MOST_FORWARDS:,} forward passes or fewer, got {num_ranks} and "
             f"{num_microbatches}. Take fewer."
         )
-
-
-Phase = tuple[int, str]  # how many times, and the words: a kind, and the chunk where the rank has several orders
-Place = tuple[int, int]  # stage and microbatch
-
-
-def one_chunk(stage: int, num_microbatches: int) -> list[Place]:
-    """Returns the places of one stage, microbatch after microbatch."""
-    return [(stage, microbatch) for microbatch in range(num_microbatches)]
-
-
-def play(
-    phases: Iterable[Phase], forwards: Mapping[str, Iterable[Place]], backwards: Mapping[str, Iterable[Place]], num_microbatches: int
-) -> tuple[Action, ...]:
-    """Returns the row that phases describe.
-
-    ``F`` takes the next forward; ``B`` and ``I`` take the next backward, whole or the input's half; ``W`` takes the oldest weights' half
-    that an ``I`` has left over. A digit after the kind says of which chunk.
-
-    Args:
-        phases: how many times, and what.
-        forwards: for each chunk ("" where words name none), its places in the order of their forwards.
-        backwards: the same for backwards.
-        num_microbatches: actions of microbatches from this one on are left out. So a schedule whose phases need many microbatches is made
-            for that many, and cut: the order of what stays cannot get stuck, for microbatches do not wait for each other.
-
-    Returns:
-        The actions, in order.
-    """
-    sources = {"F": {chunk: iter(places) for chunk, places in forwards.items()}}
-    sources["B"] = sources["I"] = {chunk: iter(places) for chunk, places in backwards.items()}
-    split: list[tuple[str, Place]] = []  # chunk and place of each I whose W is still to come
-    row = []
-    for times, words in phases:
-        for word in words.split() * times:
-            kind, chunk = word[0], word[1:]
-            if kind == "W":
-                oldest = next(index for index, (other, _) in enumerate(split) if chunk in ("", other))
-                place = split.pop(oldest)[1]
-            else:
-                place = next(sources[kind][chunk])
-            if kind == "I":
-                split.append((chunk, place))
-            row.append(Action(place[0], kind, place[1]))
-    return tuple(action for action in row if action.microbatch < num_microbatches)

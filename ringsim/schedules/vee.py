@@ -7,13 +7,13 @@
     rank 2            stage 2 stage 5
     rank 3            stage 3 stage 4             both stages of the turn are here: no message between them
 
-Each rank has one stage near the start, whose activations live long, and one near the end, whose live shortly: all ranks need the same
-memory. In the phases below, 0 is the chunk on the way down, 1 the one on the way up.
+Each rank has one stage near the start, whose activations live long, and one near the end, whose activations do not: all ranks need the same
+memory. In the phases below, chunk 0 is the one on the way down, chunk 1 the one on the way up.
 """
 
 from __future__ import annotations
 
-from ringsim.schedules.schedule import Action, Phase, Schedule, check_counts, one_chunk, play
+from ringsim.schedules.schedule import Order, Phase, PhasedRow, PhasedRows, Schedule, check_counts
 
 __all__ = ["dualpipe_v", "zb_v"]
 
@@ -55,8 +55,8 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank, "W1"),
             (rank, "W0"),
         ]
-        rows.append(_row(rank, p, phases, played, num_microbatches))
-    return _vee("zb_v", num_microbatches, rows)
+        rows.append(phases)
+    return _vee("zb_v", num_microbatches, rows, played)
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -101,15 +101,15 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (after, "W I0"),
             (rank + 1, "W"),
         ]
-        rows.append(_row(rank, p, phases, played, num_microbatches))
-    return _vee("dualpipe_v", num_microbatches, rows)
+        rows.append(phases)
+    return _vee("dualpipe_v", num_microbatches, rows, played)
 
 
-def _row(rank: int, num_ranks: int, phases: list[Phase], num_played: int, num_microbatches: int) -> tuple[Action, ...]:
-    places = {"0": one_chunk(rank, num_played), "1": one_chunk(2 * num_ranks - 1 - rank, num_played)}
-    return play(phases, places, places, num_microbatches)
-
-
-def _vee(name: str, num_microbatches: int, rows: list[tuple[Action, ...]]) -> Schedule:
-    ranks = tuple(range(len(rows)))
-    return Schedule(name, num_microbatches, ranks + ranks[::-1], tuple(rows))
+def _vee(name: str, num_microbatches: int, rows: list[list[Phase]], num_played: int) -> Schedule:
+    """Returns the schedule with a V of stages whose rows are these phases, written for ``num_played`` microbatches."""
+    p = len(rows)
+    played = []
+    for rank, phases in enumerate(rows):
+        orders = tuple(Order.of_stage(stage, num_played) for stage in (rank, 2 * p - 1 - rank))
+        played.append(PhasedRow(tuple(phases), orders, orders, num_microbatches))
+    return Schedule(name, num_microbatches, (*range(p), *reversed(range(p))), PhasedRows(played))

@@ -1,9 +1,4 @@
-"""``ringsim.simulate``: a worker on a virtual clock.
-
-What simulated ranks print: kept by rank, and shown as that of real ranks is.
-
-One simulated run: from a worker to a trace, or to one error that carries what was recorded until then.
-"""
+"""``ringsim.simulate``: a worker on a virtual clock; one run of it, from the worker to a trace, or to one error that carries the trace."""
 
 from __future__ import annotations
 
@@ -17,40 +12,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import cloudpickle
+import torch
 from greenlet import GreenletExit
 
-from ringsim.compute_costs import check_costs
+from ringsim.compute_costs import PostingCosts, check_costs
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
-from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
+from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import Snapshot
-from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_worker, say
+from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
-from ringsim.launch.api import check_seed
-from ringsim.launch.job import pack_call
 from ringsim.link import Link, check_links
-from ringsim.predict.calibration import Calibration
 from ringsim.provenance import __version__
 from ringsim.ring import Ring
 from ringsim.ring.groups import pair_name
 from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.isolation import Isolation
-from ringsim.simulator.links import SharedCores, make_carrier
-from ringsim.simulator.matching import OrderedOffice, PostOffice, Semantics, SimulatedGroup, read_semantics
+from ringsim.simulator.links import SharedCores, make_links
+from ringsim.simulator.matching import Semantics, SimulatedGroup, make_matcher, read_semantics
 from ringsim.simulator.rank import SimulatedRank, World
-from ringsim.simulator.recording import Tape
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
-from ringsim.traces.events import NONE
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.parts import name_cells
+from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
-__all__ = ["Outputs", "Run", "Settings", "simulate"]
+__all__ = ["simulate"]
 
 _WORLD_SIZE_MAX: Final = 1_000_000
+_PORT: Final = 29_500  # nobody listens there: a ring has one
+_TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
+_SHOWN: Final = 4  # ranks whose lines an error shows
+_MOST_REFUSALS: Final = 1000  # of operations of a rank that catches what says that it can never go on; then it is ended
+_TICK_S: Final = 1e-9  # the unit that traces count in
 
 
 def simulate(
@@ -120,7 +117,7 @@ def simulate(
     check_worker(worker)
     if get_state().clock is not None:
         raise RingError("simulate must be called outside of simulated ranks, got a call from one. Simulate one after the other.")
-    if not _is_integer(world_size) or not 1 <= world_size <= _WORLD_SIZE_MAX:
+    if not is_integer(world_size) or not 1 <= world_size <= _WORLD_SIZE_MAX:
         raise ArgumentError(
             f"world_size must be an integer from 1 to {_WORLD_SIZE_MAX:,}, got {say(world_size)}. Say how many ranks there are."
         )
@@ -136,47 +133,72 @@ def simulate(
     costs = None if measures else compute
     check_costs(costs)
     injections = check_injections(inject, world_size)
-    packed = pack_call(worker, args, kwargs, seed).call
-    assert packed is not None
-
-    def call() -> Any:
-        function, values, named = pickle.loads(packed)
-        return function(*values, **named)
-
-    constants: dict[str, Any] = {"semantics": semantics, "seed": seed}
-    if isinstance(link, Link):
-        constants["links"] = {"all": _write_link(link)}
-    elif link is not None:
-        constants["links"] = {f"{src}>{dst}": _write_link(each) for (src, dst), each in link.items()}
-    for name, value in (("topology", topology), ("compute", costs)):
-        if value is not None:
-            constants[name] = repr(value)
-    if measures:
-        constants["compute"] = "measured"
-    if injections:
-        constants["inject"] = [repr(each) for each in injections]
+    call = _pack(worker, args, kwargs)
     metadata = {
         "format": 1,
         "source": "simulated",
         "world_size": world_size,
         "backend": f"virtual clock, {semantics}",
         "comm_device": "cpu",
-        "constants": constants,
+        "constants": _list_constants(semantics, seed, link, topology, compute, injections),
         "versions": {"ringsim": __version__},
     }
-    return Run(call, Settings(world_size, link, topology, when, costs, measures, seed, injections, record, metadata)).finish()
+    return _Run(call, _Settings(world_size, link, topology, when, costs, measures, seed, injections, record, metadata)).finish()
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _pack(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
+    """Returns what each rank calls: the worker with copies of its arguments, and of what it captures."""
+    try:
+        values = tuple(args)
+    except TypeError:
+        raise ArgumentError(f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,).") from None
+    named: Any = {} if kwargs is None else kwargs
+    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
+        raise ArgumentError(f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write kwargs={{'name': value}}.")
+    try:
+        packed = cloudpickle.dumps((worker, values, dict(named)))
+    except Exception as error:
+        raise ArgumentError(
+            f"the worker and its arguments must be things that can be pickled: each rank gets a copy; got {type(error).__name__}: {error}. "
+            "Make what cannot be pickled inside the worker."
+        ) from None
+
+    def call() -> Any:
+        function, values, named = pickle.loads(packed)
+        return function(*values, **named)
+
+    return call
+
+
+def _list_constants(
+    semantics: str,
+    seed: int,
+    link: Link | Mapping[tuple[int, int], Link] | None,
+    topology: Topology | None,
+    compute: Any,
+    injections: Sequence[Injection],
+) -> dict[str, Any]:
+    """Returns what a simulation was made with, for the metadata of its trace."""
+    constants: dict[str, Any] = {"semantics": semantics, "seed": seed}
+    if isinstance(link, Link):
+        constants["links"] = {"all": _write_link(link)}
+    elif link is not None:
+        constants["links"] = {f"{src}>{dst}": _write_link(each) for (src, dst), each in link.items()}
+    if topology is not None:
+        constants["topology"] = repr(topology)
+    if compute is not None:
+        constants["compute"] = compute if isinstance(compute, str) else repr(compute)
+    if injections:
+        constants["inject"] = [repr(each) for each in injections]
+    return constants
 
 
 def _write_link(link: Link) -> dict[str, float]:
     return {"alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}
 
 
-class Outputs:
-    """Stands in for ``sys.stdout`` (and ``sys.stderr``) while ranks are simulated.
+class _Outputs:
+    """What simulated ranks print, kept by rank and shown as that of real ranks is; stands in for ``sys.stdout`` and ``sys.stderr``.
 
     Args:
         clock: knows which rank runs.
@@ -190,7 +212,7 @@ class Outputs:
         self._clock = clock
         self._shown = sys.stdout
         self._kept: list[list[str]] = [[] for _ in range(world_size)]
-        self._lines: dict[int, str] = {}  # of a rank that no line end has followed yet
+        self._lines: dict[int, str] = {}  # of a rank whose line has not ended
 
     def write(self, text: str) -> int:
         """Keeps what the rank that runs prints, and shows its whole lines."""
@@ -226,15 +248,31 @@ class Outputs:
         return getattr(self._shown, name)
 
 
-_PORT: Final = 29_500  # of nobody: a ring has one
-_TORCH_FILE: Final = os.path.join("torch", "distributed", "distributed_c10d.py")
-_SHOWN: Final = 4  # ranks whose lines an error shows
-_MOST_REFUSALS: Final = 1000  # of operations of a rank that catches what says that it can never go on; then it is ended
-_TICK_S: Final = 1e-9  # the unit that traces count in
+class _MeasuringRecorder(Recorder):
+    """Has ranks pay for what they computed before a span begins, and before it ends."""
+
+    clock: Clock
+
+    def span_begin(self, name: str) -> int | None:
+        self.clock.pay()
+        return super().span_begin(name)
+
+    def span_end(self, slot: int, *, failed: bool = False) -> None:
+        self.clock.pay()
+        super().span_end(slot, failed=failed)
+
+
+def _make_recorder(clock: Clock, world_size: int) -> Recorder:
+    kind = _MeasuringRecorder if clock.measures else Recorder
+    recorder = kind(None, 0, world_size, now=lambda: clock.now_ns, who=lambda: clock.current.number)
+    if isinstance(recorder, _MeasuringRecorder):
+        recorder.clock = clock
+    recorder.sites.declare_library(torch.__path__[0], f"{torch.__path__[0]}/distributed/distributed_c10d.py")
+    return recorder
 
 
 @dataclass(frozen=True)
-class Settings:
+class _Settings:
     """How a run is simulated; see ``ringsim.simulate``.
 
     Attributes:
@@ -242,7 +280,7 @@ class Settings:
         link: what a message costs, None where a topology says so.
         topology: which links there are, None where each pair has one of its own.
         semantics: when messages leave.
-        costs: what computing costs, None for nothing; a ``Calibration`` also says what posting a message costs.
+        costs: what computing costs, None for nothing; ``PostingCosts`` also say what posting a message costs.
         measures: whether computing takes the time that it takes here.
         seed: rank r seeds its generators with ``seed + r``.
         inject: what goes wrong.
@@ -262,7 +300,7 @@ class Settings:
     metadata: dict[str, Any]
 
 
-class Run:
+class _Run:
     """One run.
 
     Args:
@@ -270,25 +308,30 @@ class Run:
         settings: and how.
     """
 
-    def __init__(self, call: Callable[[], Any], settings: Settings) -> None:
+    def __init__(self, call: Callable[[], Any], settings: _Settings) -> None:
         self._call = call
         self._settings = settings
         self._size = size = settings.world_size
         self._isolation = Isolation(settings.seed)
         self._clock = clock = Clock(self._isolation, measures=settings.measures)
-        self._tape = tape = Tape()
+        self._recorder = recorder = _make_recorder(clock, size)
         everyone = tuple(range(size))
-        carrier = make_carrier(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject)
-        clock.cores = carrier.cores if isinstance(carrier, SharedCores) else None
-        everybody = SimulatedGroup(clock, "world", everyone, tape.number_group("world", everyone), "default_pg")
-        when = settings.semantics
-        office = OrderedOffice(clock, carrier) if when.in_order else PostOffice(clock, carrier, when.limit_bytes)
-        self._calibration = settings.costs if isinstance(settings.costs, Calibration) else None
-        self._everybody = everybody
-        self._world = world = World(clock, tape, settings.record, carrier, office, everybody, self._calibration, when.in_order)
+        links = make_links(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject)
+        clock.cores = links.cores if isinstance(links, SharedCores) else None
+        everybody = SimulatedGroup(clock, "world", everyone, recorder.group("world", everyone), "default_pg")
+        self._costs = settings.costs if isinstance(settings.costs, PostingCosts) else None
+        self._world = world = World(
+            clock,
+            recorder,
+            settings.record,
+            links,
+            make_matcher(settings.semantics, clock, links),
+            everybody,
+            self._costs,
+        )
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
-        self._outputs = Outputs(clock, size)
+        self._outputs = _Outputs(clock, size)
         self._results: list[Any] = [None] * size
         self._returned: set[int] = set()
         self._reports: list[Report] = []
@@ -320,7 +363,7 @@ class Run:
 
     def _make_pairs(self) -> list[SimulatedGroup]:
         pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)]
-        return [SimulatedGroup(self._clock, pair_name(pair), pair, self._tape.number_group(pair_name(pair), pair)) for pair in pairs]
+        return [SimulatedGroup(self._clock, pair_name(pair), pair, self._recorder.group(pair_name(pair), pair)) for pair in pairs]
 
     def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
         """Returns what the greenlet of a rank does."""
@@ -371,8 +414,8 @@ class Run:
             slowdown=slowed_by(inject, number),
             jitter=jitter_of(inject, number),
             costs=settings.costs,
-            sleep_s=self._calibration.sleep_s if self._calibration is not None else 0.0,
-            around_s=self._calibration.around_s if self._calibration is not None else 0.0,
+            sleep_s=self._costs.sleep_s if self._costs is not None else 0.0,
+            around_s=self._costs.around_s if self._costs is not None else 0.0,
         )
 
     @contextlib.contextmanager
@@ -406,11 +449,11 @@ class Run:
             self._end(stuck)
             return None
         self._write_waiting()
-        events = self._tape.read()
-        world = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
-        diagnosis = judge(world)
+        events = self._recorder.read()
+        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns).settle()
+        diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
-            diagnosis = _judge_order(world, diagnosis)
+            diagnosis = _judge_order(snapshot, diagnosis)
         text = str(diagnosis)
         self._give_up(stuck)
         for rank in stuck:
@@ -434,7 +477,7 @@ class Run:
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
         """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
         self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._end_ns
-        self._clock.now += _TICK_S
+        self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
         """Takes down the stacks of ranks that will never go on."""
@@ -445,16 +488,16 @@ class Run:
         """Writes down the operations that wait for their other side, where nothing was recorded before."""
         if self._settings.record:
             return
-        groups = [self._everybody, *self._pairs, *(making.group for making in self._world.made)]
-        parts = [part for group in groups for met in group.meetings.values() for part in met]
+        groups = [self._world.everybody, *self._pairs, *(making.group for making in self._world.made)]
+        waiting = sorted(self._world.matcher.waiting(), key=lambda message: message.number)
+        parts = [part for group in groups if group.meetings for met in group.meetings.open.values() for part in met]
         parts += [part for making in self._world.made for part in making.parts if part.waiting]
-        for each in sorted(self._world.office.waiting(), key=lambda message: message.number) + parts:
+        for each in (*waiting, *parts):
             frame = each.rank.greenlet.gr_frame if each.waiting else None
-            place = (NONE, NONE) if frame is None else self._tape.find_place(frame)
             numbers = each.group.number, each.peer, each.tag, each.kind.number
-            slot = self._tape.write(self._clock.now, each.rank.number, each.op, *numbers, NONE, place)
-            if each.waiting:
-                self._tape.times[slot + 1] = self._clock.now
+            slot = self._recorder.post_for(each.rank.number, frame, each.op, *numbers)
+            if each.waiting and slot is not None:
+                self._recorder.wait(slot)
 
     def _explained(self, error: Any) -> Any:
         """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
@@ -466,10 +509,10 @@ class Run:
 
     @property
     def _end_ns(self) -> int:
-        return round(self._clock.now * 1e9)
+        return self._clock.now_ns
 
     def _make_trace(self, *, complete: bool) -> Trace:
-        events = self._tape.read()
+        events = self._recorder.read()
         cells = name_cells(events.tables.files)
         events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
         groups = [[group.group_name, list(group.ranks)] for group in self._pairs]

@@ -67,12 +67,14 @@ class Clock:
 
     Attributes:
         now: the time, in seconds from the start of the run.
+        now_ns: the same in nanoseconds, as a trace counts it.
         current: the rank that runs.
         polls: how often ranks have asked in vain whether something is done, since an operation was posted.
     """
 
     def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
         self.now = 0.0
+        self.now_ns = 0
         self.polls = 0
         self.cores: Cores | None = None
         self.measures = measures
@@ -91,6 +93,11 @@ class Clock:
     def now_s(self) -> float:
         """Returns the time, in seconds."""
         return self.now
+
+    def set(self, time_s: float) -> None:
+        """Lets the clock go to a time."""
+        self.now = time_s
+        self.now_ns = round(time_s * 1e9)
 
     def at(self, time_s: float, call: Callable[[], object]) -> None:
         """Calls ``call`` at a time, now at the earliest; it must not wait for anything."""
@@ -130,7 +137,7 @@ class Clock:
             self._refuse(time_s)
         while self.now < time_s:
             if not self._ready and (not self._times or self._times[0] > time_s):
-                self.now = time_s
+                self.set(time_s)
                 return
             self.at(time_s, self.current.resume)
             self.pause()
@@ -218,7 +225,7 @@ class Clock:
                 ready.popleft()()
             if not times:
                 return
-            self.now = heappop(times)
+            self.set(heappop(times))
             ready.extend(later.pop(self.now))
 
     def throw(self, rank: Runner, error: BaseException) -> None:

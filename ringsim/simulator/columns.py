@@ -1,34 +1,19 @@
-"""A schedule as columns: what each computation is, and the message that it waits for.
+"""A schedule as columns, and what its computations and messages cost, as arrays by stage.
 
-With the order of every rank fixed, a step is a graph that nobody's speed can change, and its time the longest way through it. A computation
-starts when the one before it on its rank has ended and its message has arrived; a message starts when three things have happened::
+With the order of every rank fixed, a step is a graph, and its time the longest way through it. A computation starts when the previous one
+on its rank has ended and its message has arrived. A message starts when three things have happened::
 
     sender    ..[ made ]--post--.
                                  >-- start --- occupancy ---|-- latency --> arrives      [ the computation ] on the receiver
-    link      ..the message before it has left              ^ the link is free again
+    link      ..the previous message has left               ^ the link is free again
     receiver  ..[ posted_after ]--post (rendezvous only)
 
-A message has no row of its own: a computation needs at most one, so it has the number of the computation that waits for it.
+A computation needs at most one message, so a message has no row of its own: it goes by the number of the computation that waits for it.
 
-Any schedule as columns, with the places of its messages: what `lower` and the evaluator find action by action, found array by array.
+What a message costs::
 
-What breaks a rule is handed to the evaluator's own checks, which say it in words.
-
-GPipe and 1F1B as columns without a list of actions: a thousand ranks and thousands of microbatches in a few array operations.
-
-Rank p of P in 1F1B over M microbatches, w = min(P - 1 - p, M)::
-
-    position   0 .. w-1      w .. 2M-w-1              2M-w .. 2M-1
-               F0 .. F(w-1)  Fw B0 F(w+1) B1 ...      B(M-w) .. B(M-1)
-
-GPipe is the same with w = M on every rank.
-
-What the computations and messages of a schedule cost, as arrays by stage: for one set of costs, or for K of them at once.
-
-A message keeps its link busy while its bytes go by, and arrives one latency later::
-
-    Costs.latency        arrives after latency, the link is never busy
-    link=, size_bytes=   busy for size * beta, arrives alpha later; seconds
+    Costs.latency        arrives after latency; the link is never busy
+    link=, size_bytes=   keeps the link busy for size * beta and arrives alpha later; seconds
 """
 
 from __future__ import annotations
@@ -46,29 +31,21 @@ from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, sa
 from ringsim.link import Link, check_links
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import check_ahead, check_messages, check_order, check_places, lower
-from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
+from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, PhasedRows, Schedule
 from ringsim.traces.events import Ints
 
-__all__ = [
-    "FORWARD",
-    "KIND_LETTERS",
-    "Linear",
-    "Links",
-    "Operations",
-    "Prices",
-    "Sizes",
-    "make_prices",
-    "read_schedule",
-    "spread_sizes",
-    "stack_prices",
-]
+__all__ = ["FORWARD", "Columns", "Links", "Prices", "Sizes", "columns_of", "make_prices", "spread_sizes", "stack_prices"]
 
-KIND_LETTERS: Final = ("F", "B", "I", "W")
-FORWARD: Final = 0
+_KINDS: Final = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
+FORWARD: Final = 0  # the place of F in COMPUTE_KINDS
+_F, _B, _I, _W, _SEND_F, _SEND_B, _RECV_F, _RECV_B = range(8)
+_CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
+# For a send or receive: how many stages away the other side is.
+_AWAY: Final = np.array([0, 0, 0, 0, 1, -1, -1, 1], dtype=np.int32)
 
 
 @dataclass(frozen=True, eq=False)
-class Operations:
+class Columns:
     """The computations of a schedule, rank after rank, each rank's in its order: numpy arrays of one length n.
 
     Attributes:
@@ -77,7 +54,7 @@ class Operations:
         stage_ranks: for each stage, the rank that has it.
         first: where each rank begins, and n; shape (ranks + 1,).
         stage: of which stage.
-        kind: its place in ``KIND_LETTERS``.
+        kind: its place in ``COMPUTE_KINDS``.
         microbatch: on which microbatch.
         sent_after: the computation, on the sender, after which its message is sent; -1 for a computation without a message.
         posted_after: the computation, on its own rank, after which its receive is posted; -1: before the first.
@@ -116,7 +93,7 @@ class Operations:
 
     @cached_property
     def before(self) -> Ints:
-        """The computation before each one on its rank, -1 for a rank's first; int32, shape (n,)."""
+        """The previous computation on the same rank, -1 for a rank's first; int32, shape (n,)."""
         before = np.arange(-1, len(self) - 1, dtype=np.int32)
         before[self.first[:-1][np.diff(self.first) > 0]] = -1
         return before
@@ -128,38 +105,25 @@ class Operations:
         return direction
 
     def rank_of(self, operation: int) -> int:
-        """Returns the rank that computes an operation."""
+        """Returns the rank that does a computation."""
         return int(np.searchsorted(self.first, operation, side="right")) - 1
 
     def action(self, operation: int) -> Action:
-        """Returns what an operation is."""
-        return Action(int(self.stage[operation]), KIND_LETTERS[self.kind[operation]], int(self.microbatch[operation]))
+        """Returns a computation as an action."""
+        return Action(int(self.stage[operation]), COMPUTE_KINDS[self.kind[operation]], int(self.microbatch[operation]))
 
     def source(self, operation: int) -> int:
-        """Returns the rank that sends an operation's message."""
+        """Returns the rank that sends a computation's message."""
         step = -1 if self.kind[operation] == FORWARD else 1
         return self.stage_ranks[int(self.stage[operation]) + step]
-
-    def to_schedule(self) -> Schedule:
-        """Returns the schedule without its sends and receives."""
-        kinds = [KIND_LETTERS[kind] for kind in self.kind.tolist()]
-        actions = list(map(Action, self.stage.tolist(), kinds, self.microbatch.tolist()))
-        rows = tuple(tuple(actions[begin:end]) for begin, end in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True))
-        return Schedule(self.name, self.num_microbatches, self.stage_ranks, rows)
-
-
-_CODES: Final = {kind: code for code, kind in enumerate((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}
-_F, _B, _I, _W, _SEND_F, _SEND_B, _RECV_F, _RECV_B = range(8)
-# Of a send or receive: how many stages away the other side is.
-_AWAY: Final = np.array([0, 0, 0, 0, 1, -1, -1, 1])
 
 
 class _Broken(Exception):
     """The schedule breaks a rule."""
 
 
-def read_schedule(schedule: Schedule, ahead: int = 1) -> Operations:
-    """Returns a schedule as columns.
+def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
+    """Returns a schedule as columns. Phases are expanded to arrays, without a list of actions.
 
     Args:
         schedule: any schedule, lowered or not; it need not be a whole step.
@@ -170,151 +134,153 @@ def read_schedule(schedule: Schedule, ahead: int = 1) -> Operations:
 
     Raises:
         ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
-        ArgumentError: ``ahead`` is no whole number, or negative.
+        ArgumentError: ``ahead`` is not a whole number, or negative.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
-        >>> operations = read_schedule(one_f_one_b(num_ranks=2, num_microbatches=2))
-        >>> [str(operations.action(number)) for number in range(len(operations))]
+        >>> columns = columns_of(one_f_one_b(num_ranks=2, num_microbatches=2))
+        >>> [str(columns.action(number)) for number in range(len(columns))]
         ['0F0', '0F1', '0B0', '0B1', '1F0', '1B0', '1F1', '1B1']
-        >>> operations.sent_after.tolist(), operations.posted_after.tolist()
+        >>> columns.sent_after.tolist(), columns.posted_after.tolist()
         ([-1, -1, 5, 7, 0, -1, 1, -1], [-1, -1, 0, 1, -1, -1, 4, -1])
     """
     check_ahead(ahead)
     try:
-        return _Reader(schedule).read(min(ahead, max(map(len, schedule.actions), default=0)))  # sooner than at once is at once
-    except (_Broken, KeyError):
-        _refuse(schedule)
+        reader = _Reader(schedule)
+        return reader.read(min(ahead, len(reader.stage)))  # earlier than at the start is at the start
+    except (_Broken, KeyError):  # the checks that speak of actions say in words which rule is broken
+        check_places(schedule)
+        check_order(schedule)
+        check_messages(lower(schedule))
         raise
 
 
-def _refuse(schedule: Schedule) -> None:
-    """Says in words which rule a schedule breaks, as `evaluate` does."""
-    check_places(schedule)
-    check_order(schedule)
-    check_messages(lower(schedule))
+def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
+    """Returns the stage, kind and microbatch of all actions, and how many each rank has."""
+    if isinstance(schedule.actions, PhasedRows):
+        columns = [row.columns() for row in schedule.actions.rows]
+        stage, kind, microbatch = (np.concatenate(each) for each in zip(*columns, strict=True))
+        return stage, kind, microbatch, np.array([len(column[0]) for column in columns])
+    stages, kinds, microbatches = list(zip(*chain.from_iterable(schedule.actions), strict=True)) or [(), (), ()]
+    codes = np.array([_CODES[kind] for kind in kinds], dtype=np.int8)
+    counts = np.array([len(row) for row in schedule.actions], dtype=np.int64)
+    return np.array(stages, dtype=np.int64), codes, np.array(microbatches, dtype=np.int64), counts
 
 
 class _Reader:
-    """The columns of all actions, sends and receives included, and where each action stands."""
+    """The columns of all actions, sends and receives included, and where each action stands.
+
+    Checks what `check_places`, `check_order` and `check_messages` check, array by array instead of action by action.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        rows = schedule.actions
-        columns = list(zip(*chain.from_iterable(rows), strict=True)) or [(), (), ()]
-        self.stage = np.array(columns[0], dtype=np.int64)
-        self.kind = np.array([_CODES[kind] for kind in columns[1]], dtype=np.int64)
-        self.microbatch = np.array(columns[2], dtype=np.int64)
-        self.rank = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        self.owner = np.array(schedule.stage_ranks, dtype=np.int64)
+        self.stage, self.kind, self.microbatch, counts = _read_actions(schedule)
+        self.rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self.owner = np.array(schedule.stage_ranks, dtype=np.int32)
+        self.here = np.arange(len(self.stage), dtype=np.int32)
         self.computes = self.kind <= _W
         self._check_places()
-        self.place = np.full((len(_CODES), schedule.num_stages + 2, max(schedule.num_microbatches, 1)), -1, dtype=np.int64)
-        self.place[self.kind, self.stage, self.microbatch] = np.arange(len(self.stage))  # two rows more: -1 and S have nothing
-        found = self.place[self.kind, self.stage, self.microbatch]
+        # Where each action stands, -1 where it is missing; two stages more, so that -1 and S find nothing.
+        self.place = np.full((len(_KINDS), schedule.num_stages + 2, max(schedule.num_microbatches, 1)), -1, dtype=np.int32)
+        self.place[self.kind, self.stage, self.microbatch] = self.here
         gradients = (self.place[_B] >= 0) & (self.place[_I] >= 0)
-        _require((found == np.arange(len(found))).all() and not gradients.any())
-        self.makes = np.maximum(self.place[_B], self.place[_I])  # of a gradient; one of the two is -1
+        _require((self.place[self.kind, self.stage, self.microbatch] == self.here).all() and not gradients.any())
+        self.makes = np.maximum(self.place[_B], self.place[_I])  # what makes a gradient; one of the two is -1
         self._check_needs()
 
     def _check_places(self) -> None:
-        """Refuses what `check_places` refuses, but for second ones."""
+        """Checks that each action belongs to its rank; that it stands there once is seen later."""
         schedule = self.schedule
         _require(schedule.num_microbatches >= 1 and ((self.owner >= 0) & (self.owner < schedule.num_ranks)).all())
         _require(((self.stage >= 0) & (self.stage < schedule.num_stages)).all())
         _require(((self.microbatch >= 0) & (self.microbatch < schedule.num_microbatches)).all())
         _require((self.owner[self.stage] == self.rank).all())
         messages = ~self.computes
-        other = (self.stage + _AWAY[self.kind])[messages]
+        other = self.stage[messages] + _AWAY[self.kind[messages]]
         _require(((other >= 0) & (other < schedule.num_stages)).all())
         _require((self.owner[other] != self.rank[messages]).all())
 
     def _check_needs(self) -> None:
-        """Refuses what comes before what it needs on its own rank, and finds what makes each message."""
-        here = np.arange(len(self.stage))
-        own_forward, own_gradient = self.place[_F, self.stage, self.microbatch], self.makes[self.stage, self.microbatch]
-        for code, made in (
-            (_B, own_forward), (_I, own_forward), (_W, self.place[_I, self.stage, self.microbatch]),
-            (_SEND_F, own_forward), (_SEND_B, own_gradient),
-        ):  # fmt: skip
-            some = self.kind == code
-            _require(((made[some] >= 0) & (made[some] < here[some])).all())
+        """Checks that each action comes after what it needs on its own rank, and finds what makes each message."""
+        for codes, made in (((_B, _I, _SEND_F), self.place[_F]), ((_W,), self.place[_I]), ((_SEND_B,), self.makes)):
+            some = np.flatnonzero(np.isin(self.kind, codes))
+            makers = made[self.stage[some], self.microbatch[some]]
+            _require(((makers >= 0) & (makers < some)).all())
         forward, gradient = self.kind == _F, (self.kind == _B) | (self.kind == _I)
-        source = np.where(forward, self.stage - 1, np.where(gradient, self.stage + 1, -1))
-        inside = (source >= 0) & (source < len(self.owner))
+        source = self.stage - forward + gradient  # itself for what needs no other stage
+        inside = (source >= 0) & (source < len(self.owner)) & (source != self.stage)
         away = inside & (self.owner[np.where(inside, source, 0)] != self.rank)
         self.maker = np.where(forward, self.place[_F, source, self.microbatch], self.makes[source, self.microbatch])
         near = inside & ~away
-        _require(((self.maker[near] >= 0) & (self.maker[near] < here[near])).all())
-        self.needs_message = away
+        _require(((self.maker[near] >= 0) & (self.maker[near] < self.here[near])).all())
+        self.needing = np.flatnonzero(away)
         if not self.schedule.lowered:
-            _require((self.maker[away] >= 0).all() and self._count_sends() == away.sum())
+            _require((self.maker[away] >= 0).all() and self._count_sends(forward, gradient) == len(self.needing))
 
-    def _count_sends(self) -> int:
+    def _count_sends(self, forward: Ints, gradient: Ints) -> int:
         """Counts the computations whose output or gradient another rank could need."""
-        forward, gradient = self.kind == _F, (self.kind == _B) | (self.kind == _I)
-        target = self.stage + np.where(forward, 1, -1)
-        inside = (forward | gradient) & (target >= 0) & (target < len(self.owner))
+        target = self.stage + forward - gradient
+        inside = (target >= 0) & (target < len(self.owner)) & (target != self.stage)
         return int((self.owner[target[inside]] != self.rank[inside]).sum())
 
-    def read(self, ahead: int) -> Operations:
+    def read(self, ahead: int) -> Columns:
         """Returns the columns of the computations."""
-        computes = np.flatnonzero(self.computes)
-        number = np.cumsum(self.computes) - 1  # of each action: the last computation up to it
-        begins = np.searchsorted(self.rank[computes], np.arange(self.schedule.num_ranks + 1))
-        needing = computes[self.needs_message[computes]]
-        if self.schedule.lowered:
-            send, receive = self._meet(needing)
-            order, channel = self._by_channel(send, needing)
-            sent, posted = number[send], number[receive]
+        needing, rank = self.needing, self.rank[self.needing]
+        number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)  # for each action: the last computation up to it
+        begins = np.searchsorted(self.rank[self.computes], np.arange(self.schedule.num_ranks + 1))
+        send, receive = self._find_messages()
+        order, new = self._sort_by_channel(send)
+        if receive is None:
+            posted = number[needing]
+            for some in np.split(order, np.flatnonzero(new)[1:]):  # a receive goes before the later ones of its channel
+                posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
+            posted -= ahead + 1
         else:
-            send = self.maker[needing]
-            order, channel = self._by_channel(send, needing)
-            sent = number[send]
-            position = number[needing] - begins[self.rank[needing]]
-            for some in np.split(order, np.flatnonzero(np.diff(channel)) + 1):  # before what needs a later one of the same channel
-                position[some] = np.minimum.accumulate(position[some][::-1])[::-1]
-            posted = begins[self.rank[needing]] + position - ahead - 1
-        columns = np.full((3, len(computes)), -1, dtype=np.int32)
+            posted = number[receive]
+        sent_after, posted_after, queued_after = np.full((3, int(self.computes.sum())), -1, dtype=np.int32)
         of = number[needing]
-        columns[0, of] = sent
-        columns[1, of] = np.where(posted >= begins[self.rank[needing]], posted, -1)
-        follows = channel[1:] == channel[:-1]
-        columns[2, of[order[1:][follows]]] = of[order[:-1][follows]]
-        stage, kind, microbatch = (column[computes].astype(np.int32) for column in (self.stage, self.kind, self.microbatch))
+        sent_after[of] = number[send]
+        posted_after[of] = np.where(posted >= begins[rank], posted, -1)
+        queued_after[of[order[1:][~new[1:]]]] = of[order[:-1][~new[1:]]]
+        stage, microbatch = (column[self.computes].astype(np.int32) for column in (self.stage, self.microbatch))
         schedule = self.schedule
-        return Operations(
-            schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage, kind.astype(np.int8), microbatch, *columns
-        )
+        return Columns(
+            schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage, self.kind[self.computes], microbatch,
+            sent_after, posted_after, queued_after,
+        )  # fmt: skip
 
-    def _by_channel(self, send: Ints, needing: Ints) -> tuple[Ints, Ints]:
-        """Orders messages by channel (from a rank, to a rank), then as they are sent; returns the order and the channels in it."""
-        channel = self.rank[send] * self.schedule.num_ranks + self.rank[needing]
-        order = np.lexsort((send, channel))
-        return order, channel[order]
-
-    def _meet(self, needing: Ints) -> tuple[Ints, Ints]:
-        """Finds the written sends and receives of messages; both sides of a channel must have one order."""
-        ahead = self.kind[needing] == _F
-        stage, microbatch = self.stage[needing], self.microbatch[needing]
-        receive = self.place[np.where(ahead, _RECV_F, _RECV_B), stage, microbatch]
-        send = self.place[np.where(ahead, _SEND_F, _SEND_B), stage + np.where(ahead, -1, 1), microbatch]
-        _require(((receive >= 0) & (receive < needing) & (send >= 0)).all())
+    def _find_messages(self) -> tuple[Ints, Ints | None]:
+        """Returns, for each computation that needs a message, where it is sent and where received; None: not written down."""
+        if not self.schedule.lowered:
+            return self.maker[self.needing], None
+        forward, stage, microbatch = self.kind[self.needing] == _F, self.stage[self.needing], self.microbatch[self.needing]
+        receive = self.place[np.where(forward, _RECV_F, _RECV_B), stage, microbatch]
+        send = self.place[np.where(forward, _SEND_F, _SEND_B), stage + np.where(forward, -1, 1), microbatch]
+        _require(((receive >= 0) & (receive < self.needing) & (send >= 0)).all())
         unneeded = np.setdiff1d(np.flatnonzero(self.kind > _SEND_B), receive)
         if len(unneeded):
             index = int(unneeded[0])
-            action = Action(
-                int(self.stage[index]), (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)[self.kind[index]], int(self.microbatch[index])
-            )
+            action = Action(int(self.stage[index]), _KINDS[self.kind[index]], int(self.microbatch[index]))
             check_messages(self.schedule)
-            raise ScheduleError(
-                f"{action} must be for a computation, got none that needs it (rank {self.rank[index]}). Take both sides out."
-            )
-        _require(2 * len(needing) == (~self.computes).sum())
-        order, channel = self._by_channel(send, needing)
-        later = np.diff(receive[order])
-        _require((later[channel[1:] == channel[:-1]] > 0).all())
+            where = f"(rank {self.rank[index]})"
+            raise ScheduleError(f"{action} must be for a computation, got none that needs it {where}. Take both sides out.")
+        _require(2 * len(self.needing) == (~self.computes).sum())
+        order, new = self._sort_by_channel(send)
+        _require((np.diff(receive[order])[~new[1:]] > 0).all())  # both sides of a channel have one order
         return send, receive
+
+    def _sort_by_channel(self, send: Ints) -> tuple[Ints, Ints]:
+        """Sorts messages by channel (from rank, to rank) and, in each, as they are sent; returns the order, and where a channel begins."""
+        sent = np.full(len(self.stage), -1, dtype=np.int32)
+        sent[send] = np.arange(len(send), dtype=np.int32)
+        order = sent[sent >= 0]  # by sender and in its order, for actions stand rank after rank
+        receiver = self.rank[self.needing]
+        narrow = receiver.astype(np.min_scalar_type(self.schedule.num_ranks))  # numpy sorts short integers in one pass
+        order = order[np.argsort(narrow[order], kind="stable")]
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (np.diff(receiver[order]) != 0) | (np.diff(self.rank[send[order]]) != 0)
+        return order, new
 
 
 def _require(holds: bool | np.bool) -> None:
@@ -322,77 +288,10 @@ def _require(holds: bool | np.bool) -> None:
         raise _Broken
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A schedule with one stage a rank, each doing some forwards, then forwards and backwards in turn, then backwards.
-
-    Attributes:
-        name: ``gpipe`` or ``1f1b``.
-        num_ranks: how many ranks, P.
-        num_microbatches: how many microbatches, M.
-
-    Example:
-        >>> operations = Linear("1f1b", 2, 2).to_operations(ahead=1)
-        >>> [str(operations.action(number)) for number in range(len(operations))]
-        ['0F0', '0F1', '0B0', '0B1', '1F0', '1B0', '1F1', '1B1']
-    """
-
-    name: str
-    num_ranks: int
-    num_microbatches: int
-
-    @property
-    def levels(self) -> int:
-        """How many levels there are; see `first_levels`."""
-        return 2 * (self.num_microbatches + self.num_ranks - 1)
-
-    @property
-    def stride(self) -> int:
-        """How many levels one microbatch is behind the other."""
-        return 2 if self.name == "1f1b" else 1
-
-    def first_levels(self, rank: int) -> tuple[int, int]:
-        """Returns the levels of a rank's forward and backward of microbatch 0; each further one is a stride later.
-
-        Whatever a computation needs is on a level before its own, and a rank has at most one on each.
-        """
-        turn = 2 * self.num_ranks - 1 if self.name == "1f1b" else 2 * self.num_ranks + self.num_microbatches - 2
-        return rank, turn - rank
-
-    def positions(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns where a rank's forwards and backwards stand in its row, by microbatch."""
-        m = self.num_microbatches
-        w = min(self.num_ranks - 1 - rank, m) if self.name == "1f1b" else m
-        forwards = np.concatenate([np.arange(w), np.arange(w, 2 * m - w, 2)])
-        backwards = np.concatenate([np.arange(w + 1, 2 * m - w, 2), np.arange(2 * m - w, 2 * m)])
-        return forwards, backwards
-
-    def to_operations(self, ahead: int) -> Operations:
-        """Returns the columns with the places of the messages; ``ahead`` as in `lower`."""
-        p, m = self.num_ranks, self.num_microbatches
-        microbatch, sent, posted, queued = np.full((4, p, 2 * m), -1, dtype=np.int32)
-        kind = np.empty((p, 2 * m), dtype=np.int8)
-        places = [self.positions(rank) for rank in range(p)]
-        for rank, of_rank in enumerate(places):
-            row = 2 * m * rank + np.arange(2 * m)
-            for direction, source in enumerate((rank - 1, rank + 1)):
-                own = of_rank[direction]
-                kind[rank, own], microbatch[rank, own] = direction, np.arange(m)
-                if 0 <= source < p:
-                    sent[rank, own] = 2 * m * source + places[source][direction]
-                    posted[rank, own] = np.where(own > ahead, row[own] - ahead - 1, -1)
-                    queued[rank, own[1:]] = row[own[:-1]]
-        stage = np.repeat(np.arange(p, dtype=np.int32), 2 * m)
-        first = np.arange(p + 1, dtype=np.int64) * 2 * m
-        columns = (each.ravel() for each in (kind, microbatch, sent, posted, queued))
-        return Operations(self.name, m, tuple(range(p)), first, stage, *columns)
-
-
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
 _MOST_BYTES: Final = 2**53  # up to here each size is a number of its own as a float, too
 _FIELDS: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}  # of Costs
-_BACKWARD, _INPUT, _WEIGHT = (KIND_LETTERS.index(letter) for letter in "BIW")
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,7 +299,7 @@ class Prices:
     """Times by stage S; a last axis of K where there are several sets of costs. Fractions where a cost is one, else float64.
 
     Attributes:
-        duration: of a computation, shape (4, S): by its place in ``KIND_LETTERS`` and its stage.
+        duration: of a computation, shape (4, S): by its place in ``COMPUTE_KINDS`` and its stage.
         occupancy: how long the message that a stage receives keeps its link, shape (2, S): activations, gradients.
         latency: how long it then still travels, likewise. -inf where a stage receives none from another rank.
     """
@@ -449,11 +348,11 @@ def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, si
     times = {kind: _list_times(time, len(stage_ranks)) for kind, time in by_kind.items() if time is not None}
     exact = any(isinstance(time, Fraction) for row in (*times.values(), [costs.latency]) for time in row)
     dtype: Any = object if exact else np.float64
-    duration = np.zeros((len(KIND_LETTERS), len(stage_ranks)), dtype=dtype)
+    duration = np.zeros((len(COMPUTE_KINDS), len(stage_ranks)), dtype=dtype)
     for kind, row in times.items():
-        duration[KIND_LETTERS.index(kind)] = row
+        duration[COMPUTE_KINDS.index(kind)] = row
     if costs.backward is None:
-        duration[_BACKWARD] = duration[_INPUT] + duration[_WEIGHT]
+        duration[_B] = duration[_I] + duration[_W]
     sizes = np.array(spread_sizes(size_bytes, len(stage_ranks), has_link=link is not None), dtype=np.int64)
     occupancy, latency = np.zeros((2, len(stage_ranks)), dtype=dtype), np.full((2, len(stage_ranks)), -np.inf, dtype=dtype)
     owner = np.asarray(stage_ranks)

@@ -29,7 +29,7 @@ import numpy as np
 from ringsim.errors import LONGEST_S, ArgumentError, is_integer, is_number, say
 from ringsim.schedules.costs import Time
 from ringsim.schedules.schedule import Action
-from ringsim.simulator.columns import FORWARD, Operations, Prices
+from ringsim.simulator.columns import FORWARD, Columns, Prices
 from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, make_events
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
@@ -122,7 +122,7 @@ class CriticalPath:
         return f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links {float(self.travelling):.6g}; {why}"
 
 
-def find_critical_path(operations: Operations, prices: Prices, ends: Ints, starts: Ints, *, rendezvous: bool) -> CriticalPath:
+def find_critical_path(operations: Columns, prices: Prices, ends: Ints, starts: Ints, *, rendezvous: bool) -> CriticalPath:
     """Walks from the last computation back to the start of the step, each time to what was waited for longest.
 
     Where two ends fall together, the rank's own order goes first, then the data.
@@ -155,7 +155,7 @@ def find_critical_path(operations: Operations, prices: Prices, ends: Ints, start
     return CriticalPath(tuple(reversed(hops)))
 
 
-def _walk_messages(hops: list[Hop], operations: Operations, ends: Ints, starts: Ints, here: int, until: Time, *, rendezvous: bool) -> int:
+def _walk_messages(hops: list[Hop], operations: Columns, ends: Ints, starts: Ints, here: int, until: Time, *, rendezvous: bool) -> int:
     """Adds the message of a computation, and those that it queued behind; returns the computation that the first of them waited for."""
     rank, source = operations.rank_of(here), operations.source(here)
     while True:
@@ -243,13 +243,13 @@ def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
     return {what: float(time) for what, time in ordered if time > 0}
 
 
-def improve(what: str, by: float, operations: Operations, prices: Prices) -> Prices:
+def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) -> Prices:
     """Returns prices with one thing cheaper.
 
     Args:
         what: as in ``Lever.what``.
         by: which part of its cost is saved, from 0 to 1.
-        operations: the schedule.
+        stage_ranks: for each stage, the rank that has it.
         prices: without K.
     """
     factor = 1 - by
@@ -261,10 +261,9 @@ def improve(what: str, by: float, operations: Operations, prices: Prices) -> Pri
         duration[:, int(name)] *= factor
         return replace(prices, duration=duration, occupancy=occupancy, latency=latency)
     source, rank = map(int, name.split(">"))
-    owner = operations.stage_ranks
     for direction, step in ((FORWARD, -1), (1, 1)):
-        for stage in range(len(owner)):
-            if 0 <= stage + step < len(owner) and (owner[stage + step], owner[stage]) == (source, rank):
+        for stage in range(len(stage_ranks)):
+            if 0 <= stage + step < len(stage_ranks) and (stage_ranks[stage + step], stage_ranks[stage]) == (source, rank):
                 occupancy[direction, stage] *= factor
                 latency[direction, stage] *= factor
     return replace(prices, duration=duration, occupancy=occupancy, latency=latency)
@@ -276,7 +275,7 @@ MOST_EVENTS: Final = 20_000_000  # in one trace: two gigabytes
 
 
 def make_trace(
-    operations: Operations,
+    operations: Columns,
     prices: Prices,
     ends: Ints,
     starts: Ints,
@@ -404,7 +403,7 @@ def _pick_ranks(num_ranks: int, ranks: Sequence[int] | None) -> Ints:
 
 
 def _rows(
-    rank: Ints, op: str, slot: Ints, *, of: tuple[Operations, Ints] | None = None, turn: Ints | int = 0, **given: Ints
+    rank: Ints, op: str, slot: Ints, *, of: tuple[Columns, Ints] | None = None, turn: Ints | int = 0, **given: Ints
 ) -> dict[str, Ints]:
     """Returns the columns of some events; ``slot`` and ``turn`` say where on their rank they stand, times are in seconds."""
     rows: dict[str, Ints] = {"rank": rank, "op": np.full(len(rank), OP_CODES[op]), "slot": slot, "turn": np.zeros(len(rank)) + turn}
@@ -428,7 +427,7 @@ def _ends_of(ends: Ints, some: Ints) -> Ints:
     return times
 
 
-def _sources(operations: Operations, some: Ints) -> Ints:
+def _sources(operations: Columns, some: Ints) -> Ints:
     """Returns who sends the messages of computations, -1 where there is none."""
     owner = np.array([*operations.stage_ranks, NONE])
     step = np.where(operations.kind[some] == FORWARD, -1, 1)
@@ -436,7 +435,7 @@ def _sources(operations: Operations, some: Ints) -> Ints:
     return source
 
 
-def _groups(operations: Operations, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
+def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
     """Returns the groups that messages go over, and the number of each message's: the edge that its activations take."""
     size = operations.num_ranks
     forward = operations.kind[some] == FORWARD
@@ -451,7 +450,7 @@ def _groups(operations: Operations, some: Ints, source: Ints) -> tuple[tuple[Gro
     return tuple(named), number
 
 
-def _payloads(operations: Operations, some: Ints, sizes: list[int] | None) -> tuple[tuple[Payload, ...], Ints]:
+def _payloads(operations: Columns, some: Ints, sizes: list[int] | None) -> tuple[tuple[Payload, ...], Ints]:
     """Returns what messages carry, and the number of each one's; nothing where the sizes are unknown."""
     if sizes is None:
         return (), np.full(len(some), NONE)

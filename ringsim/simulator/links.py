@@ -56,17 +56,17 @@ from ringsim.link import Link, check_links
 from ringsim.topologies import Hop, OneMachine, Topology
 
 __all__ = [
-    "Agenda",
     "Arrived",
-    "Carrier",
     "Cores",
     "Line",
+    "Links",
     "PrivateLinks",
     "SharedCores",
     "SharedLinks",
+    "Timer",
     "degraded",
     "fair_paces",
-    "make_carrier",
+    "make_links",
 ]
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
@@ -74,8 +74,8 @@ Arrived = Callable[[float], None]  # called with the time of an arrival, at that
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
 
 
-class Agenda(Protocol):
-    """What a carrier asks of the virtual clock."""
+class Timer(Protocol):
+    """What links ask of the virtual clock."""
 
     def now_s(self) -> float:
         """Returns the time, in seconds."""
@@ -86,7 +86,7 @@ class Agenda(Protocol):
         ...
 
 
-class Carrier(Protocol):
+class Links(Protocol):
     """Carries the messages of all ranks.
 
     Messages of one source and one destination arrive in the order in which they were handed over.
@@ -155,12 +155,12 @@ class PrivateLinks:
         ArgumentError: ``link`` is no link and no table of links, or an entry of it is none.
 
     Example:
-        >>> carrier = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5))
-        >>> carrier.carry(0, 1, size_bytes=4, ready_s=0.0)  # in until 2.0
+        >>> links = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5))
+        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # in until 2.0
         3.0
-        >>> carrier.carry(0, 1, size_bytes=4, ready_s=0.0)  # waits for the first one's last byte
+        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # waits for the first one's last byte
         5.0
-        >>> carrier.carry(1, 0, size_bytes=4, ready_s=0.0)  # the other way there is another link
+        >>> links.carry(1, 0, size_bytes=4, ready_s=0.0)  # the other way there is another link
         3.0
     """
 
@@ -171,7 +171,7 @@ class PrivateLinks:
         self._lines: dict[tuple[int, int], Line] = {}  # by (src, dst)
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
-        """Takes a message, as `Carrier.carry` says.
+        """Takes a message, as `Links.carry` says.
 
         Returns:
             When it arrives, in seconds.
@@ -196,7 +196,7 @@ class PrivateLinks:
         return Line(self.link_of(src, dst))
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
+        """Returns what a message that nobody disturbs costs, as `Links.link_of` says.
 
         Raises:
             ArgumentError: the table of links has none for this pair.
@@ -310,7 +310,7 @@ class SharedLinks:
     """The links of a topology; arrivals are known as they happen.
 
     Args:
-        agenda: the virtual clock.
+        timer: the virtual clock.
         topology: which links a message passes.
         world_size: how many ranks there are.
         slower: how many times as long a message takes, by (src, dst), in a network that is otherwise empty.
@@ -319,9 +319,9 @@ class SharedLinks:
         ArgumentError: the topology has no place for the ranks.
     """
 
-    def __init__(self, agenda: Agenda, topology: Topology, world_size: int, slower: Mapping[tuple[int, int], float]) -> None:
+    def __init__(self, timer: Timer, topology: Topology, world_size: int, slower: Mapping[tuple[int, int], float]) -> None:
         topology.check(world_size)
-        self._agenda: Final = agenda
+        self._timer: Final = timer
         self._topology: Final = topology
         self._world_size: Final = world_size
         self._slower: Final = slower
@@ -331,7 +331,7 @@ class SharedLinks:
         self._changed: dict[Edge, None] = {}  # links whose users are no longer those that the paces were made for
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float | None:
-        """Takes a message, as `Carrier.carry` says.
+        """Takes a message, as `Links.carry` says.
 
         Returns:
             None, and calls ``arrived`` when the message arrives; for a message to the rank itself ``ready_s``.
@@ -357,7 +357,7 @@ class SharedLinks:
         if route is None:
             own = self._routes.get((src, dst)) or self._open(src, dst)
             route = self._routes[src, dst, group] = _Route(own.alpha_s, own.edges)
-        self._queue(_Flow(route, size_bytes, latencies * route.alpha_s, self._agenda.now_s(), arrived))
+        self._queue(_Flow(route, size_bytes, latencies * route.alpha_s, self._timer.now_s(), arrived))
 
     def _queue(self, flow: _Flow) -> None:
         flows = flow.route.flows
@@ -366,7 +366,7 @@ class SharedLinks:
             self._begin_when_ready(flow)
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `Carrier.link_of` says.
+        """Returns what a message that nobody disturbs costs, as `Links.link_of` says.
 
         Raises:
             ArgumentError: the topology has no way.
@@ -392,8 +392,8 @@ class SharedLinks:
         return route
 
     def _begin_when_ready(self, flow: _Flow) -> None:
-        if flow.ready_s > self._agenda.now_s():
-            self._agenda.at(flow.ready_s, partial(self._begin, flow))
+        if flow.ready_s > self._timer.now_s():
+            self._timer.at(flow.ready_s, partial(self._begin, flow))
         else:  # in the same breath, so that paces are made once for all that happens now
             self._begin(flow)
 
@@ -401,7 +401,7 @@ class SharedLinks:
         if flow.left_bytes == 0 or not flow.route.edges:
             self._end(flow, flow.plan)
             return
-        flow.settled_s = self._agenda.now_s()
+        flow.settled_s = self._timer.now_s()
         for edge in flow.route.edges:
             self._users[edge][flow] = None
         self._change(flow.route.edges)
@@ -409,28 +409,28 @@ class SharedLinks:
     def _end(self, flow: _Flow, plan: int) -> None:
         if plan != flow.plan:  # its pace has changed since this end was foreseen
             return
-        now_s, route = self._agenda.now_s(), flow.route
+        now_s, route = self._timer.now_s(), flow.route
         route.flows.popleft()
         if flow.pace >= 0:
             for edge in route.edges:
                 del self._users[edge][flow]
             self._change(route.edges)
         if flow.arrived is not None:
-            self._agenda.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
+            self._timer.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
         if route.flows:
             self._begin_when_ready(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
         """Has the paces made anew once everything that is due now has happened: many flows may begin or end at one time."""
         if not self._changed:
-            self._agenda.at(self._agenda.now_s(), self._share)
+            self._timer.at(self._timer.now_s(), self._share)
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
         """Gives new paces to the flows on links that have changed, and to those that they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
-        now_s = self._agenda.now_s()
+        now_s = self._timer.now_s()
         for flow, pace in zip(flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True):
             if pace != flow.pace:
                 if flow.pace > 0:
@@ -438,7 +438,7 @@ class SharedLinks:
                 flow.settled_s = now_s
                 flow.pace = pace
                 flow.plan += 1
-                self._agenda.at(now_s + flow.left_bytes * pace, partial(self._end, flow, flow.plan))
+                self._timer.at(now_s + flow.left_bytes * pace, partial(self._end, flow, flow.plan))
 
     def _meeting(self, edges: Mapping[Edge, None]) -> list[_Flow]:
         seen_edges, waiting = dict(edges), list(edges)
@@ -508,8 +508,8 @@ class SharedCores(PrivateLinks):
         count: how many cores there are.
 
     Example:
-        >>> carrier = SharedCores(Link(alpha_s=1.0, beta_s_per_byte=0.5), {}, count=1)
-        >>> carrier.carry(0, 1, size_bytes=4, ready_s=0.0), carrier.carry(2, 3, size_bytes=4, ready_s=0.0)
+        >>> links = SharedCores(Link(alpha_s=1.0, beta_s_per_byte=0.5), {}, count=1)
+        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0), links.carry(2, 3, size_bytes=4, ready_s=0.0)
         (3.0, 6.0)
     """
 
@@ -522,18 +522,18 @@ class SharedCores(PrivateLinks):
         return _Line(self.link_of(src, dst), self._alone, self.cores)
 
 
-def make_carrier(
-    agenda: Agenda,
+def make_links(
+    timer: Timer,
     world_size: int,
     *,
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
     inject: Iterable[Injection] = (),
-) -> Carrier:
+) -> Links:
     """Returns who carries the messages of a run.
 
     Args:
-        agenda: the virtual clock.
+        timer: the virtual clock.
         world_size: number of ranks.
         link: what a message costs, where each ordered pair of ranks has a link of its own: one for all, or one for each (src, dst).
         topology: which links a message passes, where pairs share some. Exactly one of ``link`` and ``topology`` is given.
@@ -555,4 +555,4 @@ def make_carrier(
     assert topology is not None
     if isinstance(topology, type) or not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
         raise ArgumentError(f"topology must have the methods check and route, got {say(topology)}. Take one of ringsim.topologies.")
-    return SharedLinks(agenda, topology, world_size, slower)
+    return SharedLinks(timer, topology, world_size, slower)

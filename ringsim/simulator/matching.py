@@ -1,39 +1,20 @@
-"""When a message leaves, and when a send is done: three ways, by name.
+"""Brings the sends and recvs of simulated ranks together: groups, handles, and when a message leaves.
+
+The k-th send of a channel (group, source, destination, tag) belongs to the k-th recv, whichever is posted first. Three ways, by name:
 
 | name | like | a send |
 |---|---|---|
 | ``rendezvous`` | Gloo | waits for its recv, at every size |
-| ``buffered(65536)``, ``buffered`` | MPI | up to so many bytes, or at any size, leaves and is done at once; a larger one waits |
-| ``grouped`` | NCCL | waits for its recv, and for all that its rank has posted on the group before; a batch counts as one |
+| ``buffered(65536)``, ``buffered`` | MPI | leaves at once and is done, up to so many bytes or at any size; a larger one waits |
+| ``grouped`` | NCCL | waits for its recv, and for everything that its rank posted on the group before; a batch counts as one |
 
-A group of simulated ranks: one object that all its members hold.
+::
 
-How the bytes of a message, or of a collective, get from one simulated rank's tensor into another's.
-
-Both lie in one process. As on real ranks, nothing of it is part of anybody's history: neither the modes of the rank that happens to do the
-copying nor gradients count.
-
-The handle of a simulated message: when it is done, and the wait for that.
-
-Brings the sends and the recvs of simulated ranks together.
-
-The k-th send of a channel (group, source, destination, tag) belongs to the k-th recv. Which of the two is posted first does not matter::
-
-    rendezvous                    send --------- waits --------> recv           as Gloo does it, at every size
+    rendezvous                    send --------- waits --------> recv
                                                                   |==== link ====> both are done
 
-    buffered, up to a limit       send, done                     recv           as MPI does it with small messages
+    buffered, up to a limit       send, done                     recv
                                    |==== link ====> arrived       |-> done
-
-Brings sends and recvs together where the operations of a rank on a group are carried out one after the other, as NCCL does it.
-
-What a rank posts on a group stands in a queue. A batch is one entry: its messages begin together, and are done together::
-
-    rank 0   [send to 1] [recv from 1]       each rank's send waits for the other's recv, which stands behind its own send:
-    rank 1   [send to 0] [recv from 0]       a deadlock
-
-    rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both go
-    rank 1   [send to 0, recv from 0]
 """
 
 from __future__ import annotations
@@ -43,47 +24,42 @@ import math
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from ringsim.comm.follower import disagreement
-from ringsim.comm.mpi_transfers import to_index
+from ringsim.comm.backend import to_index
+from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
-from ringsim.link import Link
 from ringsim.simulator.clock import Clock
-from ringsim.simulator.links import Carrier, Line, PrivateLinks
-
-if TYPE_CHECKING:
-    from ringsim.simulator.rank import RankCore
-from ringsim.simulator.recording import Kind
-from ringsim.traces.events import ANY_SOURCE, NONE, Payload
-
-if TYPE_CHECKING:
-    from ringsim.simulator.rank import RankCore
+from ringsim.simulator.links import Links
+from ringsim.traces.events import ERROR, OK, Payload
+from ringsim.traces.recorder import Recorder
 
 __all__ = [
     "NEVER",
     "Channel",
+    "Kind",
     "Message",
     "Operation",
-    "OrderedOffice",
-    "PostOffice",
+    "Rank",
     "Recv",
+    "Rendezvous",
     "Semantics",
     "Send",
     "SimulatedGroup",
     "check_storage",
     "check_tensor",
     "check_tensors",
-    "move",
+    "make_matcher",
     "read_semantics",
-    "shorten",
 ]
 
+NEVER: Final = math.inf
 _BUFFERED: Final = re.compile(r"buffered(?:\((\d+)\))?")
 
 
@@ -100,7 +76,7 @@ class Semantics(NamedTuple):
 
 
 def read_semantics(name: object) -> Semantics:
-    """Returns what a name says.
+    """Returns what the name of a semantics means.
 
     Args:
         name: "rendezvous", "buffered", "buffered(65536)" or "grouped".
@@ -117,12 +93,25 @@ def read_semantics(name: object) -> Semantics:
         return Semantics(min(int(found[1] or sys.maxsize), sys.maxsize), in_order=False)  # no message is larger
     if not isinstance(name, str) or name not in ("rendezvous", "grouped"):
         known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
-        raise ArgumentError(f"semantics must be {known}, got {say(name)}. Take one of these.")
+        raise ArgumentError(f"semantics must be {known}, got {say(name)}. Choose one of these.")
     return Semantics(-1, in_order=name == "grouped")
 
 
+class Rank(Protocol):
+    """What an operation needs of the rank that posted it."""
+
+    number: int
+    clock: Clock
+    recorder: Recorder | None
+    resume: Callable[[], object]
+
+    def here(self) -> str:
+        """Returns which rank this is, for errors."""
+        ...
+
+
 class SimulatedGroup:
-    """Ranks that talk with each other; answers what a ``ProcessGroup`` is asked, and is passed as ``group=``.
+    """Ranks that talk with each other; answers what a ``ProcessGroup`` is asked, and is passed as ``group=``. All members share it.
 
     Args:
         clock: knows which rank asks.
@@ -133,40 +122,27 @@ class SimulatedGroup:
 
     Attributes:
         places: the place of each member, by its global rank.
-        calls: how many collectives each member has called, by place; empty before the first.
-        free_s: when the bytes of its last collective have left, where its links are its own.
-        links: the different links from each member to the next one, once somebody has asked.
-        meetings: the collectives that not all members have come to, by their number.
+        meetings: what `ringsim.simulator.collectives` keeps of the group.
     """
-
-    __slots__ = ("calls", "clock", "desc", "free_s", "group_name", "links", "meetings", "number", "places", "ranks")
 
     def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
         self.clock = clock
         self.group_name = name
         self.ranks = ranks
         self.number = number
-        self.desc = desc
+        self.group_desc = desc
         self.places = {rank: place for place, rank in enumerate(ranks)}
-        self.calls: list[int] = []
-        self.free_s = 0.0
-        self.links: tuple[Link, ...] = ()
-        self.meetings: dict[int, Any] = {}
+        self.meetings: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Says what to do instead to torch's own functions, which look for the methods of ``ProcessGroup``."""
+        """Tells torch's own functions, which look for the methods of ``ProcessGroup``, what to call instead."""
         raise AttributeError(
             f'the group of a call of torch.distributed must be one of torch\'s own, got group "{self.group_name}" of the simulator, which '
             f"has no {name}. Use the functions of ringsim.comm: from ringsim import comm as dist."
         )
 
     def __repr__(self) -> str:
-        return f'SimulatedGroup("{self.group_name}", {shorten(self.ranks)})'
-
-    @property
-    def group_desc(self) -> str:
-        """What the user called the group."""
-        return self.desc
+        return f'SimulatedGroup("{self.group_name}", {_shorten(self.ranks)})'
 
     def size(self) -> int:
         """Returns how many ranks are in the group."""
@@ -174,8 +150,7 @@ class SimulatedGroup:
 
     def rank(self) -> int:
         """Returns the calling rank's place in the group, -1 outside."""
-        rank = self.clock.current.number
-        return self.places.get(rank, -1)
+        return self.places.get(self.clock.current.number, -1)
 
     def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
         """Returns the group rank that is meant by one of the two.
@@ -196,13 +171,13 @@ class SimulatedGroup:
             if not 0 <= place < len(self.ranks):
                 raise ArgumentError(
                     f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, got {place} ({self._here()}). "
-                    f"Its global ranks are {shorten(self.ranks)}."
+                    f"Its global ranks are {_shorten(self.ranks)}."
                 )
             return place
         rank = to_index(what, global_rank)
         if rank not in self.places:
             raise ArgumentError(
-                f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got {rank} ({self._here()}). "
+                f"{what} must be a global rank of the group, one of {_shorten(self.ranks)}, got {rank} ({self._here()}). "
                 f"To count within the group, use group_{what}."
             )
         return self.places[rank]
@@ -211,76 +186,33 @@ class SimulatedGroup:
         return f'rank {self.rank()} of {len(self.ranks)} of group "{self.group_name}"'
 
 
-def shorten(ranks: Sequence[int]) -> str:
-    """Returns ranks in words: all of them, or of many the first.
-
-    Example:
-        >>> shorten([0, 2]), shorten(range(100))
-        ('[0, 2]', '[0, 1, 2, 3, 4, 5, 6, 7] and 92 more')
-    """
+def _shorten(ranks: Sequence[int]) -> str:
+    """Returns ranks in words: all of them, or the first of many."""
     return f"{list(ranks[:8])} and {len(ranks) - 8} more" if len(ranks) > 16 else str(list(ranks))
 
 
-def move(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another one of as many elements; of tensors without data nothing.
+# -- tensors
+
+
+class Kind:
+    """What operations on tensors of one dtype and shape have in common.
 
     Args:
-        source: what is sent.
-        target: where it goes.
-
-    Raises:
-        ArgumentError: one of them has data and the other has none, or the memory of one has become smaller than itself.
+        number: of the payload in the trace.
+        payload: what the trace says of it.
+        dtype: of the tensor, None where there is not just one.
+        shape: likewise.
     """
-    if source.is_meta or target.is_meta:
-        if source.is_meta and target.is_meta:
-            return
-        raise ArgumentError(
-            f"both sides of a message must have data, or none, got {source.device} at the sender and {target.device} at the receiver. "
-            "Make both tensors on one device."
-        )
-    check_storage("source", source)
-    check_storage("target", target)
-    if source.requires_grad:
-        source = source.detach()
-    if target.requires_grad:
-        target = target.detach()
-    if source.shape != target.shape:
-        source = source.reshape(target.shape)
-    if target.is_inference():  # may be written to nowhere else
-        with torch.inference_mode():
-            target.copy_(source)
-    else:
-        target.copy_(source)
 
+    __slots__ = ("dtype", "number", "payload", "shape", "size_bytes")
 
-def check_storage(what: str, tensor: torch.Tensor) -> None:
-    """Checks that the memory of a tensor still holds all of it: torch would read and write beyond its end.
-
-    Args:
-        what: what the tensor is, for the error.
-        tensor: with data.
-
-    Raises:
-        ArgumentError: the storage was resized since the tensor was made.
-    """
-    try:
-        there = tensor.untyped_storage().nbytes()
-    except NotImplementedError:  # a subclass without memory of its own, which says itself how it is copied
-        return
-    if tensor.is_contiguous():
-        last = tensor.numel()
-    else:
-        last = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last) * tensor.itemsize
-    if needed > there and tensor.numel():
-        raise ArgumentError(
-            f"the {what} tensor of a message must keep its memory until the message is done, got a storage of {there:,} bytes for "
-            f"{needed:,}. Resize it after wait()."
-        )
+    def __init__(self, number: int, payload: Payload, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> None:
+        self.number, self.payload, self.dtype, self.shape = number, payload, dtype, shape
+        self.size_bytes = payload.size_bytes
 
 
 def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns a tensor that the simulator can carry, cut off from its history.
+    """Returns a tensor that the simulator can carry, detached from its history.
 
     Args:
         what: what the tensor is called, for the error.
@@ -291,12 +223,12 @@ def check_tensor(what: str, tensor: Any) -> torch.Tensor:
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
-    if tensor.device.type not in ("cpu", "meta") or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not (tensor.is_cpu or tensor.is_meta) or tensor.layout is not torch.strided or tensor.is_quantized:
         kind = f"a {tensor.layout} tensor on {tensor.device}" + (" (quantized)" if tensor.is_quantized else "")
         raise ArgumentError(
             f"{what} must be a dense tensor on the CPU or the meta device in a simulation, got {kind}. Convert it: tensor.cpu().to_dense()."
         )
-    return tensor.detach()
+    return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
 
 def check_tensors(what: str, tensors: Any) -> list[torch.Tensor]:
@@ -306,8 +238,63 @@ def check_tensors(what: str, tensors: Any) -> list[torch.Tensor]:
     return [check_tensor(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
 
 
-NEVER: Final = math.inf
-_NO_KIND: Final = Kind(NONE, Payload("", (), 0))
+def check_storage(tensor: torch.Tensor) -> int:
+    """Checks that the storage of a tensor still holds all of it: torch would read and write beyond its end.
+
+    Returns:
+        The size of the tensor, in bytes.
+
+    Raises:
+        ArgumentError: the storage was resized since the tensor was made.
+    """
+    size_bytes: int = tensor.nbytes
+    if not size_bytes:
+        return 0
+    try:
+        there = tensor.untyped_storage().nbytes()
+    except NotImplementedError:  # a subclass without memory of its own, which itself says how it is copied
+        return size_bytes
+    needed = tensor.storage_offset() * tensor.itemsize + size_bytes
+    if not tensor.is_contiguous():
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    if needed > there:
+        raise ArgumentError(
+            f"a tensor must keep its memory until its operation is done, got a storage of {there:,} bytes for {needed:,}. "
+            "Resize it after wait()."
+        )
+    return size_bytes
+
+
+def _move(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor into another one of as many elements; of tensors without data nothing.
+
+    Raises:
+        ArgumentError: one has data and the other has none, or the sizes differ by now, or one has lost its memory.
+    """
+    if source.is_meta or target.is_meta:
+        if source.is_meta and target.is_meta:
+            return
+        raise ArgumentError(
+            f"both sides of a message must have data, or none, got {source.device} at the sender and {target.device} at the receiver. "
+            "Make both tensors on one device."
+        )
+    size_bytes, room = check_storage(source), check_storage(target)
+    if size_bytes != room:
+        raise ArgumentError(
+            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes at the sender, {room:,} at the receiver. "
+            "Resize it after wait()."
+        )
+    if source.requires_grad or target.requires_grad:
+        source, target = source.detach(), target.detach()
+    try:
+        target.copy_(source)
+    except RuntimeError:  # shapes differ, or the target was made in inference mode and may be written to nowhere else
+        with torch.inference_mode():
+            target.copy_(source.reshape(target.shape))
+
+
+# -- handles
 
 
 class Operation:
@@ -315,28 +302,29 @@ class Operation:
 
     Args:
         op: its code.
-        rank: whose it is.
-        slot: of its record, -1 where it has none.
+        rank: the rank that posted it.
+        slot: of its record, None where it has none.
         group: where.
         kind: of what it carries.
 
     Attributes:
-        done_s: when it is done, ``NEVER`` while nobody knows.
+        done_s: when it is done, ``NEVER`` while that is not known.
         waiting: whether the rank waits for it, and is to be woken.
         error: what its wait raises, None for nothing.
+        followers: slots of spans that the wait for this operation ends.
+        peer: global rank of the other side, or of a root; negative where there is none.
+        tag: of a message; -1 where there is none.
     """
 
-    __slots__ = ("__weakref__", "done_s", "error", "group", "kind", "op", "rank", "slot", "waiting")
+    done_s: float = NEVER
+    waiting: bool = False
+    error: Exception | None = None
+    followers: tuple[int, ...] = ()
+    peer: int = -1
+    tag: int = -1
 
-    def __init__(self, op: int, rank: RankCore, slot: int, group: SimulatedGroup, kind: Kind) -> None:
-        self.op = op
-        self.rank = rank
-        self.slot = slot
-        self.group = group
-        self.kind = kind
-        self.done_s = NEVER
-        self.waiting = False
-        self.error: Exception | None = None
+    def __init__(self, op: int, rank: Rank, slot: int | None, group: SimulatedGroup, kind: Kind) -> None:
+        self.op, self.rank, self.slot, self.group, self.kind = op, rank, slot, group, kind
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; the second time it returns at once.
@@ -351,40 +339,41 @@ class Operation:
             RunTimeout: the limit has passed; the operation goes on.
         """
         rank, slot = self.rank, self.slot
-        clock, tape = rank.clock, rank.tape
+        clock = rank.clock
         if clock.measures:
             clock.pay()
-        if slot >= 0:
-            tape.times[slot + 1] = clock.now
+        if slot is not None:
+            recorder: Recorder = rank.recorder  # type: ignore[assignment]  # who has a slot has a recorder
+            recorder.wait(slot)
+            for follower in self.followers:
+                recorder.wait(follower)
         if self.done_s > clock.now:
-            broken: BaseException | None = None
-            try:
-                if timeout is not None:
-                    self._block_until(timeout)
-                while self.done_s > clock.now:
-                    if self.done_s == NEVER:
-                        self.waiting = True
-                        clock.pause()
-                    else:
-                        clock.sleep_until(self.done_s)
-            except RunTimeout:
-                raise
-            except BaseException as error:
-                if slot >= 0:
-                    tape.times[slot + 2] = clock.now
-                    tape.failed.add(slot)
-                    self.slot = -1
-                broken = error
-            if broken is not None:
-                raise broken  # here, not there: an error that comes from outside learns so of the exception that the program is handling
-        if slot >= 0:
-            tape.times[slot + 2] = clock.now
-            self.slot = -1
+            self._block(timeout)
+        if slot is not None:
+            self.close_record(OK if self.error is None else ERROR)
         if self.error is not None:
-            if slot >= 0:
-                tape.failed.add(slot)
             raise self.error
         return True
+
+    def _block(self, timeout: Any) -> None:
+        broken: BaseException
+        try:
+            clock = self.rank.clock
+            if timeout is not None:
+                self._block_until(timeout)
+            while self.done_s > clock.now:
+                if self.done_s == NEVER:
+                    self.waiting = True
+                    clock.pause()
+                else:
+                    clock.sleep_until(self.done_s)
+            return
+        except RunTimeout:
+            raise
+        except BaseException as error:
+            self.close_record(ERROR)
+            broken = error
+        raise broken  # outside of `except`: the context of an error that was thrown in is what the program itself is handling
 
     def _block_until(self, timeout: Any) -> None:
         clock = self.rank.clock
@@ -397,7 +386,7 @@ class Operation:
                 self.waiting = False
                 raise RunTimeout(
                     f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
-                    f"{self.describe()}). Raise the limit, or look who should answer."
+                    f"{self.describe()}). Raise the limit, or look at whoever should answer."
                 )
             else:
                 self.waiting = True
@@ -423,39 +412,72 @@ class Operation:
             clock.poll()
         if self.done_s > clock.now:
             return False
-        if self.slot >= 0 and self.error is None:  # an error is for its wait to tell
-            tape = self.rank.tape
-            tape.times[self.slot + 1] = tape.times[self.slot + 2] = clock.now
-            self.slot = -1
+        if self.slot is not None and self.error is None:  # an error is for its wait to tell
+            self.rank.recorder.wait(self.slot)  # type: ignore[union-attr]
+            self.close_record(OK)
         return True
+
+    # -- its record
+
+    def close_record(self, status: int) -> None:
+        """Records that the operation is done, or has failed; once."""
+        slot, recorder = self.slot, self.rank.recorder
+        if slot is None or recorder is None:
+            return
+        self.slot = None
+        recorder.complete(slot, status)
+        for follower in self.followers:
+            recorder.complete(follower, status)
+
+    def complete_record(self, recorder: Recorder, slot: int) -> bool:
+        """Lets the wait for this operation complete another record, too; returns False where it was waited for already."""
+        if self.slot is None or recorder is not self.rank.recorder:
+            return False
+        self.followers += (slot,)
+        return True
+
+    def refuse(self, kind: str, message: str) -> None:
+        """Records that the operation is wrong, and was refused."""
+        if self.slot is not None and self.rank.recorder is not None:
+            self.rank.recorder.complete(self.slot, ERROR)
+            self.rank.recorder.notice(kind, message, self.group.number, self.peer, self.tag, self.kind.number)
+
+    def place_of_call(self) -> str:
+        """Returns where it was posted, as " at ring.py:7"; "" where that was not recorded."""
+        recorder = self.rank.recorder
+        return "" if self.slot is None or recorder is None else recorder.place_of(self.slot)
 
 
 class Message(Operation):
-    """A send or a recv; it is there from `begin` on.
+    """A send or a recv.
 
-    Attributes:
+    Args:
         op: its code.
-        rank: whose it is.
-        slot: of its record, -1 where it has none.
+        rank: the rank that posted it.
+        slot: of its record, None where it has none.
         group: where.
         kind: of what it carries.
         tensor: what is sent, or where it comes in.
-        peer: global rank of the other side; of a recv from anybody, -2 until it is there.
+        peer: global rank of the other side; ANY_SOURCE for a recv from anybody, until its message is there.
         tag: of the message.
         channel: where it meets its other side, None for a recv from anybody.
-        number: says which of two was posted first, of those that had to wait for their other side.
-        behind: the message that waits behind this one on their channel.
+
+    Attributes:
+        number: its place among the messages that had to wait for their other side; 0 for one that met it at once.
+        arrives_s: of a send that left before its recv was posted: when its message arrives, ``NEVER`` while that is not known.
+        met: of such a send, its recv, once that was posted.
     """
 
-    __slots__ = ("behind", "channel", "number", "peer", "tag", "tensor")
-
     sends = False
+    number: int = 0
+    arrives_s: float | None = None
+    met: Message | None = None
 
-    def begin(
+    def __init__(
         self,
         op: int,
-        rank: RankCore,
-        slot: int,
+        rank: Rank,
+        slot: int | None,
         group: SimulatedGroup,
         kind: Kind,
         tensor: torch.Tensor,
@@ -463,27 +485,13 @@ class Message(Operation):
         tag: int,
         channel: Channel | None,
     ) -> None:
-        """Takes what it is; no ``__init__``, because that takes objects for numbers where it is compiled."""
-        self.op = op
-        self.rank = rank
-        self.slot = slot
-        self.group = group
-        self.kind = kind
-        self.tensor = tensor
-        self.peer = peer
-        self.tag = tag
-        self.channel = channel
-        self.number = 0
-        self.done_s = NEVER
-        self.waiting = False
-        self.error = None
-        self.behind: Message | None = None
+        self.op, self.rank, self.slot, self.group, self.kind = op, rank, slot, group, kind
+        self.tensor, self.peer, self.tag, self.channel = tensor, peer, tag, channel
 
     def source_rank(self) -> int:
         """Returns the rank within the group that a message came from; waits for it."""
         self.wait()
-        place: int = self.group.places[self.peer]
-        return place
+        return self.group.places[self.peer]
 
     _source_rank = source_rank
 
@@ -498,17 +506,7 @@ class Message(Operation):
 
 
 class Send(Message):
-    """A send.
-
-    Attributes:
-        arrives_s: when its message arrives, ``NEVER`` while nobody knows; of one that left before its recv was posted.
-        met: its recv, once that was posted; of the same.
-    """
-
-    __slots__ = ("arrives_s", "met")
-
-    arrives_s: float
-    met: Recv | None
+    """A send."""
 
     sends = True
 
@@ -516,237 +514,176 @@ class Send(Message):
 class Recv(Message):
     """A recv."""
 
-    __slots__ = ()
-
 
 class Channel:
     """What goes from one rank of a group to another with one tag, in order.
-
-    Those that wait for their other side are all sends, or all recvs.
 
     Args:
         group: the group.
         src: global rank of the sender.
         dst: global rank of the receiver.
-        tag: of the messages, as far as it is looked at.
+        tag: of the messages, as far as it counts.
 
     Attributes:
-        first: the message that has waited longest, None where none waits.
-        last: the one that was posted last, of those that wait.
-        line: carries the messages, where each pair of ranks has a line of its own, and once there was one.
-        kind: of the message that was posted last, which the next one mostly is like.
+        waiting: the messages that wait for their other side: all sends, or all recvs.
+        kind: of the message that was posted last, which the next one usually shares.
     """
 
-    __slots__ = ("dst", "first", "group", "kind", "last", "line", "src", "tag")
+    __slots__ = ("dst", "group", "kind", "src", "tag", "waiting")
 
     def __init__(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> None:
-        self.group = group
-        self.src = src
-        self.dst = dst
-        self.tag = tag
-        self.first: Message | None = None
-        self.last: Message | None = None
-        self.line: Line | None = None
-        self.kind = _NO_KIND
-
-    def append(self, message: Message) -> None:
-        """Puts a message behind those that wait."""
-        if self.first is None:
-            self.first = message
-        else:
-            self.last.behind = message  # type: ignore[union-attr]  # there is one where there is a first
-        self.last = message
-
-    def waiting(self) -> Iterator[Message]:
-        """Yields the messages that wait, in order."""
-        message = self.first
-        while message is not None:
-            yield message
-            message = message.behind
+        self.group, self.src, self.dst, self.tag = group, src, dst, tag
+        self.waiting: deque[Message] = deque()
+        self.kind: Kind | None = None
 
 
-_Key = tuple[SimulatedGroup, int, int, int]  # group, source, destination, tag; ranks are global
-_RENDEZVOUS: Final = -1
+# -- matching
 
 
-class PostOffice:
-    """Holds what waits for its other side.
+class Rendezvous:
+    """Holds the messages that wait for their other side; a message moves when both sides are there.
 
     Args:
-        clock: the clock.
-        carrier: says how long a message takes.
-        limit_bytes: a message up to this size does not wait for its recv; -1: each does.
+        clock: the virtual clock.
+        links: carry the messages.
     """
 
-    _by_tag = True
+    by_tag = True
 
-    def __init__(self, clock: Clock, carrier: Carrier, limit_bytes: int = _RENDEZVOUS) -> None:
+    def __init__(self, clock: Clock, links: Links) -> None:
         self._clock = clock
-        self._carry = carrier.carry
-        self._line_of = carrier.line_of if isinstance(carrier, PrivateLinks) else None  # these know at once when a message arrives
-        self._limit = limit_bytes
+        self._carry = links.carry
         self._posted = 0  # how many have had to wait for their other side
-        self._channels: dict[_Key, Channel] = {}
-        self._from_any: dict[tuple[SimulatedGroup, int, int], deque[Recv]] = {}  # by group, destination, tag
+        self._channels: dict[tuple[SimulatedGroup, int, int, int], Channel] = {}
+        self._from_any: dict[tuple[SimulatedGroup, int, int], deque[Message]] = {}  # by group, destination, tag
 
     def channel_of(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> Channel:
         """Returns where the messages of a group, a source, a destination and a tag meet; ranks are global."""
-        key = (group, src, dst, tag if self._by_tag else 0)
+        key = (group, src, dst, tag if self.by_tag else 0)
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(*key)
         return channel
 
-    def send(self, send: Send) -> None:
-        """Takes a send that has just been posted.
+    def post(self, message: Message) -> None:
+        """Takes a message that has just been posted.
 
         Raises:
-            MessageMismatch: its recv expects something else.
+            MessageMismatch: its other side expects something else.
+            ArgumentError: its tensor has changed, or lost its memory.
         """
         self._clock.polls = 0
-        channel: Any = send.channel
-        recv = channel.first
-        if type(recv) is not Recv:
-            recv = None
-        others = self._from_any.get((channel.group, channel.dst, channel.tag)) if self._from_any else None
-        if others and (recv is None or others[0].number < recv.number):
-            recv = others[0]
-            if send.kind is not recv.kind:
-                self._check(send, recv, send)
-            others.popleft()
-            self._meet(send, recv)
-        elif recv is not None:
-            if send.kind is not recv.kind:
-                self._check(send, recv, send)
-            channel.first = recv.behind
-            self._meet(send, recv)
-        else:
-            if send.kind.size_bytes <= self._limit:
-                self._leave(send)
-            self._wait_for(channel, send)
-
-    def recv(self, recv: Recv) -> None:
-        """Takes a recv that has just been posted.
-
-        Raises:
-            MessageMismatch: its send brings something else.
-        """
-        self._clock.polls = 0
-        channel: Any = recv.channel
+        channel = message.channel
         if channel is None:
-            tag = recv.tag if self._by_tag else 0
-            channel = self._find_first(recv.group, recv.rank.number, tag)
+            channel = self._find_send(message)
             if channel is None:
-                self._posted += 1
-                recv.number = self._posted
-                self._from_any.setdefault((recv.group, recv.rank.number, tag), deque()).append(recv)
+                key = (message.group, message.rank.number, message.tag)
+                self._number(message)
+                self._from_any.setdefault(key, deque()).append(message)
                 return
-        send = channel.first
-        if type(send) is Send:
-            if send.kind is not recv.kind:
-                self._check(send, recv, recv)
-            channel.first = send.behind
-            if send.kind.size_bytes <= self._limit:
-                self._hand_over(send, recv)
-            else:
-                self._meet(send, recv)
-        else:
-            self._wait_for(channel, recv)
+        waiting = channel.waiting
+        if message.sends and self._from_any:
+            others = self._from_any.get((channel.group, channel.dst, channel.tag))
+            if others and (not waiting or waiting[0].sends or others[0].number < waiting[0].number):
+                waiting = others
+        if not waiting or waiting[0].sends is message.sends:
+            self._queue(channel, message)
+            return
+        other = waiting[0]
+        if message.kind is not other.kind:
+            _compare(message, other)
+        waiting.popleft()
+        send, recv = (message, other) if message.sends else (other, message)
+        if recv.channel is None:
+            recv.peer = send.rank.number
+            if recv.slot is not None:
+                recv.rank.recorder.amend(recv.slot, peer=recv.peer)  # type: ignore[union-attr]
+        self._meet(send, recv, message)
 
-    def batch(self, rank: RankCore, group: SimulatedGroup) -> AbstractContextManager[None]:
+    def batch(self, rank: Rank) -> AbstractContextManager[None]:
         """Returns a block in which a rank posts what it begins together; here that makes no difference."""
         return nullcontext()
 
     def waiting(self) -> Iterator[Message]:
-        """Yields the sends and recvs without their other side."""
-        for channel in self._channels.values():
-            yield from channel.waiting()
-        for queue in self._from_any.values():
+        """Yields the messages without their other side."""
+        for queue in (*(channel.waiting for channel in self._channels.values()), *self._from_any.values()):
             yield from queue
 
-    def _wait_for(self, channel: Channel, message: Message) -> None:
-        """Lets a message wait for its other side."""
+    def _number(self, message: Message) -> None:
         self._posted += 1
         message.number = self._posted
-        channel.append(message)
 
-    def _meet(self, send: Send, recv: Recv) -> None:
-        """Begins to carry a message."""
-        now, kind = self._clock.now, send.kind
-        if recv.peer == ANY_SOURCE:
-            self._name_source(recv, send)
-        try:
-            move(send.tensor, recv.tensor)
-        except Exception as error:
-            self._fail(send, recv, error)
-            raise
-        buffered = kind.size_bytes <= self._limit
-        if self._line_of is not None:
-            channel: Any = send.channel
-            line = channel.line
-            if line is None:
-                line = channel.line = self._line_of(channel.src, channel.dst)
-            arrives_s = line.carry(kind.size_bytes, now)
+    def _queue(self, channel: Channel, message: Message) -> None:
+        """Lets a message wait for its other side."""
+        self._number(message)
+        channel.waiting.append(message)
+
+    def _meet(self, send: Message, recv: Message, last: Message) -> None:
+        """Begins to carry a message, of whose sides ``last`` has just been posted."""
+        self._move(send, recv, last)
+        now = self._clock.now
+        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now, partial(_arrive, send, recv))
+        if arrives_s is not None:
             recv.complete(arrives_s)
-            send.complete(now if buffered else arrives_s)
-        else:
-            self._carry_between(send, recv, buffered)
+            send.complete(arrives_s)
 
-    def _fail(self, send: Send, recv: Recv, error: Exception) -> None:
-        """Ends both sides of a message that cannot be moved: who has just posted its side raises, the other's wait does."""
-        mine, theirs = (send, recv) if send.rank is self._clock.current else (recv, send)
-        self._record_failure(mine)
-        theirs.error = type(error)(*error.args)
-        theirs.complete(self._clock.now)
-
-    def _record_failure(self, message: Message) -> None:
-        if message.slot >= 0:
-            message.rank.tape.times[message.slot + 2] = self._clock.now
-            message.rank.tape.failed.add(message.slot)
-
-    def _carry_between(self, send: Send, recv: Recv, buffered: bool) -> None:
-        """Begins to carry a message on links that others may share."""
-        now = self._clock.now
-        ends = (recv,) if buffered else (recv, send)
-        if buffered:
-            send.complete(now)
-
-        def arrive(time_s: float) -> None:
-            for each in ends:
-                each.complete(time_s)
-
-        known_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now, arrive)
-        if known_s is not None:
-            arrive(known_s)
-
-    def _hand_over(self, send: Send, recv: Recv) -> None:
-        """Gives a message that has left already to its recv."""
-        if recv.peer == ANY_SOURCE:
-            self._name_source(recv, send)
-        move(send.tensor, recv.tensor)
-        if send.arrives_s == NEVER:
-            send.met = recv
-        else:
-            recv.complete(max(send.arrives_s, self._clock.now))
-
-    def _name_source(self, recv: Recv, send: Send) -> None:
-        """Writes down whom a recv from anybody has got its message from."""
-        recv.peer = send.rank.number
-        if recv.slot >= 0:
-            recv.rank.tape.set_peer(recv.slot, recv.peer)
-
-    def _leave(self, send: Send) -> None:
-        """Lets a message leave though nobody has asked for it yet: what was sent is copied, and the send is done."""
-        now = self._clock.now
+    def _move(self, send: Message, recv: Message, last: Message) -> None:
+        """Copies what is sent. Where that fails, the side that was just posted raises, and the other's wait does."""
         try:
-            check_storage("source", send.tensor)
+            _move(send.tensor, recv.tensor)
+        except Exception as error:
+            last.close_record(ERROR)
+            first = recv if last is send else send
+            first.error = type(error)(*error.args)
+            first.complete(self._clock.now)
+            raise
+
+    def _find_send(self, recv: Message) -> Channel | None:
+        """Returns the channel of the send that was posted first, of those that a recv from anybody may take; None where there is none."""
+        best: Channel | None = None
+        me, tag = recv.rank.number, recv.tag if self.by_tag else 0
+        for source in recv.group.ranks:
+            channel = self._channels.get((recv.group, source, me, tag))
+            if channel is None or not channel.waiting or not channel.waiting[0].sends:
+                continue
+            if best is None or channel.waiting[0].number < best.waiting[0].number:
+                best = channel
+        return best
+
+
+def _arrive(send: Message, recv: Message, time_s: float) -> None:
+    recv.complete(time_s)
+    send.complete(time_s)
+
+
+class Buffered(Rendezvous):
+    """The same, but a small message leaves as soon as it is sent: what was sent is copied, and the send is done.
+
+    Args:
+        clock: the virtual clock.
+        links: carry the messages.
+        limit_bytes: a message up to this size does not wait for its recv.
+    """
+
+    def __init__(self, clock: Clock, links: Links, limit_bytes: int) -> None:
+        super().__init__(clock, links)
+        self._limit = limit_bytes
+
+    def _queue(self, channel: Channel, message: Message) -> None:
+        if message.sends and message.kind.size_bytes <= self._limit:
+            self._leave(message)
+        super()._queue(channel, message)
+
+    def _leave(self, send: Message) -> None:
+        try:
+            check_storage(send.tensor)
         except ArgumentError:
-            self._record_failure(send)
+            send.close_record(ERROR)
             raise
         with torch.inference_mode():
             send.tensor = send.tensor.clone()
+        now = self._clock.now
         send.done_s, send.arrives_s = now, NEVER
-        send.met = None
 
         def arrive(time_s: float) -> None:
             send.arrives_s = time_s
@@ -757,48 +694,29 @@ class PostOffice:
         if arrives_s is not None:
             send.arrives_s = arrives_s
 
-    def _find_first(self, group: SimulatedGroup, me: int, tag: int) -> Channel | None:
-        """Returns the channel of the send to ``me`` that was posted first, None where there is none."""
-        best: Channel | None = None
-        number = 0
-        for source in group.ranks:
-            channel = self._channels.get((group, source, me, tag))
-            first = channel.first if channel is not None else None
-            if type(first) is Send and (best is None or first.number < number):
-                best, number = channel, first.number
-        return best
-
-    def _check(self, send: Send, recv: Recv, mine: Message) -> None:
-        """Compares the two sides of a message, of which ``mine`` was posted last.
-
-        Raises:
-            MessageMismatch: they disagree.
-        """
-        theirs = recv if mine is send else send
-        what = disagreement(mine.kind.payload, theirs.kind.payload)
-        if not what:
+    def _meet(self, send: Message, recv: Message, last: Message) -> None:
+        if send.kind.size_bytes > self._limit:
+            super()._meet(send, recv, last)
             return
-        rank, peer = mine.rank, theirs.rank.number
-        where = f"rank {rank.number} of {rank.everybody.size()}, {'send to' if mine is send else 'recv from'} {peer}, tag {mine.tag}"
-        message = (
-            f"the two sides of a message must agree on its {what}, got {_describe(mine.kind.payload)} here and "
-            f"{_describe(theirs.kind.payload)} in rank {peer}'s {'recv' if mine is send else 'send'}{theirs.rank.place_of(theirs.slot)} "
-            f"({where}, group {mine.group.group_name}). Make both tensors alike, or send them in the order in which they are received."
-        )
-        rank.note("message_mismatch", message, mine)
-        raise MessageMismatch(message)
-
-
-def _describe(payload: Payload) -> str:
-    return f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"
+        self._move(send, recv, last)
+        now = self._clock.now
+        if send.arrives_s is None:  # its recv was there first
+            send.complete(now)
+            arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now, recv.complete)
+            if arrives_s is not None:
+                recv.complete(arrives_s)
+        elif send.arrives_s == NEVER:
+            send.met = recv
+        else:
+            recv.complete(max(send.arrives_s, now))
 
 
 class _Entry:
-    """What is carried out together.
+    """Messages of one rank on one group that are carried out together.
 
     Attributes:
-        messages: of one rank on one group.
-        left: how many of them are under way, or have not begun.
+        messages: the messages.
+        left: how many of them have not arrived.
         end_s: when the last one that has arrived did.
     """
 
@@ -808,79 +726,71 @@ class _Entry:
         self.end_s = 0.0
 
 
-class OrderedOffice(PostOffice):
-    """Holds what waits for its other side, or for its turn. Tags are not looked at: the order decides.
+class InOrder(Rendezvous):
+    """The same, but a rank's messages on a group begin one after the other; tags do not count.
 
-    Args:
-        clock: the clock.
-        carrier: says how long a message takes.
+    ::
+
+    rank 0   [send to 1] [recv from 1]       each rank's send waits for the other's recv, which stands behind its own send:
+    rank 1   [send to 0] [recv from 0]       a deadlock
+
+    rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both begin
+    rank 1   [send to 0, recv from 0]
     """
 
-    _by_tag = False
+    by_tag = False
 
-    def __init__(self, clock: Clock, carrier: Carrier) -> None:
-        super().__init__(clock, carrier)
+    def __init__(self, clock: Clock, links: Links) -> None:
+        super().__init__(clock, links)
         self._queues: dict[tuple[int, SimulatedGroup], deque[_Entry]] = {}
         self._entry_of: dict[Message, _Entry] = {}
         self._open: dict[int, _Entry] = {}  # the batch that a rank is posting
 
     @contextlib.contextmanager
-    def batch(self, rank: RankCore, group: SimulatedGroup) -> Iterator[None]:
+    def batch(self, rank: Rank) -> Iterator[None]:
         """Makes what a rank posts in the block one entry."""
         entry = self._open[rank.number] = _Entry()
         try:
             yield
         finally:
             del self._open[rank.number]
-            self._add(entry, rank.number, group)
+            if entry.messages:
+                self._add(entry, entry.messages[0])
 
-    def send(self, send: Send) -> None:
-        """Takes a send that has just been posted; it begins when its turn has come."""
-        self._take(send)
-
-    def recv(self, recv: Recv) -> None:
-        """Takes a recv that has just been posted; it begins when its turn has come.
+    def post(self, message: Message) -> None:
+        """Takes a message that has just been posted; it begins when its turn has come.
 
         Raises:
-            ArgumentError: it is from anybody.
+            ArgumentError: it is a recv from anybody.
         """
-        if recv.peer == ANY_SOURCE:
+        if message.channel is None:
             raise ArgumentError(
-                f'src must be given with semantics="grouped", got a recv from anybody ({recv.rank.here()}): NCCL has none. Name the sender.'
+                f'src must be given with semantics="grouped", got a recv from anybody ({message.rank.here()}): NCCL has none. '
+                "Name the sender."
             )
-        self._take(recv)
-
-    def _take(self, message: Message) -> None:
         self._clock.polls = 0
-        number = message.rank.number
-        entry = self._open.get(number)
+        entry = self._open.get(message.rank.number)
         if entry is not None:
             entry.messages.append(message)
             return
         entry = _Entry()
         entry.messages.append(message)
-        self._add(entry, number, message.group)
+        self._add(entry, message)
 
-    def _add(self, entry: _Entry, rank: int, group: SimulatedGroup) -> None:
-        if not entry.messages:
-            return
+    def _add(self, entry: _Entry, message: Message) -> None:
         entry.left = len(entry.messages)
-        for message in entry.messages:
-            self._entry_of[message] = entry
-        queue = self._queues.setdefault((rank, group), deque())
+        self._entry_of.update(dict.fromkeys(entry.messages, entry))
+        queue = self._queues.setdefault((message.rank.number, message.group), deque())
         queue.append(entry)
         if len(queue) == 1:
             self._begin(entry)
 
     def _begin(self, entry: _Entry) -> None:
         for message in entry.messages:
-            if isinstance(message, Send):
-                super().send(message)
-            elif isinstance(message, Recv):
-                super().recv(message)
+            super().post(message)
 
-    def _meet(self, send: Send, recv: Recv) -> None:
-        move(send.tensor, recv.tensor)
+    def _meet(self, send: Message, recv: Message, last: Message) -> None:
+        self._move(send, recv, last)
 
         def arrive(time_s: float) -> None:
             self._arrive(send, time_s)
@@ -898,17 +808,47 @@ class OrderedOffice(PostOffice):
             return
         for each in entry.messages:
             each.complete(entry.end_s)
-        queue = self._queues[message.rank.number, message.group]
+        self._clock.at(entry.end_s, partial(self._go_on, self._queues[message.rank.number, message.group]))
 
-        def go_on() -> None:
-            queue.popleft()
-            if not queue:
-                return
-            try:
-                self._begin(queue[0])
-            except MessageMismatch as error:  # nobody who posts is there to hear of it
-                for message in queue[0].messages:
-                    message.error = error
-                    message.complete(self._clock.now)
+    def _go_on(self, queue: deque[_Entry]) -> None:
+        """Begins what stands behind an entry that is done."""
+        queue.popleft()
+        if not queue:
+            return
+        try:
+            self._begin(queue[0])
+        except (MessageMismatch, ArgumentError) as error:  # whoever posted it is gone from there: its wait raises
+            for message in queue[0].messages:
+                message.error = error
+                message.complete(self._clock.now)
 
-        self._clock.at(entry.end_s, go_on)
+
+def make_matcher(semantics: Semantics, clock: Clock, links: Links) -> Rendezvous:
+    """Returns what brings messages together, with the semantics that was asked for."""
+    if semantics.in_order:
+        return InOrder(clock, links)
+    return Rendezvous(clock, links) if semantics.limit_bytes < 0 else Buffered(clock, links, semantics.limit_bytes)
+
+
+def _compare(mine: Message, theirs: Message) -> None:
+    """Compares the two sides of a message, of which ``mine`` was posted last.
+
+    Raises:
+        MessageMismatch: they disagree.
+    """
+    what = disagreement(mine.kind.payload, theirs.kind.payload)
+    if not what:
+        return
+    peer = theirs.rank.number
+    where = f"{mine.rank.here()}, {'send to' if mine.sends else 'recv from'} {peer}, tag {mine.tag}"
+    message = (
+        f"the two sides of a message must agree on its {what}, got {_describe(mine.kind.payload)} here and "
+        f"{_describe(theirs.kind.payload)} in rank {peer}'s {'recv' if mine.sends else 'send'}{theirs.place_of_call()} "
+        f"({where}, group {mine.group.group_name}). Make both tensors alike, or send them in the order in which they are received."
+    )
+    mine.refuse("message_mismatch", message)
+    raise MessageMismatch(message)
+
+
+def _describe(payload: Payload) -> str:
+    return f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"

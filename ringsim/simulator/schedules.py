@@ -1,10 +1,8 @@
-"""A schedule that was simulated: how long it takes, and everything else when it is asked for.
-
-``ringsim.simulate_schedule``: what a step of a pipeline takes, from its schedule and what things cost.
-"""
+"""``ringsim.simulate_schedule``: how long a step of a pipeline takes, from its schedule and what things cost."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -12,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 
-from ringsim import __version__
-from ringsim.errors import ArgumentError, Deadlock, ScheduleError, check_integer, is_list, is_number, is_one_of, say
+from ringsim.errors import ArgumentError, ScheduleError, check_integer, is_list, is_number, is_one_of, say
 from ringsim.link import Link
+from ringsim.provenance import __version__
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Semantics, evaluate
 from ringsim.schedules.lowering import check_ahead, lower
-from ringsim.schedules.schedule import Action, Schedule, check_size
-from ringsim.simulator.columns import Linear, Links, Operations, Prices, Sizes, make_prices, read_schedule, spread_sizes
-from ringsim.simulator.compiled import sweep_compiled, work_through_compiled
+from ringsim.schedules.schedule import Action, Schedule
+from ringsim.simulator.columns import Columns, Links, Prices, Sizes, columns_of, make_prices, spread_sizes, stack_prices
 from ringsim.simulator.critical_path import (
     CriticalPath,
     Lever,
@@ -33,8 +30,7 @@ from ringsim.simulator.critical_path import (
     list_levers,
     make_trace,
 )
-from ringsim.simulator.levels import Levels, WhatIfs, find_levels, sweep, time_variants
-from ringsim.simulator.worklist import work_through
+from ringsim.simulator.levels import Levels, Wave, find_levels, find_wave, sweep
 from ringsim.traces.events import Ints
 from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.value import Trace
@@ -45,25 +41,89 @@ if TYPE_CHECKING:
 __all__ = ["ScheduleRun", "Setting", "simulate_schedule"]
 
 
+_MOST_TIMES: Final = 2_000_000  # kept at once, of all variants: more would not stay in a cache
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A schedule in the forms in which it is timed, each made on first use.
+
+    Attributes:
+        schedule: the schedule.
+        ahead: how many computations before its use a receive is posted.
+        semantics: when a message may start.
+    """
+
+    schedule: Schedule
+    ahead: int
+    semantics: Semantics
+
+    @property
+    def rendezvous(self) -> bool:
+        """Whether a message starts only when its receive is posted, too."""
+        return self.semantics == "rendezvous"
+
+    @cached_property
+    def wave(self) -> Wave | None:
+        """The rule of its levels; None where there is none."""
+        return find_wave(self.schedule)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Its computations as columns."""
+        return columns_of(self.schedule, self.ahead)
+
+    @cached_property
+    def levels(self) -> Levels:
+        """The order in which its computations are timed.
+
+        Raises:
+            Deadlock: its ranks wait for each other.
+        """
+        levels = find_levels(self.columns)
+        if levels is None:
+            evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)  # raises, and says who waits for whom
+            raise AssertionError("the evaluator came to the end of a schedule that waits for itself")
+        return levels
+
+    def find_makespan(self, prices: Prices) -> Any:
+        """Returns how long the step takes: a number, or K of them where the prices have a K."""
+        if self.wave is not None and not prices.is_exact:
+            last = sweep(self.wave, prices, rendezvous=self.rendezvous, ahead=self.ahead)
+        else:
+            last = self.levels.time(prices, rendezvous=self.rendezvous)[0]
+        return last.max(axis=0) if len(last) else np.zeros(prices.duration.shape[2:])[()]
+
+    def find_makespans(self, variants: Sequence[Prices]) -> Ints:
+        """Returns how long the step takes with each of K prices, float64, shape (K,)."""
+        kept = self.schedule.num_ranks if self.wave is not None else len(self.columns)
+        at_once = max(1, _MOST_TIMES // max(kept, 1))
+        parts = (stack_prices(variants[first : first + at_once]) for first in range(0, len(variants), at_once))
+        return np.concatenate([self.find_makespan(part) for part in parts])
+
+    def find_busy(self, prices: Prices) -> Ints:
+        """Returns how long each rank computes, shape (ranks,)."""
+        if self.wave is not None:
+            busy: Ints = self.schedule.num_microbatches * (prices.duration[0] + prices.duration[1])
+            return busy
+        busy = np.zeros(self.schedule.num_ranks, dtype=prices.duration.dtype)
+        np.add.at(busy, self.columns.rank, prices.duration[self.columns.kind, self.columns.stage])
+        return busy
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What was simulated, and how.
 
     Attributes:
-        source: the schedule, as columns or as the rule that makes them.
+        source: the schedule.
         prices: what its computations and messages cost.
-        rendezvous: whether a message starts only when its receive is posted, too.
-        ahead: how many computations before its use a receive is posted.
-        compiled: whether by machine code.
-        sizes: bytes of a message, for each boundary between stages; None where they were not said.
+        sizes: bytes of a message, for each boundary between stages; None where they were not given.
         metadata: of the traces.
     """
 
-    source: Linear | Operations
+    source: Source
     prices: Prices
-    rendezvous: bool
-    ahead: int
-    compiled: bool
     sizes: list[int] | None
     metadata: dict[str, Any]
 
@@ -72,7 +132,7 @@ class Setting:
 class ScheduleRun:
     """The times of a simulated step, from 0, in the unit of the costs; seconds where a link was given.
 
-    What takes time to find is found on first use, and kept.
+    What takes time to compute is computed on first use and kept.
 
     Attributes:
         name: what the schedule is called.
@@ -120,36 +180,16 @@ class ScheduleRun:
         whole = float(self.makespan) * self.num_ranks
         return float(self.idle.sum()) / whole if whole else 0.0
 
-    @cached_property
-    def operations(self) -> Operations:
+    @property
+    def operations(self) -> Columns:
         """The computations as columns; the arrays below have one entry for each."""
-        source = self.setting.source
-        return source if isinstance(source, Operations) else source.to_operations(self.setting.ahead)
+        return self.setting.source.columns
 
     @cached_property
     def _times(self) -> tuple[Ints, Ints]:
         """When computations end, and when their messages start."""
-        setting = self.setting
-        if setting.prices.is_exact:
-            exact = work_through(self.operations, setting.prices, rendezvous=setting.rendezvous)
-            assert exact is not None  # it came to its end before
-            return exact
-        if setting.compiled:
-            found = work_through_compiled(self.operations, setting.prices, rendezvous=setting.rendezvous)
-            assert found is not None  # likewise
-            return found
-        if isinstance(setting.source, Linear):
-            kept = sweep(setting.source, setting.prices, rendezvous=setting.rendezvous, ahead=setting.ahead, keep=True)
-            assert kept.ends is not None  # asked for
-            assert kept.starts is not None
-            return kept.ends, kept.starts
-        return self._levels.time(setting.prices, rendezvous=setting.rendezvous)
-
-    @cached_property
-    def _levels(self) -> Levels:
-        levels = find_levels(self.operations)
-        assert levels is not None  # it came to its end before
-        return levels
+        source = self.setting.source
+        return source.levels.time(self.setting.prices, rendezvous=source.rendezvous)
 
     @property
     def ends(self) -> Ints:
@@ -175,16 +215,14 @@ class ScheduleRun:
     def critical_path(self) -> CriticalPath:
         """The chain of computations and messages that takes as long as the step, with the reason of each hop."""
         setting = self.setting
-        return find_critical_path(self.operations, setting.prices, *self._times, rendezvous=setting.rendezvous)
+        return find_critical_path(self.operations, setting.prices, *self._times, rendezvous=setting.source.rendezvous)
 
     @cached_property
     def slack(self) -> Ints:
         """How much later each computation alone may end without the step taking longer, float64, shape (n,); 0 on the critical path."""
-        setting = self.setting
-        prices = Prices(
-            *(table.astype(np.float64) for table in (setting.prices.duration, setting.prices.occupancy, setting.prices.latency))
-        )
-        latest = self._levels.latest_ends(prices, float(self.makespan), rendezvous=setting.rendezvous)
+        source, prices = self.setting.source, self.setting.prices
+        floats = Prices(*(table.astype(np.float64) for table in (prices.duration, prices.occupancy, prices.latency)))
+        latest = source.levels.latest_ends(floats, float(self.makespan), rendezvous=source.rendezvous)
         slack: Ints = np.maximum(latest - self.ends.astype(np.float64), 0.0)
         return slack
 
@@ -204,14 +242,12 @@ class ScheduleRun:
         if not is_number(by) or not 0 < by < 1:
             raise ArgumentError(f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster.")
         check_integer("most", most, 1, "Say how many things to try.")
-        setting, operations = self.setting, self.operations
+        setting = self.setting
         spent = dict(list(list_levers(self.critical_path, setting.prices).items())[:most])
-        variants = [improve(what, float(by), operations, setting.prices) for what in spent]
+        variants = [improve(what, float(by), setting.source.schedule.stage_ranks, setting.prices) for what in spent]
         levers: list[Lever] = []
         if variants:
-            source = setting.source if isinstance(setting.source, Linear) else self._levels
-            makespans = time_variants(source, variants, rendezvous=setting.rendezvous, ahead=setting.ahead, compiled=setting.compiled)
-            gains = np.maximum(float(self.makespan) - makespans, 0.0).tolist()
+            gains = np.maximum(float(self.makespan) - setting.source.find_makespans(variants), 0.0).tolist()
             levers = [Lever(what, time, gain, by * time) for (what, time), gain in zip(spent.items(), gains, strict=True)]
         return Sensitivity(by, float(self.makespan), tuple(sorted(levers, key=lambda lever: -lever.gain)))
 
@@ -243,7 +279,7 @@ class ScheduleRun:
         if parts:
             metadata["notes"] = [*metadata.get("notes", ()), *parts]
         return make_trace(
-            self.operations, setting.prices, *self._times, rendezvous=setting.rendezvous, sizes=setting.sizes, metadata=metadata,
+            self.operations, setting.prices, *self._times, rendezvous=setting.source.rendezvous, sizes=setting.sizes, metadata=metadata,
             ranks=chosen, between=between,
         )  # fmt: skip
 
@@ -267,8 +303,47 @@ class ScheduleRun:
         return bundle(self, repr(self), "schedule_run_png", repr(self))
 
 
-_LINEAR: Final = {"gpipe": "gpipe", "afab": "gpipe", "1f1b": "1f1b"}
-_FEW_RANKS: Final = 12  # up to here plain Python is quicker than arrays of so few
+@dataclass(frozen=True, eq=False, repr=False)
+class WhatIfs:
+    """What a schedule takes with each of K sets of costs.
+
+    Attributes:
+        name: what the schedule is called.
+        makespan: how long the step takes, float64, shape (K,).
+        busy: how long each rank computes, shape (K, ranks).
+
+    Example:
+        >>> from ringsim.schedules.costs import Costs
+        >>> from ringsim.simulator.schedules import simulate_schedule
+        >>> what_ifs = simulate_schedule("1f1b", [Costs(), Costs(forward=2)], num_ranks=4, num_microbatches=8)
+        >>> what_ifs.makespan.tolist(), what_ifs.bubble.round(3).tolist()
+        ([33.0, 44.0], [0.273, 0.273])
+    """
+
+    name: str
+    makespan: Ints
+    busy: Ints
+
+    def __len__(self) -> int:
+        """Returns K."""
+        return len(self.makespan)
+
+    @property
+    def idle(self) -> Ints:
+        """How long each rank does not compute while the step lasts, shape (K, ranks)."""
+        idle: Ints = self.makespan[:, None] - self.busy
+        return idle
+
+    @property
+    def bubble(self) -> Ints:
+        """The part of the step in which ranks do not compute, over all of them, shape (K,); 0 for a step that takes no time."""
+        whole = self.makespan * self.busy.shape[1]
+        share: Ints = np.divide(self.idle.sum(axis=1), whole, out=np.zeros(len(self)), where=whole > 0)
+        return share
+
+    def __repr__(self) -> str:
+        """Returns how many there are, and between which times."""
+        return f"{len(self)} what-ifs of {self.name}: {self.makespan.min():.6g} to {self.makespan.max():.6g}"
 
 
 @overload
@@ -319,8 +394,7 @@ def simulate_schedule(
         semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo); ``buffered``: when its send is (eager).
         ahead: how many computations before its use a receive is posted; 0: when the rank has nothing else to do. A lowered schedule says
             that itself.
-        compiled: whether to run machine code, which numba makes on the first use in a process, in about a second: for large steps that are
-            simulated many times. ``pip install 'ringsim[fast]'`` brings it; Fractions do without.
+        compiled: deprecated, and without effect: numpy is quick enough.
 
     Returns:
         The times, the critical path and what follows from them; for K costs the K makespans. Exact where a cost is a Fraction.
@@ -328,7 +402,7 @@ def simulate_schedule(
     Raises:
         ScheduleError: there is no schedule of that name, or the schedule breaks a rule.
         Deadlock: its ranks would wait for each other; ``diagnosis`` is the circle.
-        ArgumentError: a count, cost, link, size or semantics breaks its rule, or numba is asked for and not there.
+        ArgumentError: a count, cost, link, size or semantics breaks its rule.
 
     Example:
         >>> from ringsim.link import Link
@@ -347,59 +421,38 @@ def simulate_schedule(
     """
     if not is_one_of(semantics, SEMANTICS):
         raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of these.")
-    if type(compiled) is not bool:
-        raise ArgumentError(f"compiled must be True or False, got {say(compiled)}. Say whether to run machine code.")
+    if compiled:
+        warnings.warn("compiled has no effect any more: numpy is quick enough. Leave it out.", DeprecationWarning, stacklevel=2)
     check_ahead(ahead)
-    source = _find_source(schedule, num_ranks, num_microbatches, num_chunks, ahead)
-    stage_ranks = tuple(range(source.num_ranks)) if isinstance(source, Linear) else source.stage_ranks
-    rendezvous = semantics == "rendezvous"
-    if isinstance(source, Linear):
-        ahead = min(ahead, 2 * source.num_microbatches)  # as many computations has a rank: sooner than at once is at once
+    source = Source(_find_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead, semantics)
     if costs is not None and not isinstance(costs, Costs):
-        if not is_list(costs) or not all(type(each) is Costs for each in costs):
-            raise ArgumentError(f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, backward=2).")
-        links: list[Any] = list(link) if isinstance(link, Sequence) and is_list(link) else [link] * len(costs)
-        if len(links) != len(costs) or not links:
-            raise ArgumentError(
-                f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give one link, or one each."
-            )
-        variants = [make_prices(stage_ranks, *each, size_bytes) for each in zip(costs, links, strict=True)]
-        levels = source if isinstance(source, Linear) else find_levels(source)
-        if levels is None:
-            raise _deadlock(schedule, semantics, ahead)
-        makespan = time_variants(levels, variants, rendezvous=rendezvous, ahead=ahead, compiled=compiled)
-        return WhatIfs(source.name, makespan, np.stack([_busy(source, prices).astype(np.float64) for prices in variants]))
+        return _simulate_variants(source, costs, link, size_bytes)
     if isinstance(link, Sequence) and is_list(link):
         raise ArgumentError(f"link must be one where costs are one, got {len(link)} links. Give as many costs, in a list.")
     costs = costs or Costs()
     one: Any = link  # a Link or a table of them: make_prices refuses what is neither
+    stage_ranks = source.schedule.stage_ranks
     prices = make_prices(stage_ranks, costs, one, size_bytes)
-    makespan_s = _find_makespan(source, prices, rendezvous=rendezvous, ahead=ahead, compiled=compiled)
-    if makespan_s is None:
-        raise _deadlock(schedule, semantics, ahead)
+    makespan = source.find_makespan(prices)
     sizes = spread_sizes(size_bytes, len(stage_ranks), has_link=True) if link is not None else None
-    metadata = _metadata(source, costs, one, sizes, semantics, ahead)
     closed_form = None
     if isinstance(schedule, str):
-        closed_form = _closed_form(
-            closed_forms.Step(schedule, source.num_ranks, source.num_microbatches, num_chunks), costs, one, sizes, semantics, ahead
-        )
+        step = closed_forms.Step(schedule, source.schedule.num_ranks, source.schedule.num_microbatches, num_chunks)
+        closed_form = _closed_form(step, costs, one, sizes, source)
     return ScheduleRun(
-        name=source.name,
-        num_ranks=source.num_ranks,
+        name=source.schedule.name,
+        num_ranks=source.schedule.num_ranks,
         num_stages=len(stage_ranks),
-        num_microbatches=source.num_microbatches,
-        makespan=makespan_s,
-        busy=_busy(source, prices),
+        num_microbatches=source.schedule.num_microbatches,
+        makespan=float(makespan) if isinstance(makespan, float) else makespan,
+        busy=source.find_busy(prices),
         closed_form=closed_form,
-        setting=Setting(source, prices, rendezvous, ahead, compiled and not prices.is_exact, sizes, metadata),
+        setting=Setting(source, prices, sizes, _metadata(source, costs, one, sizes)),
     )
 
 
-def _find_source(
-    schedule: str | Schedule, num_ranks: int | None, num_microbatches: int | None, num_chunks: int | None, ahead: int
-) -> Linear | Operations:
-    """Returns the schedule as columns, or as the rule that makes them."""
+def _find_schedule(schedule: str | Schedule, num_ranks: int | None, num_microbatches: int | None, num_chunks: int | None) -> Schedule:
+    """Returns the schedule that was asked for."""
     if isinstance(schedule, Schedule):
         given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_chunks": num_chunks}
         for name, value in given.items():
@@ -407,62 +460,27 @@ def _find_source(
                 raise ArgumentError(
                     f"{name} must be left out, got {say(value)}: the schedule says it. Take it out, or give the schedule's name."
                 )
-        return read_schedule(schedule, ahead)
+        return schedule
     if num_ranks is None or num_microbatches is None:
         missing = "num_ranks" if num_ranks is None else "num_microbatches"
         raise ArgumentError(f"{missing} must be given with a schedule's name, got none ({say(schedule)}). Say how many.")
-    if is_one_of(schedule, tuple(_LINEAR)):
-        check_size(num_ranks, num_microbatches, closed_forms.Step(schedule, num_ranks, num_microbatches, num_chunks).stages_a_rank)
-        return Linear(_LINEAR[schedule], num_ranks, num_microbatches)
-    return read_schedule(make_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead)
+    return make_schedule(schedule, num_ranks, num_microbatches, num_chunks)
 
 
-def _find_makespan(source: Linear | Operations, prices: Prices, *, rendezvous: bool, ahead: int, compiled: bool) -> Time | None:
-    """Returns how long the step takes, the quickest way; None where it never ends."""
-    if compiled and not prices.is_exact:
-        if isinstance(source, Linear):
-            return _last(sweep_compiled(source, prices, rendezvous=rendezvous, ahead=ahead))
-        times = work_through_compiled(source, prices, rendezvous=rendezvous)
-        return None if times is None else _last(times[0])
-    if prices.is_exact or source.num_ranks <= _FEW_RANKS:
-        operations = source.to_operations(ahead) if isinstance(source, Linear) else source
-        times = work_through(operations, prices, rendezvous=rendezvous)
-        return None if times is None else _last(times[0])
-    if isinstance(source, Linear):
-        return _last(sweep(source, prices, rendezvous=rendezvous, ahead=ahead).last)
-    levels = find_levels(source)
-    return None if levels is None else _last(levels.time(prices, rendezvous=rendezvous)[0])
+def _simulate_variants(source: Source, costs: Sequence[Costs], link: Any, size_bytes: Sizes) -> WhatIfs:
+    """Simulates a schedule with K sets of costs."""
+    if not is_list(costs) or not all(type(each) is Costs for each in costs):
+        raise ArgumentError(f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, backward=2).")
+    links: list[Any] = list(link) if isinstance(link, Sequence) and is_list(link) else [link] * len(costs)
+    if len(links) != len(costs) or not links:
+        raise ArgumentError(f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give one link, or one each.")
+    variants = [make_prices(source.schedule.stage_ranks, *each, size_bytes) for each in zip(costs, links, strict=True)]
+    busy = np.stack([source.find_busy(prices).astype(np.float64) for prices in variants])
+    return WhatIfs(source.schedule.name, source.find_makespans(variants), busy)
 
 
-def _last(ends: Ints) -> Time:
-    last: Any = ends.max() if len(ends) else 0
-    return float(last) if isinstance(last, float) else last
-
-
-def _deadlock(schedule: str | Schedule, semantics: Semantics, ahead: int) -> Deadlock:
-    """Returns the error that says who waits for whom; who does, does not depend on the costs."""
-    assert isinstance(schedule, Schedule)  # the named ones all end
-    try:
-        evaluate(lower(schedule, ahead=ahead), semantics=semantics)
-    except Deadlock as stuck:
-        return stuck
-    raise AssertionError("the evaluator came to the end of a schedule that waits for itself")
-
-
-def _busy(source: Linear | Operations, prices: Prices) -> Ints:
-    """Returns how long each rank computes."""
-    if isinstance(source, Linear):
-        busy: Ints = source.num_microbatches * (prices.duration[0] + prices.duration[1])
-        return busy
-    busy = np.zeros(source.num_ranks, dtype=prices.duration.dtype)
-    np.add.at(busy, source.rank, prices.duration[source.kind, source.stage])
-    return busy
-
-
-def _closed_form(
-    step: closed_forms.Step, costs: Costs, link: Links | None, sizes: list[int] | None, semantics: Semantics, ahead: int
-) -> Time | None:
-    """Returns the makespan by formula, None where none is known: they are for stages, messages and links that are all alike."""
+def _closed_form(step: closed_forms.Step, costs: Costs, link: Links | None, sizes: list[int] | None, source: Source) -> Time | None:
+    """Returns the makespan by formula, None where none is known: formulas are for stages, messages and links that are all alike."""
     latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
         if link is not None and step.num_ranks > 1:  # one rank sends nothing
@@ -473,18 +491,16 @@ def _closed_form(
             if occupancy > shortest:
                 return None  # messages queue: no formula counts that
             latency = occupancy + link.alpha_s
-        if latency and semantics == "rendezvous" and ahead > 0:
+        if latency and source.rendezvous and source.ahead > 0:
             return None
-        return closed_forms.makespan(step, replace(costs, latency=latency), semantics)
+        return closed_forms.makespan(step, replace(costs, latency=latency), source.semantics)
     except ScheduleError:
         return None
 
 
-def _metadata(
-    source: Linear | Operations, costs: Costs, link: Links | None, sizes: list[int] | None, semantics: Semantics, ahead: int
-) -> dict[str, Any]:
+def _metadata(source: Source, costs: Costs, link: Links | None, sizes: list[int] | None) -> dict[str, Any]:
     """Says what was simulated, as JSON can say it; no date, so that the same arguments give the same bytes."""
-    constants: dict[str, Any] = {"semantics": semantics, "ahead": ahead}
+    constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     for field in fields(costs):
         value = getattr(costs, field.name)
         constants[field.name] = [float(one) for one in value] if isinstance(value, Sequence) else value if value is None else float(value)
@@ -492,14 +508,14 @@ def _metadata(
         links = {"all": link} if isinstance(link, Link) else {f"{source}>{rank}": one for (source, rank), one in link.items()}
         constants["links"] = {name: {"alpha_s": one.alpha_s, "beta_s_per_byte": one.beta_s_per_byte} for name, one in links.items()}
         constants["size_bytes"] = sizes
-    size = source.num_ranks
+    size = source.schedule.num_ranks
     edges = [(rank, (rank + 1) % size) for rank in range(size)] if size > 1 else []
     return {
         "format": 1,
         "source": "simulated",
         "world_size": size,
-        "backend": f"virtual clock, {semantics}",
-        "schedule": source.name,
+        "backend": f"virtual clock, {source.semantics}",
+        "schedule": source.schedule.name,
         "constants": constants,
         "ring_groups": [[f"ring:{begin}>{end}", [begin, end]] for begin, end in edges],
         "versions": {"ringsim": __version__},

@@ -27,17 +27,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from os import SEEK_END
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import (
     ANY_SOURCE,
+    COLLECTIVE,
     COLUMN_DTYPES,
     ERROR,
     IN_FLIGHT,
     NONE,
+    OP_KINDS,
     OPS,
     RECORD,
     Events,
@@ -51,7 +53,7 @@ from ringsim.traces.events import (
     read_word,
 )
 
-__all__ = ["COLUMNS", "WORDS", "Neighbour", "join_events", "read_parts", "read_run"]
+__all__ = ["COLUMNS", "WORDS", "Batch", "Neighbour", "PartReader", "join_events", "read_parts", "read_run"]
 
 _FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _LOOK: Final = 1 << 14  # records that are looked at in one go, from the end
@@ -309,6 +311,8 @@ def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str
         "complete": not (missing or stopped or damaged),
     }
     unchecked = list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_checked"))))
+    if len(hosts) > 1:
+        unchecked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
     if unchecked:
         pieces["not_checked"] = unchecked
     if len(hosts) > 1:
@@ -535,3 +539,149 @@ def _shell() -> Any:
     """Returns IPython's shell, None outside of it."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
+
+
+_FIRST_READ: Final = 64  # records that are read at first; more follow where they are full
+_LONGEST_READ: Final = 1 << 14
+_GAP: Final = 64  # records that are read along rather than skipped
+
+
+class Batch(NamedTuple):
+    """Records of one rank, ascending: new ones, and those of earlier batches that have changed."""
+
+    slots: Ints
+    records: Ints
+
+
+class PartReader:
+    """Reads the part of one rank while it grows. The files are read, never mapped: what others cut short does no harm here.
+
+    ::
+
+        slots   [done][done][posted, awaited][done][posted][ 0 ][ 0 ]
+                             ^ read again           ^        ^ the next batch begins here
+
+    Args:
+        directory: where the parts are; one that is not there yet counts as empty.
+        rank: whose part it is.
+
+    Attributes:
+        meta: what the rank says of itself.
+        names: by table and number, what the rank numbers: groups, payloads, files.
+        fresh: the numbers of its groups on which every operation is recorded.
+        replaced: whether another part has come in the place of the one that was read first.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._events_path = directory / f"rank-{rank}.events"
+        self._names_path = self._events_path.with_suffix(".names")
+        self._inode = 0
+        self.replaced = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.meta: dict[str, Any] = {}
+        self.names: dict[str, dict[int, Any]] = {"group": {}, "payload": {}, "file": {}}
+        self.fresh: set[int] = set()
+        self._names_read = 0  # bytes
+        self._unfinished = b""  # the last line of the names, where its end is not there yet
+        self._next = 0  # the first slot that no batch has seen written
+        self._open: Ints = np.zeros(0, dtype=np.int64)  # slots to be read again: not done, or empty though later ones are not
+        self._held: Ints = np.zeros(0, dtype=RECORD)  # what was read there
+
+    def advance(self) -> Batch:
+        """Returns what is new, and reads the names for it."""
+        try:
+            file = os.open(self._events_path, os.O_RDONLY)
+        except OSError:
+            return Batch(self._open[:0], self._held[:0])
+        try:
+            inode = os.fstat(file).st_ino
+            if inode != self._inode:  # the first, or one of another run in the place of the last
+                self.replaced = self._inode != 0
+                self._begin()
+                self._inode = inode
+            again, records = self._open, self._read_again(file)
+            changed = (records != self._held) & (records["status"] != 0)
+            fresh_slots, fresh = self._read_new(file)
+        finally:
+            os.close(file)
+        self.read_names()
+        slots, every = np.concatenate([again, fresh_slots]), np.concatenate([records, fresh])
+        waits = (every["status"] == 0) & (every["post_ns"] == 0)  # left empty for good, it bears another number
+        waits |= (every["status"] == IN_FLIGHT) & (OP_KINDS[every["op"]] <= COLLECTIVE)
+        new = np.concatenate([changed, fresh["status"] != 0])
+        self._open, self._held = slots[waits], every[waits]
+        return Batch(slots[new], every[new])
+
+    def is_live(self) -> bool:
+        """Tells whether the process that began this part lives, on this machine (Linux); what an earlier run left is not of the present."""
+        if "pid" not in self.meta:
+            self.read_names()
+        if self.meta.get("host") != socket.gethostname():
+            return False
+        try:
+            words = Path(f"/proc/{self.meta['pid']}/stat").read_text().rpartition(")")[2].split()
+            asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()  # the machine, since it was started
+            born_ns = int(words[19]) * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns
+        except (OSError, KeyError):
+            return False
+        return born_ns <= int(self.meta.get("start_ns", NONE))
+
+    def _read_again(self, file: int) -> Ints:
+        """Reads the open slots again."""
+        records = np.zeros(len(self._open), dtype=RECORD)
+        for some in np.split(np.arange(len(self._open)), np.flatnonzero(np.diff(self._open) > _GAP) + 1):
+            if len(some):
+                first = int(self._open[some[0]])
+                read = _read(file, first, int(self._open[some[-1]]) + 1 - first)
+                there = self._open[some] - first < len(read)
+                records[some[there]] = read[self._open[some[there]] - first]
+                records[some[~there]] = self._held[some[~there]]  # cut off by somebody: it stays as it was
+        return records
+
+    def _read_new(self, file: int) -> tuple[Ints, Ints]:
+        """Reads what was written behind the last batch, up to the last record that is there."""
+        pieces, first, width = [self._held[:0]], self._next, _FIRST_READ
+        while True:
+            window = _read(file, self._next, width)
+            written = np.flatnonzero(window["status"])
+            if not len(written):
+                break
+            pieces.append(window[: int(written[-1]) + 1])
+            self._next += int(written[-1]) + 1
+            if len(window) < width:
+                break
+            width = min(4 * width, _LONGEST_READ)
+        return np.arange(first, self._next), np.concatenate(pieces)
+
+    def read_names(self) -> None:
+        """Reads the names that are new: groups, payloads, files, and what the rank says of itself."""
+        try:
+            with self._names_path.open("rb", buffering=0) as file:
+                file.seek(self._names_read)
+                fresh = file.readall()
+        except OSError:
+            return
+        self._names_read += len(fresh)
+        *lines, self._unfinished = (self._unfinished + fresh).split(b"\n")
+        for line in lines:
+            entry = json.loads(line)
+            table = entry["table"]
+            if table == "meta":
+                self.meta[entry["key"]] = entry["value"]
+            elif table == "group":
+                self.names[table][entry["id"]] = read_group(entry)
+                if entry.get("fresh"):
+                    self.fresh.add(entry["id"])
+            elif table == "payload":
+                self.names[table][entry["id"]] = read_payload(entry)
+            elif table == "file":
+                name = entry["name"]
+                self.names[table][entry["id"]] = name_cells([name]).get(name, name)
+
+
+def _read(file: int, first: int, count: int) -> Ints:
+    """Reads records, as many as are there."""
+    data = os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize)
+    return np.frombuffer(data, dtype=RECORD, count=len(data) // RECORD.itemsize)

@@ -234,32 +234,27 @@ class Recorder:
             if label is None:
                 label = _label()
             try:
-                _pack_record(
-                    self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state
-                )
+                _pack_record(self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state)
             except struct.error:
-                return self._post_anew(slot, group, payload, label, file, line, peer, tag, state)
+                return self._post_anew(slot, who(), group, payload, label, file, line, peer, tag, state)
             return slot
 
         return post
 
     def _post_anew(
-        self, slot: int, group: int, payload: int, label: int, file: int, line: int, peer: Any, tag: Any, state: int
+        self, slot: int, who: int, group: int, payload: int, label: int, file: int, line: int, peer: Any, tag: Any, state: int
     ) -> int | None:
         """Writes a record for which there was no room, or whose peer or tag is no number that the library could take."""
         if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
             return None
         values = (group, payload, label, file, line, _fit(peer), _fit(tag), _about(), state)
-        _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, self._who(), *values)
+        _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, who, *values)
         return slot
 
     def post_for(self, who: int, frame: FrameType | None, op: int, group: int, peer: int, tag: int, payload: int) -> int | None:
         """Writes down an operation that somebody else posted: a simulated rank that gave way at ``frame``. Returns its slot."""
         place = (NONE, NONE) if frame is None else self.sites.place(frame)
-        slot = self._post_anew(self._claim(), group, payload, _label(), *place, peer, tag, op | IN_FLIGHT << 16)
-        if slot is not None:
-            self._words[slot + 3] = who
-        return slot
+        return self._post_anew(self._claim(), who, group, payload, _label(), *place, peer, tag, op | IN_FLIGHT << 16)
 
     def wait(self, slot: int) -> None:
         """Writes down that the program begins to wait for an operation."""
@@ -340,9 +335,7 @@ class Recorder:
         line = {"name": name, "ranks": ranks, "fresh": True} if fresh else {"name": name, "ranks": ranks}
         return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
 
-    def payload(
-        self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()
-    ) -> int:
+    def payload(self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
         value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
         line = {"dtype": dtype, "shape": value.shape, "size_bytes": size_bytes}
@@ -407,6 +400,11 @@ class Recorder:
         groups = tuple(Group(readable(group.name), group.ranks) for group in self.groups)
         tables = Tables(groups, tuple(self.payloads), tuple(map(readable, self.labels)), tuple(map(readable, self.files)))
         return make_events({**columns, "rank": records["thread"]}, tables)
+
+    def place_of(self, slot: int) -> str:
+        """Returns where an operation was posted, as " at ring.py:7"."""
+        record = np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)[0]
+        return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
 
     def complete_times(self) -> None:
         """Writes down what is known late (when GPUs were done), for whoever is about to read the records. Does not block."""

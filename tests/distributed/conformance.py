@@ -1,7 +1,7 @@
 """What every backend must do: rules, and how one job of ranks runs them all and says how each went.
 
-A rule is a function of (dist, rank, world_size), where ``dist`` is ``ringsim.comm`` with the backend to test in force. Every rank runs all
-rules that apply to its world size, in one order, and writes a line for each; the tests read the lines of all ranks.
+A rule is a function of (dist, rank, world_size), where ``dist`` is ``ringsim.comm`` on the backend under test. Every rank runs all rules
+that apply to its world size, in one order, and writes a line for each. A test runs one job and reads the lines of all its ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 
 FAMILIES = ("messages", "dtypes", "collectives", "reductions", "objects", "groups", "arguments", "handles")
 WORLD_SIZES = (1, 2, 3, 4)
-NOT_REACHED = "was not reached"
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,6 @@ def load_rules() -> dict[str, Rule]:
     return RULES
 
 
-def cases(skips: dict[str, str]) -> list[tuple[int, str]]:
-    """Returns (world size, rule) for all that apply and are not skipped."""
-    return [(size, name) for size in WORLD_SIZES for name, each in load_rules().items() if each.least <= size and name not in skips]
-
-
 def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
     """Runs the rules on this rank, and writes how each went to ``directory``; stops at the first that fails.
 
@@ -87,18 +81,33 @@ def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
             report.flush()
 
 
-def read_verdicts(directory: Path, world_size: int) -> dict[str, str]:
-    """Returns what is wrong with each rule, "" for those that passed on all ranks."""
-    verdicts: dict[str, list[str]] = {}
+def check_job(directory: Path, world_size: int, skips: dict[str, str], run: Callable[[], str]) -> None:
+    """Runs a job and fails with what its ranks say of each rule that they broke, or that some of them did not reach.
+
+    Args:
+        directory: where the ranks write their reports.
+        world_size: how many ranks there are.
+        skips: rules left out, with the reason.
+        run: runs the job, and returns how it ended where that was early.
+    """
+    ended = run()
+    said: dict[str, list[str]] = {name: [] for name, each in load_rules().items() if each.least <= world_size and name not in skips}
     for rank in range(world_size):
         path = directory / f"rank-{rank}.jsonl"
         for line in path.read_text().splitlines() if path.exists() else []:
             name, wrong = json.loads(line)
-            verdicts.setdefault(name, []).append(f"rank {rank} of {world_size}: {wrong}" if wrong else "")
-    return {
-        name: "\n".join(filter(None, said)) if any(said) or len(said) == world_size else f"{NOT_REACHED} by all ranks: one hung or died"
-        for name, said in verdicts.items()
-    }
+            said[name].append(f"rank {rank} of {world_size}: {wrong}" if wrong else "")
+    broken = {name: "\n".join(filter(None, words)) for name, words in said.items() if any(words)}
+    unreached = [name for name, words in said.items() if len(words) < world_size and name not in broken]
+    if broken or unreached:
+        lines = [f"{name}: {words}" for name, words in broken.items()]
+        raise AssertionError("\n".join([*lines, f"{len(unreached)} not reached by all ranks: {unreached[:3]}", ended]))
+
+
+def check_skips(skips: dict[str, str]) -> None:
+    """Fails unless every exception names a rule, and its reason."""
+    assert set(skips) <= set(load_rules())
+    assert all(skips.values())
 
 
 def make(rank: int, shape: tuple[int, ...] = (6,), dtype: torch.dtype = torch.float32, salt: int = 0) -> torch.Tensor:

@@ -68,55 +68,19 @@ def keep_the_rules(directory: str, make_backend: Callable[[], Backend] | None, s
     conformance.run_rules(comm, directory, skips)
 
 
-class Job:
-    """One run of the suite for each world size, when it is asked for."""
+@pytest.mark.parametrize("world_size", conformance.WORLD_SIZES)
+@pytest.mark.parametrize(("make_backend", "skips"), [(None, GLOO), (Least, LEAST)], ids=["torch", "messages alone"])
+def test_the_rules_are_kept(tmp_path: Path, make_backend: Callable[[], Backend] | None, skips: dict[str, str], world_size: int) -> None:
+    def run() -> str:
+        try:
+            ringsim.trace(keep_the_rules, world_size=world_size, args=(str(tmp_path), make_backend, skips), timeout_s=20, limit_s=100)
+        except RingError as error:
+            return str(error)
+        return ""
 
-    def __init__(self, directory: Path, make_backend: Callable[[], Backend] | None, skips: dict[str, str]) -> None:
-        self.directory, self.make_backend, self.skips = directory, make_backend, skips
-        self.found: dict[int, tuple[dict[str, str], str]] = {}
-
-    def verdict(self, world_size: int, name: str) -> str:
-        """Returns what is wrong with a rule, "" if nothing."""
-        if world_size not in self.found:
-            directory = self.directory / str(world_size)
-            directory.mkdir()
-            ended = ""
-            try:
-                ringsim.trace(
-                    keep_the_rules,
-                    world_size=world_size,
-                    args=(str(directory), self.make_backend, self.skips),
-                    timeout_s=20,
-                    limit_s=100,
-                )
-            except RingError as error:
-                ended = str(error)
-            self.found[world_size] = conformance.read_verdicts(directory, world_size), ended
-        verdicts, ended = self.found[world_size]
-        return verdicts.get(name, f"{conformance.NOT_REACHED}: {ended}")
+    conformance.check_job(tmp_path, world_size, skips, run)
 
 
-@pytest.fixture(scope="module")
-def torch_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(tmp_path_factory.mktemp("torch"), None, GLOO)
-
-
-@pytest.fixture(scope="module")
-def least_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(tmp_path_factory.mktemp("least"), Least, LEAST)
-
-
-@pytest.mark.parametrize(("world_size", "name"), conformance.cases(GLOO))
-def test_torch_keeps_the_rule(torch_job: Job, world_size: int, name: str) -> None:
-    assert torch_job.verdict(world_size, name) == ""
-
-
-@pytest.mark.parametrize(("world_size", "name"), conformance.cases(LEAST))
-def test_a_backend_of_messages_alone_keeps_the_rule(least_job: Job, world_size: int, name: str) -> None:
-    assert least_job.verdict(world_size, name) == ""
-
-
-def test_every_exception_names_a_rule_and_its_reason() -> None:
-    for exceptions in (GLOO, LEAST):
-        assert set(exceptions) <= set(conformance.load_rules())
-        assert all(exceptions.values())
+@pytest.mark.parametrize("skips", [GLOO, LEAST], ids=["torch", "messages alone"])
+def test_every_exception_names_a_rule_and_its_reason(skips: dict[str, str]) -> None:
+    conformance.check_skips(skips)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -114,7 +114,6 @@ def test_what_is_missing_is_named(run: tuple[Path, Trace], tmp_path: Path) -> No
         read_profiler(tmp_path)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_damage_gives_one_error(run: tuple[Path, Trace], tmp_path: Path, data: st.DataObject) -> None:
     whole = (run[0] / "rank-0.json").read_bytes()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, descendants, gone, kernel, until
+from kernels import Kernel, kernel
+from processes import descendants, gone, until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kernels import gone, until
 from launching import running_script
+from processes import gone, until
 
 import ringsim
 from ringsim.errors import PeerExited, RankFailed, RingError

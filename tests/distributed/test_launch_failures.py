@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernels import gone, until
 from launching import pass_round
+from processes import gone, until
 
 import ringsim
 from ringsim.errors import Interrupted, RankFailed, RunTimeout

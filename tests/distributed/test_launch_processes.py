@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import descendants, gone, until
 from launching import pass_round, running_script
+from processes import descendants, gone, until
 
 import ringsim
 from ringsim.errors import Deadlock, RankFailed

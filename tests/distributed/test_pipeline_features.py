@@ -22,7 +22,7 @@ from ringsim.pipeline import (
     train_step_pipeline,
     train_step_pipeline_afab,
 )
-from ringsim.pipeline.routes import HEADER_TAG, PAYLOAD_TAG
+from ringsim.pipeline.messages import HEADER_TAG, PAYLOAD_TAG
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.lowering import lower
 

@@ -6,7 +6,7 @@ import pytest
 from pipeline_cases import Case, compare_all, complaints
 
 import ringsim
-from ringsim.pipeline.routes import PAYLOAD_TAG
+from ringsim.pipeline.messages import PAYLOAD_TAG
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.lowering import lower, lower_in_step

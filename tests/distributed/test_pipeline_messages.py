@@ -84,8 +84,10 @@ def disagree_in_kind() -> str:
     if ring.rank == 0:
         return catch(recv_gradient, 0)
     # To the predecessor, on the group where it waits for a gradient: an activation, as a wrong neighbour would send it.
-    from ringsim.pipeline.messages import _send  # the public functions know the way, and cannot do this
-    from ringsim.pipeline.routes import Route
+    from ringsim.pipeline.messages import (
+        Route,
+        _send,  # the public functions know the way, and cannot do this
+    )
 
     return catch(_send, "activation", torch.ones(2), 0, Route.over_edge(ring, 0, 1))
 

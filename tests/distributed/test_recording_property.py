@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rank_server import RankServer
 from test_recording import join
@@ -97,7 +97,6 @@ def server() -> Iterator[RankServer]:
         yield running
 
 
-@settings(max_examples=25)
 @given(program=programs())
 def test_recording_changes_nothing_and_misses_nothing(server: RankServer, program: tuple[int, list[Step]]) -> None:
     size, steps = program

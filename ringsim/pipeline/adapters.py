@@ -1,0 +1,495 @@
+"""How a pipeline sees any model: embed -> layers -> head.
+
+::
+
+    first stage            every stage                      last stage
+    token ids --embed--> hidden --layer, layer, ...--> hidden --head--> logits
+                                      ^
+                                   context: rotary tables, masks: computed on each rank from what it knows, never sent
+
+An adapter says where these parts are in one kind of model, and how they are called. It holds nothing: the model is passed in each time.
+
+``nn.Sequential``: its children are the layers; there is nothing before and nothing after them.
+
+Our own `SmallTransformer`: the example of an adapter.
+
+Causal language models of ``transformers``: Llama and its relatives, GPT-2, OPT.
+
+The layers of a model are called as the model calls them, one by one, so that its own loop is not needed. What they need besides the hidden
+states, rotary tables and masks, depends on shapes and announced masks only, and each rank computes it for itself.
+
+``transformers`` is imported when a model of it is here already.
+
+Which adapter sees a model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from ringsim.errors import ArgumentError
+from ringsim.pipeline.transformer import Block, KeyValueCache, SmallTransformer, causal_mask
+
+__all__ = [
+    "Adapter",
+    "Announced",
+    "GPT2Adapter",
+    "LlamaAdapter",
+    "OPTAdapter",
+    "SequentialAdapter",
+    "SmallTransformerAdapter",
+    "adapter_of",
+]
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What every rank knows of a microbatch without being sent it.
+
+    Attributes:
+        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no padding, and nothing came before.
+        position_ids: place of each new token in its sequence, shape (batch or 1, new tokens); None: as the model counts by itself.
+        cache: keys and values of the tokens before, from `Adapter.cache`; None: there are none.
+
+    Example:
+        >>> Announced(attention_mask=torch.ones(2, 7), cache={}).num_seen(new_tokens=1)
+        6
+    """
+
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    cache: Any = None
+
+    def num_seen(self, new_tokens: int) -> int:
+        """Returns how many tokens of each sequence came before the new ones.
+
+        The mask says it, not the cache: a stage without layers has no cache to ask.
+
+        Args:
+            new_tokens: how many are new.
+
+        Raises:
+            ArgumentError: there is a cache but no mask.
+        """
+        if self.attention_mask is not None:
+            return self.attention_mask.shape[1] - new_tokens
+        if self.cache is not None:
+            raise ArgumentError(
+                "attention_mask must be given with a cache, got None. Pass ones of shape (batch, tokens so far, the new ones included)."
+            )
+        return 0
+
+    def places(self, new_tokens: int, device: torch.device) -> Tensor:
+        """Returns the places that the new tokens take in the cache, shape (new tokens,)."""
+        seen = self.num_seen(new_tokens)
+        return torch.arange(seen, seen + new_tokens, device=device)
+
+    def positions(self, new_tokens: int, device: torch.device) -> Tensor:
+        """Returns ``position_ids``, or where there are none, the places; shape (batch or 1, new tokens)."""
+        return self.places(new_tokens, device)[None] if self.position_ids is None else self.position_ids
+
+
+class Adapter(ABC):
+    """How to see one kind of model as embed -> layers -> head; subclass it for a model of your own.
+
+    Example:
+        >>> class MyModelAdapter(Adapter):
+        ...     def layers(self, model):
+        ...         return model.blocks
+        ...     def first_modules(self, model):
+        ...         return [model.embedding]
+        ...     def last_modules(self, model):
+        ...         return [model.head]
+        ...     def embed(self, model, token_ids, announced):
+        ...         return model.embedding(token_ids)
+        ...     def head(self, model, hidden):
+        ...         return model.head(hidden)
+    """
+
+    @abstractmethod
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the layers that stages are made of, in order; they are called as modules, so that users' hooks fire."""
+
+    def first_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the modules that only the first stage runs, those of `embed`."""
+        return []
+
+    def last_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the modules that only the last stage runs, those of `head`."""
+        return []
+
+    @abstractmethod
+    def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns what enters the first layer; the first stage calls it.
+
+        Args:
+            model: the whole model.
+            token_ids: shape (batch, tokens), int64.
+            announced: what is known of the microbatch; learned positions need it.
+        """
+
+    def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the keyword arguments of every layer (masks, rotary tables, the cache); each stage with layers calls it.
+
+        Args:
+            model: the whole model.
+            hidden: what enters this stage's first layer, shape (batch, tokens, hidden): its shape, dtype and device count.
+            announced: what is known of the microbatch.
+        """
+        return {}
+
+    def run_layer(self, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one layer.
+
+        Args:
+            model: the whole model.
+            layer: one of `layers`.
+            hidden: shape (batch, tokens, hidden).
+            context: from `context`.
+        """
+        return layer(hidden, **context)  # type: ignore[no-any-return]
+
+    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+        """Returns how wide the attention of a layer is, heads of queries times the size of a head; 0 for a layer without.
+
+        Args:
+            model: the whole model.
+            layer: one of `layers`.
+        """
+        return 0
+
+    @abstractmethod
+    def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
+        """Returns the logits; the last stage calls it.
+
+        Args:
+            model: the whole model.
+            hidden: what left the last layer, shape (batch, tokens, hidden).
+        """
+
+    def cache(self, model: nn.Module) -> Any:
+        """Returns an empty cache of keys and values for one rank's layers, for generation.
+
+        Raises:
+            ArgumentError: models of this kind do not generate.
+        """
+        raise ArgumentError(
+            f"a model that generates must have a cache, got {type(model).__name__}, whose adapter has none. "
+            "Write the method `cache` of its adapter."
+        )
+
+
+class SequentialAdapter(Adapter):
+    """An ``nn.Sequential``. Its first child takes the input, token ids or anything else; its last child makes the output.
+
+    Example:
+        >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]
+        ReLU()
+    """
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the children; ``children()`` would leave out a module that stands there a second time."""
+        return list(cast(nn.Sequential, model))
+
+    def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns the input as it is."""
+        return token_ids
+
+    def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
+        """Returns the output of the last child as it is."""
+        return hidden
+
+
+class SmallTransformerAdapter(Adapter):
+    """A `SmallTransformer`.
+
+    Example:
+        >>> model = SmallTransformer(vocab_size=11, hidden_size=8, num_layers=3, num_heads=2)
+        >>> len(SmallTransformerAdapter().layers(model))
+        3
+    """
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the blocks."""
+        return list(_small(model).blocks)
+
+    def first_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the two embeddings and their dropout."""
+        small = _small(model)
+        return [small.embedding, small.positions, small.dropout]
+
+    def last_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the last norm and the head."""
+        small = _small(model)
+        return [small.norm, small.head]
+
+    def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns embedding plus position embedding."""
+        return _small(model).embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))
+
+    def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the mask, where there is padding or a past, and the cache."""
+        mask = announced.attention_mask
+        announced.num_seen(hidden.shape[1])
+        return {"mask": None if mask is None else causal_mask(mask, hidden.shape[1]), "cache": announced.cache}
+
+    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+        """Returns how wide the attention is."""
+        return cast(Block, layer).attention.out.in_features
+
+    def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
+        """Returns the logits."""
+        return _small(model).finish(hidden)
+
+    def cache(self, model: nn.Module) -> KeyValueCache:
+        """Returns an empty cache."""
+        return KeyValueCache()
+
+
+def _small(model: nn.Module) -> SmallTransformer:
+    return cast(SmallTransformer, model)
+
+
+class LlamaAdapter(Adapter):
+    """``LlamaForCausalLM`` and models built like it: ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM``.
+
+    Rotary positions: every layer gets the tables of cosines and sines.
+    """
+
+    def layers(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the decoder layers."""
+        return list(model.model.layers)
+
+    def first_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the embedding."""
+        return [model.model.embed_tokens]
+
+    def last_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the last norm and the head."""
+        return [model.model.norm, model.lm_head]
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns the embedding of the tokens."""
+        return model.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns rotary tables, masks by kind of layer, and the cache."""
+        positions = announced.positions(hidden.shape[1], hidden.device)
+        return {
+            **_context(hidden, announced),
+            "attention_mask": _causal_masks(model, hidden, announced),
+            "position_ids": positions,
+            "position_embeddings": _rotary_tables(model, hidden, positions),
+        }
+
+    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one layer, with the mask of its kind."""
+        mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
+        return layer(hidden, **{**context, "attention_mask": mask})  # type: ignore[no-any-return]
+
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(layer.self_attn.o_proj.in_features)
+
+    def head(self, model: Any, hidden: Tensor) -> Tensor:
+        """Returns the logits."""
+        return model.lm_head(model.model.norm(hidden))  # type: ignore[no-any-return]
+
+    def cache(self, model: Any) -> Any:
+        """Returns an empty ``DynamicCache``."""
+        return _empty_cache()
+
+
+class GPT2Adapter(Adapter):
+    """``GPT2LMHeadModel``. Learned positions: the first stage adds them."""
+
+    def layers(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the blocks."""
+        return list(model.transformer.h)
+
+    def first_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the two embeddings and their dropout."""
+        return [model.transformer.wte, model.transformer.wpe, model.transformer.drop]
+
+    def last_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the last norm and the head."""
+        return [model.transformer.ln_f, model.lm_head]
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns embedding plus position embedding."""
+        body = model.transformer
+        positions = announced.positions(token_ids.shape[1], token_ids.device)
+        return body.drop(body.wte(token_ids) + body.wpe(positions))  # type: ignore[no-any-return]
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the mask and the cache."""
+        return {**_context(hidden, announced), "attention_mask": _causal_masks(model, hidden, announced)["full_attention"]}
+
+    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one block."""
+        return layer(hidden, **context)[0]  # type: ignore[no-any-return]
+
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(layer.attn.embed_dim)
+
+    def head(self, model: Any, hidden: Tensor) -> Tensor:
+        """Returns the logits."""
+        return model.lm_head(model.transformer.ln_f(hidden))  # type: ignore[no-any-return]
+
+    def cache(self, model: Any) -> Any:
+        """Returns an empty ``DynamicCache``."""
+        return _empty_cache()
+
+
+class OPTAdapter(Adapter):
+    """``OPTForCausalLM``. Learned positions that skip padding; an embedding that may be narrower than the layers."""
+
+    def layers(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the decoder layers."""
+        return list(model.model.decoder.layers)
+
+    def first_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the two embeddings, and the projection to the layers' width."""
+        body = model.model.decoder
+        return _there(body.embed_tokens, body.embed_positions, body.project_in)
+
+    def last_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the last norm, the projection back, and the head."""
+        body = model.model.decoder
+        return _there(body.final_layer_norm, body.project_out, model.lm_head)
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns embedding plus position embedding."""
+        body = model.model.decoder
+        mask = announced.attention_mask
+        if mask is None:
+            mask = torch.ones_like(token_ids)
+        seen = announced.num_seen(token_ids.shape[1])
+        hidden = body.embed_tokens(token_ids)
+        if body.project_in is not None:
+            hidden = body.project_in(hidden)
+        return hidden + body.embed_positions(mask, seen, position_ids=announced.position_ids)  # type: ignore[no-any-return]
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the mask and the cache."""
+        return {**_context(hidden, announced), "attention_mask": _causal_masks(model, hidden, announced)["full_attention"]}
+
+    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one layer, or as they came where training skips the layer (``layerdrop``)."""
+        body = model.model.decoder
+        if body.training and torch.rand([]) < body.layerdrop:  # drawn for each layer, as the model does: the same seed, the same dropout
+            return hidden
+        return layer(hidden, **context)[0]  # type: ignore[no-any-return]
+
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(layer.self_attn.embed_dim)
+
+    def head(self, model: Any, hidden: Tensor) -> Tensor:
+        """Returns the logits."""
+        for module in self.last_modules(model):
+            hidden = module(hidden)
+        return hidden
+
+    def cache(self, model: Any) -> Any:
+        """Returns an empty ``DynamicCache``."""
+        return _empty_cache()
+
+
+class _Seen:
+    """Tells ``transformers`` how long the past is, in the place of a cache: a later stage has none for layer 0."""
+
+    def __init__(self, num_seen: int) -> None:
+        self._num_seen = num_seen
+
+    def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
+        return self._num_seen + cache_position.shape[0], 0
+
+
+def _rotary_tables(model: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the cosines and sines of the tokens' places, each of shape (batch or 1, tokens, rotated part of a head)."""
+    rotary = model.model.rotary_emb
+    if hidden.is_meta:  # transformers asks for autocast there, which torch has not for tensors without data
+        table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
+        return table, table
+    tables: tuple[Tensor, Tensor] = rotary(hidden, positions)
+    return tables
+
+
+def _context(hidden: Tensor, announced: Announced) -> dict[str, Any]:
+    return {
+        "past_key_values": announced.cache,
+        "use_cache": announced.cache is not None,
+        "cache_position": announced.places(hidden.shape[1], hidden.device),
+    }
+
+
+def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
+    """Returns the mask of each kind of layer, in the form that the model's attention takes; None where "causal" says it all."""
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    wanted = {
+        "config": model.config,
+        "input_embeds": hidden,
+        "attention_mask": announced.attention_mask,
+        "cache_position": announced.places(hidden.shape[1], hidden.device),
+        "past_key_values": _Seen(announced.num_seen(hidden.shape[1])),
+    }
+    masks = {"full_attention": create_causal_mask(**wanted)}
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        masks["sliding_attention"] = create_sliding_window_causal_mask(**wanted)
+    return masks
+
+
+def _empty_cache() -> Any:
+    from transformers import DynamicCache
+
+    return DynamicCache()  # without the configuration: layers with a window keep all keys too, so that all masks have the same length
+
+
+def _there(*modules: nn.Module | None) -> list[nn.Module]:
+    return [module for module in modules if module is not None]
+
+
+# By the name of the class: asking for the class itself would need transformers.
+_ADAPTERS: Final[dict[str, Adapter]] = {
+    "GPT2LMHeadModel": GPT2Adapter(),
+    "LlamaForCausalLM": LlamaAdapter(),
+    "OPTForCausalLM": OPTAdapter(),
+    "Qwen2ForCausalLM": LlamaAdapter(),
+    "Qwen3ForCausalLM": LlamaAdapter(),
+    "Sequential": SequentialAdapter(),
+    "SmallTransformer": SmallTransformerAdapter(),
+}
+
+
+def adapter_of(model: nn.Module) -> Adapter:
+    """Returns the adapter of a model, by its class or a class it is made from.
+
+    Args:
+        model: an ``nn.Sequential``, a `SmallTransformer`, or a causal language model of ``transformers``.
+
+    Returns:
+        Its adapter.
+
+    Raises:
+        ArgumentError: nobody has written one.
+
+    Example:
+        >>> type(adapter_of(nn.Sequential(nn.Linear(2, 2)))).__name__
+        'SequentialAdapter'
+    """
+    for kind in type(model).__mro__:
+        if kind.__name__ in _ADAPTERS:
+            return _ADAPTERS[kind.__name__]
+    raise ArgumentError(
+        f"model must be of a kind that has an adapter ({', '.join(_ADAPTERS)}), got {type(model).__name__}. "
+        "Write a small ringsim.pipeline.Adapter for it and pass it as adapter=."
+    )

@@ -1,1 +1,0 @@
-"""How different models are seen the same way: embed -> layers -> head."""

@@ -1,0 +1,37 @@
+"""Processes, as Linux tells of them in /proc."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Returns the processes that a process has started, and those that these have: pid -> name."""
+    children: dict[int, str] = {}
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in map(int, read(task / "children").split()):
+            children |= {child: read(Path(f"/proc/{child}/comm")).strip(), **descendants(child)}
+    return children
+
+
+def read(file: Path) -> str:
+    """Returns the text of a file of /proc; "" where the process, or the thread, has just ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    return read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] in ([], ["Z"])
+
+
+def until(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Waits for a condition; tells whether it came true in time."""
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
