@@ -18,7 +18,7 @@ import numpy as np
 
 from ringsim.diagnose.snapshot import Columns, Snapshot, SnapshotBuilder, operation_of
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.traces.collectives import same_collective
+from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
@@ -43,7 +43,6 @@ MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
 _NEW_GROUP: Final = OP_CODES["new_group"]
-_UNEVEN: Final = (OP_CODES["all_to_all"], OP_CODES["all_to_all_single"])  # each rank may bring another size
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": "Gloo aborts the receiver where the buffer is smaller, and fills a part of it where it is larger.",
@@ -250,11 +249,13 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
         return "kind"
     if root != other_root:
         return "root"
-    if NONE in (payload, other_payload) or payload == other_payload or op in _UNEVEN:
+    if NONE in (payload, other_payload) or payload == other_payload:
         return ""
     mine, theirs = events.tables.payloads[payload], events.tables.payloads[other_payload]
     if op == _NEW_GROUP:
         return "members" if mine.shape != theirs.shape else ""
+    if OP_NAMES[op] in COLLECTIVES and COLLECTIVES[OP_NAMES[op]].uneven:
+        return ""
     what = disagreement(mine, theirs)
     if what == "shape" and op != other_op:  # spellings that take the same elements in other shapes
         return ""
