@@ -231,7 +231,8 @@ class _GroupOrder:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        assert recorder.directory is not None  # our own invariant: a real rank writes files
+        self._recorder, self._directory = recorder, recorder.directory
         self._made = 0
         self._others: dict[int, PartReader] = {}
         self._records: dict[int, dict[int, Any]] = {}  # by rank and slot, the groups that the others make
@@ -258,7 +259,7 @@ class _GroupOrder:
 
     def _groups_of(self, rank: int) -> list[tuple[tuple[int, ...], str]]:
         """Returns the members of the groups that a rank has made, or makes now, and where its program does."""
-        part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
+        part = self._others.setdefault(rank, PartReader(self._directory, rank))
         if not part.is_live():
             return []  # what an earlier run left is not to be taken for the present
         batch, records = part.advance(), self._records.setdefault(rank, {})
