@@ -8,8 +8,8 @@ import pytest
 
 import ringsim
 
-MAXIMUM = 150  # the real one, two million, takes minutes to reach
-ROUNDS = 100  # two messages each: the last 50 messages are not recorded
+MAXIMUM = 600  # the real one, two million, takes minutes to reach
+ROUNDS = 400  # two messages each: the last 200 messages are not recorded
 
 
 def stop_at(records: int) -> None:
@@ -51,6 +51,6 @@ def test_a_rank_that_no_longer_records_is_not_taken_for_stuck(stops: tuple[int, 
     recorded = {rank: int((trace.events.rank == rank).sum()) for rank in (0, 1)}
     assert recorded == {rank: MAXIMUM if rank in stops else 2 * ROUNDS + 2 for rank in (0, 1)}
     assert trace.metadata["complete"] is False
-    stopped = [f"Recording of rank {rank} stopped: the maximum of 150 records was reached." for rank in stops]
+    stopped = [f"Recording of rank {rank} stopped: the maximum of 600 records was reached." for rank in stops]
     assert [note.partition(" What")[0] for note in trace.metadata["notes"] if note.startswith("Recording")] == stopped
     assert not {finding.kind for finding in trace.explain().findings} - {"late_sender", "late_receiver", "straggler"}
