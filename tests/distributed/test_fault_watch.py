@@ -170,6 +170,9 @@ def anybody_got_it_round_the_ring() -> None:
         work.wait()
 
 
+IN_A_STALL_S = 8.0  # 3 s in which nothing moves, on a loaded machine
+
+
 class Fault(NamedTuple):
     """A stuck program: its number of ranks, what it is called, who is to blame, with which error it ends, and how soon."""
 
@@ -196,10 +199,10 @@ FAULTS = (
     Fault(a_collective_against_a_recv, 2, "collective_mismatch", {0, 1}, MessageMismatch, 3.0),
     Fault(a_monitored_barrier_against_a_recv, 2, "collective_mismatch", {0, 1}, MessageMismatch, 3.0),
     Fault(from_anybody, 2, "deadlock", {0, 1}, Deadlock),
-    Fault(anybody_got_it, 2, "peer_exited", {0, 1}, PeerExited),
-    Fault(nobody_is_left_for_anybody, 2, "deadlock", {0, 1}, Deadlock),
-    Fault(another_sender_was_first, 3, "deadlock", {0, 1}, Deadlock),
-    Fault(anybody_got_it_round_the_ring, 16, "deadlock", set(range(16)), Deadlock),
+    Fault(anybody_got_it, 2, "peer_exited", {0, 1}, PeerExited, IN_A_STALL_S),
+    Fault(nobody_is_left_for_anybody, 2, "deadlock", {0, 1}, Deadlock, IN_A_STALL_S),
+    Fault(another_sender_was_first, 3, "deadlock", {0, 1}, Deadlock, IN_A_STALL_S),
+    Fault(anybody_got_it_round_the_ring, 4, "deadlock", set(range(4)), Deadlock, IN_A_STALL_S),
 )
 
 
