@@ -124,7 +124,7 @@ def test_without_a_log_a_call_costs_no_more_than_the_plainest_wrapper(name: str,
     exec("def all_reduce(tensor, op=None, group=None, async_op=False): pass", scope)
     exec("def broadcast(tensor, src=None, group=None, async_op=False, group_src=None): pass", scope)
     nothing = scope[name]
-    ours = functions.make_function(name, inspect.signature(nothing), nothing, functions._EXTRAS)
+    ours = functions.make_function(name, inspect.signature(nothing), nothing, logged=True)
 
     def plainest(*args: Any, **kwargs: Any) -> Any:
         return nothing(*args, **kwargs)

@@ -198,7 +198,7 @@ def fail_and_go_on() -> list[str]:
 def test_wrong_arguments_are_refused_and_the_job_goes_on() -> None:
     said = ringsim.trace(fail_and_go_on, world_size=2).results[0]
     assert [each.split(" must")[0] for each in said] == [
-        *("tensor_list", "src", "src", "output_tensor", "output_split_sizes", "p2p_op_list"),
+        *("tensor_list", "src or group_src", "src", "output_tensor", "output_split_sizes", "p2p_op_list"),
         *("ringsim.comm.split_group", "ringsim.comm.DeviceMesh"),
     ]
     assert all("'hiding'" in each for each in said[-2:])
