@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm.checks import BufferGuard, Prechecks, make_record_refused
-from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_reduction, find_root, find_tensors, find_unfit
+from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import change_state, get_state
@@ -183,7 +183,7 @@ class TorchNames:
             return NONE
         return payload
 
-    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    def meet_collective(self, collective: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
         """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
         try:
             tensors = find_tensors(collective, args, kwargs)
@@ -231,7 +231,8 @@ class _GroupOrder:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        assert recorder.directory is not None  # our own invariant: a real rank writes files
+        self._recorder, self._directory = recorder, recorder.directory
         self._made = 0
         self._others: dict[int, PartReader] = {}
         self._records: dict[int, dict[int, Any]] = {}  # by rank and slot, the groups that the others make
@@ -258,7 +259,7 @@ class _GroupOrder:
 
     def _groups_of(self, rank: int) -> list[tuple[tuple[int, ...], str]]:
         """Returns the members of the groups that a rank has made, or makes now, and where its program does."""
-        part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
+        part = self._others.setdefault(rank, PartReader(self._directory, rank))
         if not part.is_live():
             return []  # what an earlier run left is not to be taken for the present
         batch, records = part.advance(), self._records.setdefault(rank, {})
@@ -453,7 +454,7 @@ class _Hooks:
             "_start_coalescing": self.make_start_coalescing(),
             "_end_coalescing": self.make_end_coalescing(),
             # Versions of torch differ in which collectives they have.
-            **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
+            **{method: self.make_collective(method) for method in METHODS if hasattr(ProcessGroup, method)},
         }
         self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
         self.replacements |= record_new_groups(recorder, compared) | record_end_of_groups(recorder)
@@ -628,7 +629,7 @@ class _Hooks:
     def make_collective(self, method: str) -> Callable[..., Any]:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
-        collective, blocks = COLLECTIVES[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
+        collective, blocks = METHODS[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
         hooks, names, checks, recorder = self, self.names, self.checks, self.recorder
         pending, open_batches = self.pending, self.open_batches
         post = recorder.make_post(collective.op, COLLECTIVE_OPS)

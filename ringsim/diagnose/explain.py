@@ -16,9 +16,9 @@ from ringsim.diagnose.mismatches import (
     find_order_mismatches,
     find_races,
 )
-from ringsim.diagnose.snapshot import read_end_ns, read_end_times, read_ends, snapshot_of_events, until
+from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_end_times, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import Snapshot, hindering
+from ringsim.diagnose.waitfor import hindering
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.units import time_text
 

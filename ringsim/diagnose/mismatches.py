@@ -18,7 +18,7 @@ import numpy as np
 
 from ringsim.diagnose.snapshot import Columns, Snapshot, SnapshotBuilder, operation_of
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.diagnose.waitfor import same_collective
+from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused

@@ -279,7 +279,7 @@ class SnapshotBuilder:
         self._elsewhere: set[int] = set()
         self._dropped: dict[tuple[int, ...], int] = {}  # pairs dropped by (group, source, destination, tag), calls by (group,)
 
-    def add(self, rank: int, slots: Ints, records: Ints, names: Mapping[str, Mapping[int, Any]], fresh: Mapping[int, bool]) -> None:
+    def add(self, rank: int, slots: Ints, records: Ints, names: Mapping[str, Mapping[int, Any]], fresh: Collection[int]) -> None:
         """Takes in what a rank has written since the last time, which may be nothing, and what has changed.
 
         Args:
@@ -322,18 +322,6 @@ class SnapshotBuilder:
         """How much is on its way, as far as is known."""
         events = self._events([its.records["status"] == IN_FLIGHT for its in self._ranks])
         return int(np.maximum(events.size_bytes, 0).sum())
-
-    def outline(self, states: Sequence[str], at_ns: int) -> Snapshot:
-        """Returns what the ranks are blocked in, as if nothing were matched: where this snapshot can go on, so can the real one."""
-        events = self._events([its.awaited for its in self._ranks])
-        posted: list[list[Posted]] = [[] for _ in self._ranks]
-        for event, rank in enumerate(events.rank.tolist()):
-            if states[rank] not in GONE:
-                posted[rank].append(Posted(operation_of(events, event, at_ns), _group(events, event), awaited=True))
-        ranks = [
-            RankSnapshot("blocked" if its and state == "running" else state, tuple(its)) for its, state in zip(posted, states, strict=True)
-        ]
-        return Snapshot(tuple(ranks))
 
     def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
         """Returns all that is posted and not done, with what it may meet.

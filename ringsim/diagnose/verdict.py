@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
-from ringsim.diagnose.waitfor import GONE, Hindrance, Snapshot, Stuck, analyse, find_cycle, meets
+from ringsim.diagnose.snapshot import GONE, Snapshot
+from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count

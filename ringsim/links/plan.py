@@ -1,8 +1,8 @@
 """What is measured, and how recorded steps become rows of the table; without torch.
 
 A measurement is a list of blocks, one for each pattern, edge and size. A block is measured in steps: one round trip, one burst of a stream,
-one exchange. Each step is a span in the record of one rank, from the call of its first operation to the end of its last, so that no two clocks
-are compared::
+one exchange. Each step is a span in the record of one rank, from the call of its first operation to the end of its last, so that no two
+clocks are compared::
 
     src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
     dst                       recv .......... send ---
