@@ -25,6 +25,7 @@ from ringsim.ring import (
     get_comm_device,
     get_pipeline_parallel_pred_group,
     get_pipeline_parallel_succ_group,
+    groups,
     initialize,
     initialize_distributed,
 )
