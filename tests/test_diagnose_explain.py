@@ -125,7 +125,7 @@ def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MA
     [
         ({"op": "all_reduce"}, {"op": "broadcast", "peer": 0}, "kind"),
         ({"op": "broadcast", "peer": 0}, {"op": "broadcast", "peer": 1}, "root"),
-        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 2}, "size or dtype"),
+        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 2}, "size"),
         ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 1}, "reduction"),
         ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 3}, "reduction"),
         ({"op": "broadcast", "peer": 0, "payload": 3}, {"op": "broadcast", "peer": 0, "payload": 3}, ""),

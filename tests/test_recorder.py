@@ -41,9 +41,7 @@ def test_the_format_for_struct_is_the_format_for_numpy() -> None:
 
 
 @pytest.mark.parametrize("fallocate", [True, False])
-def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool
-) -> None:
+def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool) -> None:
     if not fallocate:
         monkeypatch.delattr(os, "posix_fallocate")
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=2 * CHUNK + 3)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringsim.diagnose.failure import Verdict, read_verdict, write_verdict
+from ringsim.diagnose.snapshot import RankSnapshot
 from ringsim.diagnose.verdict import judge
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot
+from ringsim.diagnose.waitfor import Posted, Snapshot
 from ringsim.errors import Deadlock
 from ringsim.traces.events import Group
 from ringsim.traces.findings import Operation

@@ -464,16 +464,22 @@ class Verdict:
     """What the watcher found out.
 
     Attributes:
-        ranks: those that can never go on.
+        ranks: those that can never go on, or whose operations disagree with others'.
         diagnosis: why.
         at_ns: at which moment that was so (CLOCK_MONOTONIC).
-        at_rest: whether that took a moment at which nothing was on its way: what was posted does not prove it alone.
+        proved: whether what was posted proves it. A stall is no proof: nothing has moved for long, and that is all.
     """
 
     ranks: tuple[int, ...]
     diagnosis: Diagnosis
     at_ns: int
-    at_rest: bool = False
+    proved: bool = True
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those of the ranks that wait, and have to be woken."""
+        states = self.diagnosis.states
+        return tuple(rank for rank in self.ranks if not states or states[rank] == "blocked")
 
     @property
     def error(self) -> RingError:

@@ -247,7 +247,8 @@ def _run_step(
     """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
     ring = find_ring()
     here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
-    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=ring.in_order)
+    forward_only = not torch.is_grad_enabled()
+    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), forward_only=forward_only, in_step=ring.in_order)
     if dropout_seed is not None:
         adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
     ranges = _cut(model, lowered.num_stages, partition, adapter)
@@ -255,7 +256,7 @@ def _run_step(
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
     mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
-    with TiedGradients(ring, stages, lowered.stage_ranks) if torch.is_grad_enabled() else nullcontext():
+    with nullcontext() if forward_only else TiedGradients(ring, stages, lowered.stage_ranks):
         executor.run(here)
     return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))
 
@@ -275,8 +276,9 @@ def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     return Header("greeting", schedule.num_microbatches, Payload((cut,), torch.float32), digest=order)
 
 
-def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, in_step: bool) -> Schedule:
-    """Returns the schedule, checked, with its sends and receives; its forward passes alone where gradients are not enabled."""
+@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
+def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, forward_only: bool, in_step: bool) -> Schedule:
+    """Returns the schedule, checked, with its sends and receives, or its forward passes alone."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
@@ -284,11 +286,6 @@ def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *,
             f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, got one ({schedule.name}) for "
             f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and this batch."
         )
-    return _lower(schedule, forward_only=not torch.is_grad_enabled(), in_step=in_step)
-
-
-@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
-def _lower(schedule: Schedule, *, forward_only: bool, in_step: bool) -> Schedule:
     validate(schedule)
     if forward_only:
         forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)

@@ -451,10 +451,10 @@ class _Run:
             return None
         self._write_waiting()
         events = self._recorder.read()
-        world = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
-        diagnosis = judge(world)
+        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns).settle()
+        diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
-            diagnosis = _judge_order(world, diagnosis)
+            diagnosis = _judge_order(snapshot, diagnosis)
         text = str(diagnosis)
         self._give_up(stuck)
         for rank in stuck:

@@ -33,7 +33,7 @@ from torch.distributed import ReduceOp
 
 from ringsim.comm.built import check_reduction, find_refusal, reduce_parts
 from ringsim.comm.collectives import check_alike, check_count, describe
-from ringsim.comm.follower import disagreement
+from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import ArgumentError, MessageMismatch

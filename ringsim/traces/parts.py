@@ -18,10 +18,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -35,7 +34,6 @@ from ringsim.traces.events import (
     OPS,
     RECORD,
     Events,
-    Group,
     Ints,
     Payload,
     Tables,
@@ -49,7 +47,6 @@ __all__ = [
     "COLUMNS",
     "WORDS",
     "Batch",
-    "Names",
     "Neighbour",
     "PartReader",
     "in_notebook",
@@ -66,70 +63,29 @@ _FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where
 _WINDOW: Final = 1 << 16
 _GAP: Final = 64  # slots between two that are read in one go
 _PER_RANK: Final = ("rank", "pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "group": read_group,
+    "payload": read_payload,
+    "label": lambda entry: read_word(entry.get("name")),
+    "file": lambda entry: read_word(entry.get("name")),
+}
 _TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
 _NO_SLOTS: Final[Ints] = np.zeros(0, dtype=np.int64)
 _NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
 
 
-@dataclass
-class Names:
-    """What one rank's numbers mean, by table and number; a number may be missing where the file is damaged.
+class Batch(NamedTuple):
+    """Records of one rank, ascending: those that are new since the last batch, and those of earlier batches that have changed.
+
+    A record that was in flight comes again when it is awaited or done; one that is done does not.
 
     Attributes:
-        groups: process groups.
-        fresh: numbers of the groups on which nothing was posted before they were numbered: all their operations are recorded.
-        payloads: what operations carry.
-        labels: names of spans, marks and operations.
-        files: source files.
-    """
-
-    groups: dict[int, Group] = field(default_factory=dict)
-    fresh: set[int] = field(default_factory=set)
-    payloads: dict[int, Payload] = field(default_factory=dict)
-    labels: dict[int, str] = field(default_factory=dict)
-    files: dict[int, str] = field(default_factory=dict)
-
-    def add(self, line: dict[str, Any], largest: int) -> None:
-        """Takes in one line of the names file.
-
-        Raises:
-            ValueError, KeyError, TypeError: the line is not one that a recorder writes.
-        """
-        table, number = line["table"], line["id"]
-        if type(number) is not int or not 0 <= number < largest:
-            raise ValueError("a number that no rank gave")
-        if table == "group":
-            self.groups[number] = read_group(line)
-            if line.get("fresh") is True:
-                self.fresh.add(number)
-        elif table == "payload":
-            self.payloads[number] = read_payload(line)
-        else:
-            {"label": self.labels, "file": self.files}[table][number] = read_word(line["name"])
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Records of one rank: those that are new since the last batch, and those of earlier batches that have changed.
-
-    Attributes:
-        slots: the place of each in the part, ascending (int64).
+        slots: the place of each in the part (int64).
         records: the records, an array of ``RECORD``; ``group``, ``payload``, ``label`` and ``file`` are the rank's own numbers.
-        new: whether it is in a batch for the first time (bool). A record that was in flight comes again when it is awaited or done;
-            one that is done does not.
-        more: whether there is more to be read at once.
-        restarted: whether the file is another one than before, that of a later run: what earlier batches said is void.
     """
 
     slots: Ints
     records: Ints
-    new: Ints
-    more: bool = False
-    restarted: bool = False
-
-    def __len__(self) -> int:
-        """Returns the number of records."""
-        return len(self.slots)
 
 
 class PartReader:
@@ -139,10 +95,15 @@ class PartReader:
         directory: where the parts are.
         rank: whose part; it need not be there yet.
         world_size: number of ranks; a record that names a peer beyond is damage. None until it is known.
+        cells: whether source files that are cells of this notebook get the names of the cells.
 
     Attributes:
-        names: what the numbers in the records mean. Complete for all records of the batches so far.
+        names: by table ("group", "payload", "label", "file") and number, what the records mean; complete for the batches so far. Where
+            the file is damaged, a number may be missing.
+        fresh: numbers of the groups on which nothing was posted before they were numbered: all their operations are recorded.
         meta: what the rank says of itself: ``pid``, ``host``, ``start_ns``, ``end_ns`` once it has ended, ...
+        more: whether there is more to be read at once.
+        replaced: whether the last batch began another part, that of a later run in the place of the first: earlier batches are void.
         unreadable: how much was damaged, and left out.
 
     Example:
@@ -153,25 +114,30 @@ class PartReader:
         >>> recorder, reader = Recorder(directory, 0, 2), PartReader(Path(directory), 0, 2)
         >>> slot = recorder.make_post(OP_CODES["isend"])(recorder.group("world", [0, 1]), 1, 0, recorder.payload("float32", [2], 8))
         >>> batch = reader.advance()
-        >>> batch.new.tolist(), reader.names.groups[batch.records["group"][0]].name
-        ([True], 'world')
+        >>> batch.slots.tolist(), reader.names["group"][batch.records["group"][0]].name
+        ([0], 'world')
         >>> recorder.wait(slot)
         >>> batch = reader.advance()
-        >>> batch.new.tolist(), bool(batch.records["wait_ns"][0] > 0), len(reader.advance())
-        ([False], True, 0)
+        >>> batch.slots.tolist(), bool(batch.records["wait_ns"][0] > 0), reader.advance().slots.tolist()
+        ([0], True, [])
         >>> recorder.close()
     """
 
-    def __init__(self, directory: Path, rank: int, world_size: int | None = None) -> None:
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, directory: Path, rank: int, world_size: int | None = None, *, cells: bool = True) -> None:
+        self.rank, self.world_size, self._cells = rank, world_size, cells
         self._events_path = directory / f"rank-{rank}.events"
         self._names_path = directory / f"rank-{rank}.names"
         self._file = (0, 0)  # device and inode
+        self.replaced = False
         self._begin()
 
     def _begin(self) -> None:
         """Knows nothing of the rank yet."""
-        self.names, self.meta, self.unreadable = Names(), dict[str, Any](), 0
+        self.names: dict[str, dict[int, Any]] = {table: {} for table in _TABLE_OF}
+        self.fresh: set[int] = set()
+        self.meta: dict[str, Any] = {}
+        self.unreadable = 0
+        self.more = False
         self._names_read = 0  # bytes
         self._unfinished = b""  # the last line of the names, where its end is not there yet
         self._width = _FIRST_WINDOW
@@ -200,7 +166,7 @@ class PartReader:
         """Reads what is new; cheap where little is.
 
         Returns:
-            The records, at most some 80,000 new ones: ``more`` says whether to call again at once.
+            The records; of a long part at most some 80,000, and ``more`` says whether to call again at once.
 
         Raises:
             OSError: a file is there and cannot be read.
@@ -209,24 +175,21 @@ class PartReader:
             file = os.open(self._events_path, os.O_RDONLY)
         except FileNotFoundError:
             self.read_names()
-            return Batch(_NO_SLOTS, _NO_RECORDS, np.zeros(0, dtype=bool))
+            return Batch(_NO_SLOTS, _NO_RECORDS)
         try:
             about = os.fstat(file)
-            restarted = self._file not in ((0, 0), (about.st_dev, about.st_ino))
-            if restarted:
+            self.replaced = self._file not in ((0, 0), (about.st_dev, about.st_ino))
+            if self.replaced:
                 self._begin()
             self._file = about.st_dev, about.st_ino
-            changed, records = self._look_again(file)
-            fresh, found, more = self._read_new(file)
+            changed, changed_records = self._look_again(file)
+            fresh, fresh_records = self._read_new(file)
         finally:
             os.close(file)
         self.read_names()  # after the records: names are written before the records that bear them
-        slots, records = np.concatenate([changed, fresh]), np.concatenate([records, found])
-        new = ~np.isin(slots, self._open, assume_unique=True) if len(changed) else np.ones(len(slots), dtype=bool)
-        slots, records, new = self._drop_damage(slots, records, new)
-        self._remember(slots, records)
-        order = np.argsort(slots, kind="stable") if len(changed) else slice(None)
-        return Batch(slots[order], records[order], new[order], more, restarted)
+        batch = self._drop_damage(np.concatenate([changed, fresh]), np.concatenate([changed_records, fresh_records]))
+        self._remember(*batch)
+        return batch
 
     def _look_again(self, file: int) -> tuple[Ints, Ints]:
         """Returns what has changed of what was in flight, and what has come into holes."""
@@ -252,10 +215,10 @@ class PartReader:
         keep = (records["status"] != 0) & ~same
         return slots[keep], records[keep]
 
-    def _read_new(self, file: int) -> tuple[Ints, Ints, bool]:
-        """Returns the slots behind the last, their records, and whether there is more."""
-        slots, read, more = [_NO_SLOTS], [_NO_RECORDS], True
-        while more:
+    def _read_new(self, file: int) -> tuple[Ints, Ints]:
+        """Returns the slots behind the last, and their records."""
+        slots, read, self.more = [_NO_SLOTS], [_NO_RECORDS], True
+        while self.more:
             width = self._width
             written = np.flatnonzero(_read_records(file, self._next, width)["status"])
             # Up to the last that was written by now none is missed: what has no status then has not been written for long.
@@ -267,13 +230,13 @@ class PartReader:
             slots.append(self._next + np.flatnonzero(valid))
             read.append(records if valid.all() else records[valid])
             self._next += len(records)
-            more = len(records) == width
-            self._width = min(4 * width, _WINDOW) if more else _FIRST_WINDOW
+            self.more = len(records) == width
+            self._width = min(4 * width, _WINDOW) if self.more else _FIRST_WINDOW
             if width == _WINDOW:
                 break
-        return np.concatenate(slots), np.concatenate(read), more
+        return np.concatenate(slots), np.concatenate(read)
 
-    def _drop_damage(self, slots: Ints, records: Ints, new: Ints) -> tuple[Ints, Ints, Ints]:
+    def _drop_damage(self, slots: Ints, records: Ints) -> Batch:
         """Leaves out what no recorder can have written."""
         sane = (records["status"] <= ERROR) & (records["op"] < len(OPS)) & (records["post_ns"] >= 0) & (records["peer"] >= ANY_SOURCE)
         for name in ("wait_ns", "done_ns", "stage", "microbatch", "line"):
@@ -281,9 +244,9 @@ class PartReader:
         if self.world_size is not None:
             sane &= records["peer"] < (self.world_size if self.rank < self.world_size else 0)
         if sane.all():
-            return slots, records, new
+            return Batch(slots, records)
         self.unreadable += int(np.count_nonzero(~sane))
-        return slots[sane], records[sane], new[sane]
+        return Batch(slots[sane], records[sane])
 
     def _remember(self, slots: Ints, records: Ints) -> None:
         """Keeps what is in flight, to be looked at again."""
@@ -317,12 +280,25 @@ class PartReader:
                 if entry["table"] == "meta":
                     self.meta[read_word(entry["key"])] = entry["value"]
                 else:
-                    self.names.add(entry, self._names_read)  # numbers are given in order: none is above the number of bytes
+                    self._add_name(entry)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 self.unreadable += 1
 
-    def is_being_written(self) -> bool:
-        """Whether the process that began this part lives, on this machine: what an earlier run left is not the present."""
+    def _add_name(self, entry: dict[str, Any]) -> None:
+        table, number = entry["table"], entry["id"]
+        if type(number) is not int or not 0 <= number < self._names_read:  # numbers are given in order, one a line
+            raise ValueError("a number that no rank gave")
+        value = _READERS[table](entry)
+        if table == "file" and self._cells:
+            value = name_cells([value]).get(value, value)
+        self.names[table][number] = value
+        if table == "group" and entry.get("fresh") is True:
+            self.fresh.add(number)
+
+    def is_live(self) -> bool:
+        """Whether the process that began this part lives, on this machine (Linux): what an earlier run left is not the present."""
+        if "pid" not in self.meta:
+            self.read_names()
         pid, start_ns = self.meta.get("pid"), self.meta.get("start_ns")
         if not isinstance(start_ns, int) or self.meta.get("host") != socket.gethostname():
             return False
@@ -434,7 +410,7 @@ class _Parts:
     def __init__(self, directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None) -> None:
         try:
             found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
-            self._readers = {rank: PartReader(directory, rank) for rank in found if only_rank in (None, rank)}
+            self._readers = {rank: PartReader(directory, rank, cells=False) for rank in found if only_rank in (None, rank)}
             for reader in self._readers.values():
                 reader.read_names()
             self.metas = {rank: reader.meta for rank, reader in self._readers.items()}
@@ -458,13 +434,12 @@ class _Parts:
         reader.world_size = self.world_size
         until = reader.length()  # a rank that writes faster than this reads must not keep it here
         batches = [reader.advance()]
-        while batches[-1].more and reader.position < until:
+        while reader.more and reader.position < until:
             batches.append(reader.advance())
-        records = np.concatenate([batch.records for batch in batches])
-        if all(batch.new.all() for batch in batches):
+        slots, records = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+        if (np.diff(slots) > 0).all():
             return records
         # The rank is writing: the latest look at a slot counts.
-        slots = np.concatenate([batch.slots for batch in batches])
         _, last = np.unique(slots[::-1], return_index=True)
         latest: Ints = records[::-1][last]
         return latest
@@ -482,7 +457,7 @@ class _Parts:
             columns[name] = np.where(records[name] == NONE, NONE, np.maximum(records[name] - self.start_ns, 0))
         tables = {}
         for column, table in _TABLE_OF.items():
-            known: dict[int, Any] = getattr(names, table)
+            known = names[column]
             tables[table] = tuple(known[number] for number in sorted(known))
             columns[column] = _close_gaps(records[column], sorted(known))
         return make_events(columns, Tables(**tables))
@@ -510,10 +485,12 @@ class _Parts:
             ],
             "complete": not (missing or stopped or self._damaged),
         }
-        if unchecked := self._sentences("not_checked"):
-            pieces["not_checked"] = unchecked
+        unchecked = self._sentences("not_checked")
         if len(hosts) > 1:
+            unchecked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
             pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
+        if unchecked:
+            pieces["not_checked"] = unchecked
         if backends := [meta["backend"] for meta in metas.values() if isinstance(meta.get("backend"), str)]:
             pieces["backend"] = backends[0]
         for meta in metas.values():
@@ -590,6 +567,12 @@ def _entries(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "group": read_group,
+    "payload": read_payload,
+    "label": lambda entry: read_word(entry.get("name")),
+    "file": lambda entry: read_word(entry.get("name")),
+}
 _TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
 
 

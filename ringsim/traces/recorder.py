@@ -234,9 +234,7 @@ class Recorder:
             if label is None:
                 label = _label()
             try:
-                _pack_record(
-                    self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state
-                )
+                _pack_record(self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state)
             except struct.error:
                 return self._post_anew(slot, who(), group, payload, label, file, line, peer, tag, state)
             return slot
@@ -337,9 +335,7 @@ class Recorder:
         line = {"name": name, "ranks": ranks, "fresh": True} if fresh else {"name": name, "ranks": ranks}
         return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
 
-    def payload(
-        self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()
-    ) -> int:
+    def payload(self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
         value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
         line = {"dtype": dtype, "shape": value.shape, "size_bytes": size_bytes}

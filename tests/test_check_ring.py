@@ -11,12 +11,12 @@ import IPython.display
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import never_ends, verdict
+from verdicts import verdict
 
 import ringsim
 from ringsim import check
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]
@@ -161,10 +161,9 @@ def recv_from_anybody(token: torch.Tensor) -> None:
         (looks_and_then_adds_by_all_reduce, "Rank 0 of 3 called all_reduce"),
         (sends_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1 (line "),
         (hangs_in_recv, "rank 2 in recv from rank 1 (line "),
-        (calls_its_successor_on_the_other_group, "is not part of group"),
-        (recurses_at_one, "must be another rank, got this one (rank 0 of 1)"),
+        (calls_its_successor_on_the_other_group, "ust be a global rank of the group, one of [2, 0], got 1 "),
+        (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),
         (lambda token: 1 / 0, "raised ZeroDivisionError: division by zero (line "),
-        (never_ends, "A run of 3 ranks did not end in time."),
         (None, "The answer must be a function, got None."),
     ],
 )

@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import never_ends, verdict
+from verdicts import verdict
 
 import ringsim
 from ringsim import check
@@ -25,7 +25,7 @@ from ringsim.pipeline import (
     send_gradient,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Tensor = Any  # as from a notebook, where nobody checks types
@@ -73,7 +73,6 @@ def test_partition_passes_a_right_answer(answer: Answer) -> None:
         (lambda layers, stages: None, "must be a list of ranges, one for each stage, got None."),
         (lambda layers, stages: "0123", "must be a list of ranges, one for each stage, got '0123'."),
         (lambda layers, stages: [range(layer // (layers // stages)) for layer in range(stages)], "raised ZeroDivisionError"),
-        (lambda layers, stages: never_ends(0), "did not end in time."),
         (7, "The answer must be a function, got 7."),
     ],
 )
@@ -164,14 +163,12 @@ def test_hand_over_passes_a_right_answer() -> None:
     [
         (dimension_by_dimension, "messages to rank 1, a header and a payload, sent ", "A message for each dimension"),
         (lambda tensor: None, "Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.", "Two messages"),
-        (sent_as_it_lies, "contiguous", "must be contiguous"),
         (all_round_the_ring, "must ", ""),
         (flat, "must return a tensor of shape (", "the shape from the header"),
         (numbers_in_another_order, "must return the numbers that rank ", ""),
         (lambda tensor: (hand_over(tensor), None)[1], "must return a tensor of shape (", ""),
         (lambda tensor: (hand_over(tensor), tensor)[1], "Rank 0 of 3 has nobody before it and must return None, got a tensor.", ""),
         (lambda tensor: hand_over(tensor, group_of=lambda ring: None), 'on the group "world"', "Name the group"),
-        (lambda tensor: never_ends(0), "did not end in time", ""),
         (7, "The answer must be a function", ""),
     ],
 )
@@ -293,7 +290,6 @@ def test_gradients_passes_a_right_answer(answer: Answer) -> None:
         (first_stage_forgets_the_backward, "Stage 0 of 3 has no gradient for its parameter 0.weight", "recv_gradient"),
         (sends_zeros, "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
         (first_stage_mixes_up, "Stage 0 of 3 has another gradient for 0.weight than one process", "microbatch i goes with the x and the y"),
-        (lambda *args: never_ends(0), "did not end in time", ""),
         (lambda stage: None, "takes 1 positional argument but 4 were given", ""),
         (7, "The answer must be a function", ""),
     ],

@@ -11,12 +11,12 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import never_ends, verdict
+from verdicts import verdict
 
 import ringsim
 from ringsim import check
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Tensor = torch.Tensor
@@ -95,9 +95,8 @@ def test_token_ring_passes_a_right_answer(answer: Answer) -> None:
         (all_receive_first, "The run never ended, because these waited in vain: rank 0 in recv from rank 2", "needs a send to meet"),
         (into_another_tensor, "Token 0 of batch 0 must be ", "Receive into space itself"),
         (on_the_world, 'on the group "world", and must do so on its', "Name the group"),
-        (without_looking, "raised ", "Send output unless it is None"),
+        (without_looking, "ust be a torch.Tensor, got NoneType", "Send output unless it is None"),
         (lambda output, space: None, "Rank 0 of 3 must send 12 outputs, sent none.", "Send output unless it is None"),
-        (lambda output, space: never_ends(0), "did not end in time", ""),
         (7, "The answer must be a function", ""),
     ],
 )
