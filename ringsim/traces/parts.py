@@ -11,13 +11,12 @@ write is read, never mapped: a file that somebody cuts short is then a short rea
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,7 +34,6 @@ from ringsim.traces.events import (
     RECORD,
     Events,
     Ints,
-    Payload,
     Tables,
     make_events,
     read_group,
@@ -44,10 +42,7 @@ from ringsim.traces.events import (
 )
 
 __all__ = [
-    "COLUMNS",
-    "WORDS",
     "Batch",
-    "Neighbour",
     "PartReader",
     "in_notebook",
     "join_events",
@@ -567,15 +562,6 @@ def _entries(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-_READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "group": read_group,
-    "payload": read_payload,
-    "label": lambda entry: read_word(entry.get("name")),
-    "file": lambda entry: read_word(entry.get("name")),
-}
-_TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
-
-
 def join_events(parts: Sequence[Events]) -> Events:
     """Puts events together, one part after the other; names that several parts have become one.
 
@@ -586,7 +572,7 @@ def join_events(parts: Sequence[Events]) -> Events:
         The events of all parts. ``seq`` counts anew within each rank.
 
     Example:
-        >>> from ringsim.traces.events import OP_CODES
+        >>> from ringsim.traces.events import OP_CODES, Group
         >>> one = make_events({"rank": [0], "op": [OP_CODES["send"]], "group": [0]}, Tables(groups=(Group("world", (0, 1)),)))
         >>> joined = join_events([one, one])
         >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
@@ -603,122 +589,6 @@ def join_events(parts: Sequence[Events]) -> Events:
             pieces.append(values)
     tables = Tables(**{table: tuple(merged[column]) for column, table in _TABLE_OF.items()})
     return make_events({name: np.concatenate(pieces) for name, pieces in columns.items()}, tables)
-
-
-# -- another rank of this machine, from inside a rank
-
-WORDS: Final = RECORD.itemsize // 4  # of 4 bytes, in a record
-# Where a record has its columns, counted in these words; of op and status, which share one, status is the upper half.
-COLUMNS: Final = {name: offset // 4 for name, (_, offset, *_) in (RECORD.fields or {}).items() if name != "status"}
-
-
-class Neighbour:
-    """Another rank's part.
-
-    Args:
-        directory: where the ranks write their parts.
-        rank: whose part.
-
-    Attributes:
-        view: its records as words of 4 bytes; what they mean stands in ``COLUMNS``. Zero from where the rank has not written yet.
-        elsewhere: whether the rank runs on another machine, so that its records cannot be read while it writes them.
-    """
-
-    def __init__(self, directory: Path, rank: int) -> None:
-        self.rank = rank
-        self.view: memoryview = memoryview(b"").cast("i")
-        self.elsewhere = False
-        self._events_path = directory / f"rank-{rank}.events"
-        self._names_path = self._events_path.with_suffix(".names")
-        self._file = self._names = -1
-        self._rest = b""  # of the names: a line whose end is not there yet
-        self._meta: dict[str, Any] = {}
-        self._tables: dict[str, dict[int, dict[str, Any]]] = {}
-
-    def __del__(self) -> None:
-        """Lets go of the files."""
-        for file in (self._file, self._names):
-            if file >= 0:
-                os.close(file)
-
-    def open(self) -> bool:
-        """Begins to read; False where there is nothing to be read, or not yet."""
-        if self._file >= 0:
-            return True
-        if self.elsewhere:
-            return False
-        try:
-            file = os.open(self._events_path, os.O_RDONLY)
-            self._names = os.open(self._names_path, os.O_RDONLY)
-        except OSError:
-            return False
-        self._read_names()
-        if self._is_writing():
-            self._file = file
-            self.extend()
-            return True
-        self.elsewhere = self._meta.get("host", socket.gethostname()) != socket.gethostname()
-        os.close(file)
-        os.close(self._names)
-        self._names, self._rest, self._meta, self._tables = -1, b"", {}, {}
-        return False
-
-    def _is_writing(self) -> bool:
-        """Whether the process that began this part lives, here: what an earlier run left is not to be taken for the present."""
-        pid, start_ns = self._meta.get("pid"), self._meta.get("start_ns")
-        if not isinstance(start_ns, int) or self._meta.get("host") != socket.gethostname():
-            return False
-        try:
-            born_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-            asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-        except (OSError, ValueError, IndexError, AttributeError):  # the process is gone; or this is not Linux
-            return False
-        return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
-
-    def starved_s(self) -> float:
-        """Returns how long the rank's first thread has waited for a processor in its life, in seconds; 0 where the system does not tell.
-
-        Each wait counts when it is over: one that still lasts is not in it.
-        """
-        try:
-            _, waited_ns, _ = Path(f"/proc/{self._meta.get('pid')}/schedstat").read_text().split()
-            return int(waited_ns) / 1e9
-        except (OSError, ValueError):
-            return 0.0
-
-    def extend(self) -> bool:
-        """Sees more of the file, where it has grown; False where it has not."""
-        length = os.fstat(self._file).st_size // RECORD.itemsize * RECORD.itemsize
-        if length <= self.view.nbytes:
-            return False
-        self.view = memoryview(mmap.mmap(self._file, length, access=mmap.ACCESS_READ)).cast("i")
-        return True
-
-    def entry(self, table: str, number: int) -> dict[str, Any]:
-        """Returns what the rank wrote down of one of its numbers; empty where it wrote nothing."""
-        entries = self._tables.setdefault(table, {})
-        if number not in entries and self._names >= 0:
-            self._read_names()
-        return entries.get(number, {})
-
-    def payload(self, number: int) -> Payload | None:
-        """Returns one of the rank's payloads, None where it has no name."""
-        try:
-            return read_payload(self.entry("payload", number))
-        except ValueError:
-            return None
-
-    def _read_names(self) -> None:
-        pieces = [self._rest]
-        while piece := os.read(self._names, 1 << 16):
-            pieces.append(piece)
-        *lines, self._rest = b"".join(pieces).split(b"\n")
-        for line in lines:
-            entry = json.loads(line)
-            if entry["table"] == "meta":
-                self._meta[entry["key"]] = entry["value"]
-            else:
-                self._tables.setdefault(entry["table"], {})[entry["id"]] = entry
 
 
 # -- cells of a notebook
