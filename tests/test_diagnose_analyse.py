@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose import waitfor
-from ringsim.diagnose.snapshot import RankSnapshot, snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, Snapshot, analyse, find_cycle, hindering
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse, find_cycle, hindering
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 from ringsim.traces.findings import Operation

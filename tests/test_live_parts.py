@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose.mismatches import find_new_mismatches
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, Snapshot, analyse
+from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OP_CODES
 from ringsim.traces.parts import PartReader, read_parts

@@ -62,6 +62,9 @@ class WatchedMachine(AbstractContextManager["WatchedMachine"]):
             self.now_s += 0.5
         return verdict
 
+    def thread_time(self) -> float:
+        return 0.0
+
     def monotonic(self) -> float:
         return self.now_s
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from ringsim.comm.collectives import COLLECTIVES
+from ringsim.comm.collectives import METHODS
 from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.traces.events import NONE, OP_KINDS, SEND
@@ -28,7 +28,7 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["install_with"]
 
-_OPERATIONS: Final = ("send", "recv", "recv_anysource", *COLLECTIVES)
+_OPERATIONS: Final = ("send", "recv", "recv_anysource", *METHODS)
 _Channel = tuple[int, str, tuple[int, ...], int]  # source, name and ranks of the group, tag
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, Snapshot
+from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
+from ringsim.diagnose.waitfor import Hindrance
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import Operation
 from ringsim.traces.value import count

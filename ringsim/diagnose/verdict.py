@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
-from ringsim.diagnose.waitfor import GONE, Hindrance, Snapshot, Stuck, analyse, find_cycle, meets
+from ringsim.diagnose.snapshot import GONE, Snapshot
+from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
@@ -42,7 +43,7 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         can go on and nobody failed.
 
     Example:
-        >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot
+        >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
         >>> from ringsim.traces.events import Group
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)

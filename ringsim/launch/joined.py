@@ -36,8 +36,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
-from ringsim.errors import MessageMismatch, RingError
+from ringsim.diagnose.failure import clear_verdict, describe_unfinished, raise_verdict, read_verdict, write_verdict
+from ringsim.errors import RingError
 from ringsim.launch.watcher import (
     ANSWER_S,
     ASK,
@@ -117,8 +117,8 @@ class JoinedWatch:
 
     def unheard(self) -> RingError | None:
         """Returns the verdict on operations of this rank that disagree with others', where no operation of it has raised it since."""
-        error = None if self._raised.is_set() else read_verdict(self._directory, self._rank)
-        return error if isinstance(error, MessageMismatch) else None
+        verdict = None if self._raised.is_set() else read_verdict(self._directory)
+        return verdict.error if verdict is not None and self._rank in verdict.ranks and self._rank not in verdict.waiting else None
 
     def ask_others(self) -> list[dict[str, Any]]:
         """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict; on rank 0, before ``stop``.
@@ -172,8 +172,9 @@ class JoinedWatch:
                 elif word in (WAKE, SHUT):
                     shut_connections(self._keep_port)
                     if word == WAKE and not self._raised.wait(WAKE_S):
-                        verdict = read_verdict(self._directory, self._rank)
-                        sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {verdict}\n")
+                        verdict = read_verdict(self._directory)
+                        why = verdict.diagnosis if verdict is not None else ""
+                        sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n")
                         sys.stderr.flush()
                         os.kill(os.getpid(), signal.SIGKILL)
                 else:
@@ -203,7 +204,7 @@ class JoinedWatch:
 
     def _take_over(self) -> None:
         """Becomes the watcher, if no other rank in the block is and there is no verdict yet."""
-        if not self._others_watch() and not has_verdict(self._directory):
+        if not self._others_watch() and read_verdict(self._directory) is None:
             with contextlib.suppress(OSError):  # no pipe can be made
                 self._begin_to_watch()
 

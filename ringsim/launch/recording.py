@@ -29,7 +29,7 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import describe_end, error_of_kind, pass_on, read_woken, report_exception
+from ringsim.diagnose.failure import describe_end, error_of_kind, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
@@ -133,8 +133,6 @@ class Recording:
         if self._watch is not None:
             if error is not None:
                 doing = self._watch.ask_others()
-                with contextlib.suppress(OSError):  # the disk may be full: the other ranks then say less
-                    pass_on(recorder.directory, self._rank, self._world_size, error)
             self._watch.stop()
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
@@ -242,10 +240,10 @@ class Recording:
         }
         others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
-        woken = read_woken(directory) if self._watch is not None and not raised_ns else None
+        woken = read_verdict(directory) if self._watch is not None and not raised_ns else None
         if woken is not None:  # all caught the error: what they did afterwards does not say why
-            metadata["given_up_ns"] = woken[1] - start_ns
-            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken[0]]
+            metadata["given_up_ns"] = woken.at_ns - start_ns
+            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken.waiting]
         if ends:
             metadata["ends"] = ends
         if late:

@@ -27,6 +27,7 @@ nothing that could be proved           3 s and 1 s for each 50 MB under way, all
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -80,6 +81,7 @@ STALL_S: Final = 3.0
 STALL_BYTES_PER_S: Final = 50e6
 _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
 _CALM_S: Final = 1.0  # before a stall is called one, no rank has computed for this long
+_IDLE_S, _IDLE_SHARE = 0.02, 0.02  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
 _NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
 
 
@@ -111,8 +113,8 @@ class LiveRecords:
                 self._begin()
                 return self.look()
             self.builder.add(rank, *batch, part.names, part.fresh)
-            for number, tag in part.meta.get("from_any", ()):
-                self.builder.note_from_any(rank, part.names["group"][number], tag)
+            for number in part.meta.get("from_any", ()):
+                self.builder.note_from_any(rank, part.names["group"][number])
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():
                 self.builder.note_elsewhere(rank)
         return [self.builder.head(rank) for rank in range(self._size)]
@@ -183,7 +185,7 @@ class Watcher:
         self._changed_s = time.monotonic()  # when something happened last on any rank
         self._compare_s = 0.0  # when to compare next
         self._suspicion: _Suspicion | None = None
-        self._calm: tuple[float, list[int]] | None = None  # since when all of them sleep, and their CPU time then
+        self._calm: tuple[float, list[float]] | None = None  # since when all of them sleep, and their CPU time then
 
     def hear(self, rank: int, threads: Threads) -> None:
         """Takes a rank's answer."""
@@ -223,11 +225,8 @@ class Watcher:
         self._compare_s = end_s + max(COMPARE_S, (end_s - start_s) / SHARE)
         if found is None:
             return None
-        known = tuple(view.state for view in self._outline(states, now_ns).ranks)
+        known = tuple(view.state for view in self._build(states, now_ns).ranks)
         return Verdict(found.findings[0].ranks, replace(found, states=known), now_ns)
-
-    def _outline(self, states: Sequence[str], now_ns: int) -> Snapshot:
-        return self._records.builder.outline([self._records.state(rank, state) for rank, state in enumerate(states)], now_ns)
 
     def _build(self, states: Sequence[str], now_ns: int) -> Snapshot:
         return self._records.builder.build([self._records.state(rank, state) for rank, state in enumerate(states)], now_ns)
@@ -240,7 +239,7 @@ class Watcher:
             self._relax()
             return self._look_for_stall(states, now_s, now_ns)  # what could still go on then can still go on now
         self._states = list(states)
-        if any(head.awaited for head in heads) and analyse(self._outline(states, now_ns)) is not None:
+        if any(head.awaited for head in heads):
             snapshot = self._build(states, now_ns)
             stuck = analyse(snapshot)
             if stuck is not None:
@@ -285,20 +284,26 @@ class Watcher:
         """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""
         if now_s - self._changed_s < STALL_S - _CALM_S:
             return None
-        outline = self._outline(states, now_ns)
-        blocked = tuple(rank for rank, view in enumerate(outline.ranks) if view.state == "blocked")
+        snapshot = self._build(states, now_ns)
+        blocked = tuple(rank for rank, view in enumerate(snapshot.ranks) if view.state == "blocked")
         if not blocked or len(blocked) + sum(state in GONE for state in states) < len(states):
             self._calm = None
             return None
-        processes = [look_at(self._records.process(rank)[0] or 0) for rank in blocked]
-        ticks = [process.ticks for process in processes if process is not None]
-        if any(process is None or process.state not in "SD" for process in processes) or self._calm is None or self._calm[1] != ticks:
-            self._calm = now_s, ticks
-            return None
+        used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in blocked]
+        calm_s = now_s - self._calm_since(used_s, now_s)
         patience_s = STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
-        if now_s - self._calm[0] < _CALM_S or now_s - self._changed_s < patience_s:
+        if calm_s < _CALM_S or now_s - self._changed_s < patience_s:
             return None
-        return self._judge_stall(self._build(states, now_ns).settle(), blocked, patience_s, now_ns)
+        return self._judge_stall(snapshot.settle(), blocked, patience_s, now_ns)
+
+    def _calm_since(self, used_s: list[float], now_s: float) -> float:
+        """Returns since when ranks have used hardly any CPU time, given what they have used in all; now, if one does not sleep."""
+        since_s, before_s = self._calm or (now_s, used_s)
+        idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
+        if math.inf in used_s or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True)):
+            since_s, before_s = now_s, used_s
+        self._calm = since_s, before_s
+        return since_s
 
     def _judge_stall(self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int) -> Verdict:
         """Says why nothing moves, as if nothing were on its way any more."""
@@ -317,6 +322,14 @@ class Watcher:
         finding = Finding("stalled", blocked, operations, message, hint)
         diagnosis = Diagnosis((finding,), self._size, states=tuple(view.state for view in snapshot.ranks))
         return Verdict(blocked, diagnosis, now_ns, proved=False)
+
+
+def _idle_cpu_s(pid: int) -> float:
+    """Returns the CPU time that a sleeping process has used, without that of the thread that asks; of one that does not sleep, infinity."""
+    process = look_at(pid)
+    if process is None or process.state not in "SD":
+        return math.inf
+    return process.ticks / os.sysconf("SC_CLK_TCK") - (time.thread_time() if pid == os.getpid() else 0.0)
 
 
 def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
