@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Final
@@ -190,6 +191,34 @@ def check_integer(name: str, value: object, least: int, hint: str) -> None:
         raise ArgumentError(f"{name} must be an integer from {least}, got {say(value)}. {hint}")
     if value < least:  # type: ignore[operator]
         raise ArgumentError(f"{name} must be {least} or more, got {say(value)}. {hint}")
+
+
+def read_whole(name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = "") -> int:
+    """Returns an argument as ``int``, if it is a whole number within a range.
+
+    Args:
+        name: of the argument.
+        value: what was passed: an integer of Python, numpy or torch; True and False are not.
+        least: the smallest allowed value.
+        most: the largest allowed value; None for no limit.
+        where: which rank this is, as the message says it: " (rank 2 of 4)".
+        hint: what to do.
+
+    Raises:
+        ArgumentError: it is not a whole number, or is out of range.
+
+    Example:
+        >>> read_whole("port", 29500, 1, 65535)
+        29500
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        span = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise ArgumentError(f"{name} must be a whole number {span}, got {value!r}{where}. {hint}".rstrip())
+    return number
 
 
 def check_duration(name: str, value: object) -> None:

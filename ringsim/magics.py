@@ -1,6 +1,6 @@
 """The notebook magic: ``%load_ext ringsim``, then ``%%ring -n 4`` runs a cell on every rank.
 
-The text of a notebook cell on one rank: what ``%%ring`` has every rank run. It stands alone, so that a rank need not load IPython.
+The ranks import this module for ``run_on_rank``, so what they do not need is imported on use: IPython, and what starts ranks.
 """
 
 from __future__ import annotations
@@ -12,30 +12,74 @@ import pickle
 import shlex
 import traceback
 from types import CodeType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import cloudpickle
-from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, magics_class
 
 import ringsim
 from ringsim.errors import ArgumentError
-from ringsim.launch.api import make_kind
-from ringsim.launch.job import Job, pack_call
-from ringsim.launch.run import RunOptions, run
 
-__all__ = ["run_on_rank"]
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from ringsim.launch.job import Job
 
 _USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
-# What a rank has of its own under these names, or cannot have at all.
+# Names under which a rank has something of its own, or can have nothing.
 _NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
 _LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}  # the last since Python 3.12
 
 
+def load_ipython_extension(ipython: InteractiveShell) -> None:
+    """Registers ``%%ring``; IPython calls it for ``%load_ext ringsim``.
+
+    Args:
+        ipython: the notebook's shell.
+
+    Example:
+        >>> from IPython.testing.globalipapp import start_ipython
+        >>> shell = start_ipython()
+        >>> load_ipython_extension(shell)
+        >>> "ring" in shell.magics_manager.magics["cell"]
+        True
+    """
+
+    def ring(line: str, cell: str) -> ringsim.Trace:
+        """Runs the cell on every rank, shows what each prints, tagged with its rank, and then the trace.
+
+        ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
+
+        The cell sees the notebook's variables that it names, as they are now, and ``ring``, this rank's place in the ring. What it assigns
+        stays on the ranks; the value of its last line, rank by rank, is in the trace's ``results``. The trace is also kept in the variable
+        NAME (default: ``trace``).
+        """
+        return _run_cell(ipython, line, cell)
+
+    ipython.register_magic_function(ring, "cell")  # type: ignore[arg-type]  # IPython types it as a method
+
+
+def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
+    from ringsim.launch.api import make_kind
+    from ringsim.launch.run import RunOptions, run
+
+    options = _make_parser().parse_args(shlex.split(line))
+    if not options.out.isidentifier():
+        raise _usage_error(f"-o must be the name of a variable, got {options.out!r}")
+    kind = make_kind(options.ranks, "cpu", 30, ring=True)
+    if options.limit is not None and not options.limit > 0:
+        raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
+    source = f"\n{cell}"  # the line of %%ring counts, so that tracebacks number lines as the notebook does
+    filename = shell.compile.cache(source)  # where tracebacks find them
+    used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
+    job = _pack(source, filename, {name: shell.user_ns[name] for name in used if name in shell.user_ns})
+    trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
+    shell.user_ns[options.out] = trace
+    return trace
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. Usage: {_USAGE}")
+        raise _usage_error(message)
 
 
 def _make_parser() -> _Parser:
@@ -46,42 +90,18 @@ def _make_parser() -> _Parser:
     return parser
 
 
-@magics_class
-class RingMagics(Magics):
-    """The magics of ringsim."""
+def _usage_error(message: str) -> Exception:
+    """Makes the error that IPython shows without a traceback."""
+    from IPython.core.error import UsageError
 
-    shell: InteractiveShell
-
-    @cell_magic
-    def ring(self, line: str, cell: str) -> ringsim.Trace:
-        """Runs the cell on every rank, shows what each prints, tagged, and then the trace.
-
-        ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
-
-        The cell sees the notebook's variables that it names, as they are now, and ``ring``, this rank's place in the ring. What it assigns
-        stays on the ranks; the value of its last line, rank by rank, is in the trace's ``results``. The trace is also kept in the variable
-        NAME (default: ``trace``).
-        """
-        options = _make_parser().parse_args(shlex.split(line))
-        if not options.out.isidentifier():
-            raise UsageError(f"-o must be the name of a variable, got {options.out!r}. Usage: {_USAGE}")
-        kind = make_kind(options.ranks, "cpu", 30, ring=True)
-        if options.limit is not None and not options.limit > 0:
-            raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
-        source = f"\n{cell}"  # the line of %%ring counts: tracebacks then number lines as the notebook does
-        filename = self.shell.compile.cache(source)  # where tracebacks find them
-        used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
-        job = _pack(source, filename, {name: self.shell.user_ns[name] for name in used if name in self.shell.user_ns})
-        trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
-        self.shell.user_ns[options.out] = trace
-        return trace
+    return UsageError(f"{message}. Usage: {_USAGE}")
 
 
 def _compile(source: str, filename: str) -> CodeType:
     """Compiles the cell.
 
     Raises:
-        ArgumentError: it is not Python; as a SyntaxError it would be shown with all the lines that brought it here.
+        ArgumentError: it is not Python; a SyntaxError would be shown with all the frames that led here.
     """
     try:
         return compile(source, filename, "exec")
@@ -95,6 +115,8 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
     Raises:
         ArgumentError: a variable cannot travel to the ranks.
     """
+    from ringsim.launch.job import pack_call
+
     try:
         return pack_call(run_on_rank, (source, filename), variables, seed=0)
     except ArgumentError:
@@ -123,26 +145,10 @@ def names_used(code: CodeType) -> set[str]:
     return names
 
 
-def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Registers the magics; IPython calls it for ``%load_ext ringsim``.
-
-    Args:
-        ipython: the notebook's shell.
-
-    Example:
-        >>> from IPython.testing.globalipapp import start_ipython
-        >>> shell = start_ipython()
-        >>> load_ipython_extension(shell)
-        >>> "ring" in shell.magics_manager.magics["cell"]
-        True
-    """
-    ipython.register_magics(RingMagics)
-
-
 def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
-    """Runs the text of a cell on this rank, and returns the value of its last line, as a notebook shows it.
+    """Runs the text of a cell on this rank; returns the value of its last line, as a notebook shows it.
 
-    The cell finds ``ring``, the place of this rank in its ring, and ``ringsim``.
+    The cell finds ``ring``, this rank's place in its ring, and ``ringsim``.
 
     Args:
         source: the text.
@@ -150,7 +156,7 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
         variables: those of the notebook that the cell uses.
 
     Returns:
-        The value, where the last statement is an expression; as text, where the value itself cannot travel; else None.
+        The value, if the last statement is an expression (as text, if the value cannot travel); otherwise None.
 
     Example:
         >>> def worker():

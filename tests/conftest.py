@@ -19,6 +19,8 @@ from processes import descendants, read
 
 from ringsim.state import RankState, change_state, get_state
 
+pytest_plugins = ["verdicts"]  # its fixture
+
 # On how many examples a property is tried: a few in every run, many in `make soak`. Ranks share the cores: the time of one says nothing.
 IGNORED = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
 for profile, max_examples in {"soak": 600, "ringsim": 25}.items():

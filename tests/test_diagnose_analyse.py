@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose import waitfor
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle, hindering
-from ringsim.launch.live_parts import LiveParts
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse, find_cycle, hindering
+from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
 from ringsim.traces.findings import Operation
 from ringsim.traces.parts import read_parts
@@ -198,9 +198,9 @@ def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None
         for op in ("all_reduce", "barrier")[: 2 if rank else 1]:  # rank 0 has not come to the second
             writer.post(op, 0, NONE, NONE)
             writer.act("wait", -1)
-    live = LiveParts(tmp_path, size)
+    live = LiveRecords(tmp_path, size)
     live.look()
-    now = live.world(["running"] * size, 0)
+    now = live.builder.build(["running"] * size, 0)
     events, _ = read_parts(tmp_path, start_ns=0, world_size=size)
     for world in (now, snapshot_of_events(events, size)):
         calls = [[one.entered for one in view.posted if one.operation.op == op] for op in ("all_reduce", "barrier") for view in world.ranks]

@@ -14,7 +14,7 @@ from rendezvous_machine import Instruction, Machine, wait_for_each
 from watched_machine import WatchedMachine
 
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.snapshot import doubt, snapshot_of_events
+from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import Stuck, analyse
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.value import Trace
@@ -59,7 +59,7 @@ def test_a_trace(programs: list[list[Instruction]], order: Any) -> None:
     look(machine)
     assert all(ranks <= machine.unfinished for ranks in suspected)  # the records alone: no false alarm
     world = snapshot_of_events(machine.events(), SIZE, dict.fromkeys(machine.finished, ("exited", "")))
-    assert ranks_of(analyse(doubt(world))) == machine.unfinished  # with the knowledge that all has come to rest: none missed either
+    assert ranks_of(analyse(world.settle())) == machine.unfinished  # with the knowledge that all has come to rest: none missed either
     ends = [{"rank": rank, "state": "exited"} for rank in machine.finished]
     trace = Trace(machine.events(), {"world_size": SIZE, "ends": ends, "at_rest": True})
     assert bool(explain(trace).edges) == bool(machine.unfinished)
@@ -95,7 +95,7 @@ def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> No
     for rank in (0, 0, 0, 1):
         machine.step(rank)
     before = snapshot_of_events(machine.events(), SIZE, {1: ("exited", "")})
-    assert ranks_of(analyse(doubt(before))) == set()
+    assert ranks_of(analyse(before.settle())) == set()
     machine.step(2)
     assert machine.step(0)
     assert 0 in machine.finished

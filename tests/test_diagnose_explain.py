@@ -61,11 +61,12 @@ def test_draws_anything(trace: Trace, ends: Any) -> None:
     assert waitfor_png(replace(diagnosis, trace=None))[1:4] == b"PNG"
 
 
-FLOAT8, INT8, FLOAT4, TURNED = (
+FLOAT8, INT8, FLOAT4, SHAPED, TURNED = (
     Payload("float32", (8,), 32),
     Payload("int32", (8,), 32),
     Payload("float32", (4,), 16),
     Payload("float32", (2, 4), 32),
+    Payload("float32", (4, 2), 32),
 )
 SUM, MAX = Payload("float32", (8,), 32, "SUM"), Payload("float32", (8,), 32, "MAX")
 
@@ -90,7 +91,7 @@ def messages(*pairs: tuple[Payload, Payload]) -> Trace:
 
 
 def test_sides_that_disagree() -> None:
-    diagnosis = messages((FLOAT8, FLOAT8), (FLOAT8, TURNED), (FLOAT8, INT8), (FLOAT8, FLOAT4)).explain()
+    diagnosis = messages((FLOAT8, SHAPED), (TURNED, SHAPED), (FLOAT8, INT8), (FLOAT8, FLOAT4)).explain()
     assert [finding.kind for finding in diagnosis.findings] == ["message_mismatch"] * 3
     assert [finding.message.rpartition("the ")[2] for finding in diagnosis.findings] == [
         "size differs.",
@@ -125,7 +126,7 @@ def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MA
     [
         ({"op": "all_reduce"}, {"op": "broadcast", "peer": 0}, "kind"),
         ({"op": "broadcast", "peer": 0}, {"op": "broadcast", "peer": 1}, "root"),
-        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 2}, "size or dtype"),
+        ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 2}, "size"),
         ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 1}, "reduction"),
         ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 3}, "reduction"),
         ({"op": "broadcast", "peer": 0, "payload": 3}, {"op": "broadcast", "peer": 0, "payload": 3}, ""),

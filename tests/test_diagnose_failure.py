@@ -1,4 +1,4 @@
-"""Which exception made a rank fail: chains of exceptions, raised here."""
+"""Which exception made a rank fail: chains of exceptions, raised here; and verdicts as files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ from ringsim.diagnose.failure import (
     OWN,
     PEER,
     WAIT,
+    Verdict,
     describe_end,
     error_of_kind,
     find_cause,
     impose,
     is_internal,
+    raise_verdict,
+    read_verdict,
     report_exception,
     text_of,
+    write_verdict,
 )
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
+from ringsim.diagnose.verdict import judge
 from ringsim.errors import Deadlock, RingError
+from ringsim.traces.events import Group
+from ringsim.traces.findings import Operation
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
 TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
@@ -177,3 +185,22 @@ def test_a_report_can_be_shown_whatever_was_raised() -> None:
 )
 def test_frames_of_ringsim_and_torch_are_internal(name: str, internal: bool) -> None:
     assert is_internal(name) is internal
+
+
+def receives(rank: int, peer: int) -> RankSnapshot:
+    operation = Operation(rank, "recv", peer, 3, "world", 32, "float32", (2, 4), "/home/me/ring.py", 41, waited_s=0.25)
+    return RankSnapshot("blocked", (Posted(operation, Group("world", (0, 1, 2)), awaited=True),))
+
+
+def test_the_error_carries_the_diagnosis_that_the_watcher_made(tmp_path: Path) -> None:
+    diagnosis = judge(Snapshot((receives(0, 1), receives(1, 0), receives(2, 0))))
+    assert diagnosis.findings[0].consequences
+    assert diagnosis.edges
+    write_verdict(tmp_path, Verdict((0, 1), diagnosis, 5))
+    assert read_verdict(tmp_path) == Verdict((0, 1), diagnosis, 5)
+    with pytest.raises(Deadlock) as raised:
+        raise_verdict(tmp_path, 1)
+    error = raised.value
+    assert error.diagnosis == diagnosis
+    assert str(error) == str(diagnosis)
+    raise_verdict(tmp_path, 2)  # it is not about that rank

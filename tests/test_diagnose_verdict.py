@@ -9,8 +9,8 @@ import pytest
 from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.explain import explain
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
 from ringsim.diagnose.verdict import judge
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.findings import KINDS, Diagnosis, Operation
 from ringsim.traces.value import Trace

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, RankSnapshot, Snapshot, analyse, find_cycle
+from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse, find_cycle
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.findings import Operation
 

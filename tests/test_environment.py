@@ -280,7 +280,7 @@ def test_a_rank_outside_its_world() -> None:
     with pytest.raises(ArgumentError, match=r"rank must be a whole number from 0 to 0, got 1 \(world_size 1\)\. Give each process its own"):
         discover(world_size=1, rank=1, environ={})
     with pytest.raises(
-        ArgumentError, match=r"world_size must be 8 as the launcher says, for rank is left to it, got 2 \(slurm: .*Pass both"
+        ArgumentError, match=r"world_size must be 8 as the launcher says, since rank is left to it, got 2 \(slurm: .*Pass both"
     ):
         discover(world_size=2, environ=environ("slurm_two_nodes"))
 

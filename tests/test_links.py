@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 import ringsim
 from ringsim.errors import ArgumentError
-from ringsim.links.plan import SIZES, STREAM, Block, make_plan
-from ringsim.links.rows import make_rows, samples_of
-from ringsim.links.samples import combine, is_steady, step_ns, timed_ranks
+from ringsim.links.plan import SIZES, STREAM, Block, combine, is_steady, make_plan, make_rows, samples_of, step_ns, timed_ranks
 from ringsim.traces.events import OP_CODES, Tables, make_events
 
 

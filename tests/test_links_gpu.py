@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ringsim.errors import ArgumentError
-from ringsim.links import gpu
+from ringsim.links import worker
 from ringsim.links.api import _gpus, _take_gpu_times
 from ringsim.links.plan import Block
 
@@ -28,25 +28,30 @@ def pretend(monkeypatch: pytest.MonkeyPatch, count: int, peers: set[tuple[int, i
 def test_two_ranks_never_share_a_gpu(monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, advice: str) -> None:
     pretend(monkeypatch, count)
     with pytest.raises(ArgumentError, match=f"got {ranks} with {count}: NCCL refuses") as caught:
-        gpu.check_gpus(ranks)
+        worker.check_gpus(ranks)
     assert advice in str(caught.value)
 
 
 def test_a_gpu_for_each_rank_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 4)
-    gpu.check_gpus(4)
+    worker.check_gpus(4)
 
 
 def test_what_lies_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 3, {(0, 1), (1, 0)})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
-    places = [gpu.place_of(number) for number in range(3)]
+    places = [worker.place_of(number) for number in range(3)]
     assert [place["peers"] for place in places] == [[1], [0], []]
     elsewhere = {**places[0], "host": "another"}
-    assert gpu.paths_between((0, 1, 2, 3), [*places, elsewhere]) == {"0>1": "p2p", "1>2": "host-staged", "2>3": "network", "3>0": "network"}
-    assert gpu.paths_between((0,), places) == {}
+    assert worker.paths_between((0, 1, 2, 3), [*places, elsewhere]) == {
+        "0>1": "p2p",
+        "1>2": "host-staged",
+        "2>3": "network",
+        "3>0": "network",
+    }
+    assert worker.paths_between((0,), places) == {}
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    assert gpu.paths_between((0, 1), [gpu.place_of(0), gpu.place_of(1)]) == {"0>1": "host-staged", "1>0": "host-staged"}
+    assert worker.paths_between((0, 1), [worker.place_of(0), worker.place_of(1)]) == {"0>1": "host-staged", "1>0": "host-staged"}
 
 
 def test_the_table_says_what_lies_between_its_gpus() -> None:
@@ -83,7 +88,7 @@ def test_events_around_each_step_time_it(monkeypatch: pytest.MonkeyPatch) -> Non
     def step() -> None:
         Event.clock += next(lengths_ms)
 
-    assert gpu.time_steps(step, 3) == [1e6, 2.5e6, 4e6]
+    assert worker.time_steps(step, 3) == [1e6, 2.5e6, 4e6]
 
 
 def test_events_replace_what_the_record_says() -> None:

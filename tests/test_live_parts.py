@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from part_writer import Writer
 
-from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.diagnose.waitfor import Posted, Snapshot, analyse
-from ringsim.launch.live_part import LivePart
-from ringsim.launch.live_parts import LiveParts
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
-from ringsim.traces.parts import read_parts
+from ringsim.diagnose.mismatches import find_new_mismatches
+from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
+from ringsim.diagnose.waitfor import analyse
+from ringsim.launch.watcher import LiveRecords
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OP_CODES
+from ringsim.traces.parts import PartReader, read_parts
 from ringsim.traces.recorder import CHUNK, FIRST_CHUNK
 
 STEPS = st.tuples(
@@ -51,7 +51,7 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         writers = [Writer(directory, rank, size) for rank in range(size)]
-        live = LiveParts(directory, size)
+        live = LiveRecords(directory, size)
         for number, (rank, what, which, group) in enumerate(steps):
             writer = writers[rank]
             peer = (rank + 1 + which % 2) % size
@@ -69,9 +69,10 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
                 writer.act(what, which, source=peer)
             if number in looks:
                 live.look()
-                live.world(["running"] * size, 0)
+                find_new_mismatches(live.builder)  # which lets go of what is done
+                live.builder.build(["running"] * size, 0)
         live.look()
-        world = live.world(["running"] * size, 0)
+        world = live.builder.build(["running"] * size, 0)
         events, _ = read_parts(directory, start_ns=0, world_size=size)
         whole = snapshot_of_events(events, size)
         stuck, expected = analyse(world), analyse(whole)
@@ -87,38 +88,38 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
 
 def test_a_part_is_followed_across_its_growth(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
-    part = LivePart(tmp_path, 0, 2)
+    part = PartReader(tmp_path, 0)
     total = FIRST_CHUNK + 2 * CHUNK
+    seen: dict[int, int] = {}  # status by slot
     for number in range(total):
         slot = writer.post("isend", 0, 1, number % 3)
         if number % 997 == 0:
-            part.look()
+            seen.update(read(part))
         if number < total - 5:
             writer.recorder.complete(slot)
-    head = part.look()
-    assert (head.slots, head.open, head.awaited) == (total, 5, ())
-    part.count()
-    part.read_names()
-    assert sum(part.channels().values()) == total
-    assert [part.index(slot) for slot in part.open_slots()] == [number // 3 for number in range(total - 5, total)]
+    seen.update(read(part))
+    assert list(seen) == sorted(seen) == list(range(total))
+    assert [slot for slot, status in seen.items() if status == IN_FLIGHT] == list(range(total - 5, total))
+    assert read(part) == {}
     writer.recorder.close()
+
+
+def read(part: PartReader) -> dict[int, int]:
+    batch = part.advance()
+    return dict(zip(batch.slots.tolist(), batch.records["status"].tolist(), strict=True))
 
 
 def test_a_slot_that_another_thread_fills_late_is_found(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
-    first = writer.post("isend", 0, 1, 0)
+    writer.post("isend", 0, 1, 0)
     record = bytes(writer.recorder._memory[:72])
     writer.recorder._memory[:72] = bytes(72)  # claimed, and not yet written
     writer.post("isend", 0, 1, 0)
-    part = LivePart(tmp_path, 0, 2)
-    assert (part.look().slots, part.look().open) == (1, 1)
-    part.count()
+    live = LiveRecords(tmp_path, 1)
+    assert live.look()[0][:2] == live.look()[0][:2] == (1, 1)
     writer.recorder._memory[:72] = record
-    assert (part.look().slots, part.look().open) == (2, 2)
-    part.count()
-    part.read_names()
-    assert sum(part.channels().values()) == 2
-    assert first // 9 in part.open_slots()
+    assert live.look()[0][:2] == (2, 2)
+    assert [one.index for one in live.builder.build(["running"], 0).ranks[0].posted] == [0, 1]
     writer.recorder.close()
 
 
@@ -126,14 +127,36 @@ def test_an_earlier_runs_part_is_let_go_when_another_takes_its_place(tmp_path: P
     old = Writer(tmp_path, 0, 2)
     old.post("isend", 0, 1, 0)
     old.recorder.close()
-    part = LivePart(tmp_path, 0, 2)
-    assert part.look().open == 1
+    live = LiveRecords(tmp_path, 2)
+    assert live.look()[0].open == 1
     new = Writer(tmp_path, 0, 2)
-    assert part.look().slots == 0
+    assert live.look()[0].written == 0
     new.post("irecv", 0, 1, 0)
     new.post("irecv", 0, 1, 0)
-    assert part.look().open == 2
+    assert live.look()[0].open == 2
     new.recorder.close()
+
+
+def test_a_part_of_a_dead_process_is_a_strangers(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 0, 1)
+    writer.post("isend", 0, 0, 0)
+    live = [LiveRecords(tmp_path, 1, strangers=True) for _ in range(2)]
+    assert live[0].look()[0].open == 1
+    writer.recorder.set_meta("pid", 2**22 + 1)  # there is no such process
+    assert live[1].look()[0].open == 0
+    writer.recorder.close()
+
+
+def test_a_record_cut_short_while_it_is_read_does_no_harm(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 0, 2)
+    for _ in range(3):
+        writer.post("isend", 0, 1, 0)
+    part = PartReader(tmp_path, 0)
+    assert len(read(part)) == 3
+    os.truncate(tmp_path / "rank-0.events", 100)
+    assert read(part) == {}
+    os.truncate(tmp_path / "rank-0.events", 0)
+    assert read(part) == {}
 
 
 @pytest.mark.parametrize("what", ["nothing", "elsewhere", "stopped", "ended"])
@@ -148,21 +171,21 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(tmp_path: Path
             post: Any = writer.recorder.make_post(OP_CODES["isend"])
             assert [post(0, 0, 0, 0) for _ in range(9)][-1] is None
         writer.recorder.close() if what == "ended" else None
-    live = LiveParts(tmp_path, 1)
+    live = LiveRecords(tmp_path, 1)
     live.look()
-    assert live.outline(["running"], 0).ranks[0].state == "unknown"
-    assert analyse(live.world(["running"], 0)) is None
-    assert live.world(["exited"], 0).ranks[0].state == "exited"
-    assert np.all(np.array([part.head.slots for part in live.parts]) >= 0)
+    assert live.state(0, "running") == "unknown"
+    assert live.state(0, "exited") == "exited"
+    assert analyse(live.builder.build([live.state(0, "running")], 0)) is None
 
 
 def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0, 2)
     posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
     writer.recorder.complete(posted[2], ERROR)  # nobody has waited for it: it raised when it was posted
-    live = LiveParts(tmp_path, 2)
+    live = LiveRecords(tmp_path, 2)
     live.look()
-    found = [live.world(["running"] * 2, 0), snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)]
+    find_new_mismatches(live.builder)
+    found = [live.builder.build(["running"] * 2, 0), snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)]
     for world in found:
         assert [(one.operation.op, one.operation.tag, one.group.name, one.index) for one in world.ranks[0].refused] == [
             ("isend", 3, "world", 1)

@@ -1,8 +1,9 @@
-"""The public names of ringsim.pipeline: where the contents say, in its docstring, seen by type checkers, and light."""
+"""The public names of ringsim.pipeline: where the contents say, documented, seen by type checkers, light; docs/pipeline.md runs."""
 
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
 import inspect
 import pkgutil
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
 import ringsim.pipeline
@@ -87,3 +89,38 @@ def test_docstring_says_what_it_takes_and_gives(name: str) -> None:
         assert re.search(r"^(Returns|Yields):$|^Returns\b", text, re.MULTILINE), f"{name} needs Returns"
     if inspect.isfunction(value) and re.search(r"^\s+raise \w", inspect.getsource(value), re.MULTILINE):
         assert re.search(r"^Raises:$", text, re.MULTILINE), f"{name} needs Raises"
+
+
+TEXT = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text()
+
+
+def test_another_model_is_added_as_the_document_says(capsys: pytest.CaptureFixture[str]) -> None:
+    section = TEXT.split("## Another model\n")[1].split("\n## ")[0]
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, names)
+    assert names["report"], str(names["report"])
+    assert capsys.readouterr().out.startswith("13 gradients equal those of one process")
+    boundaries = names["boundary_shapes"](names["model"], names["partition"], names["tokens"], adapter=names["adapter"])
+    assert [boundary.shape for boundary in boundaries] == [(2, 9, 16)] * 2
+
+
+def test_first_example_runs_as_one_rank() -> None:
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0], names)
+    loss, report = names["worker"]()
+    assert 3 < loss < 6
+    assert report.startswith("65 gradients equal those of one process")
+
+
+ROOT = Path(__file__).parent.parent
+SECTION = (ROOT / "docs" / "pipeline.md").read_text().partition("\n## A step as a picture\n")[2].partition("\n## ")[0]
+
+
+def test_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(code, {}, "seen", "docs/pipeline.md", 0)
+    assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
+    assert len(test.examples) > 5
+    plt.close("all")

@@ -14,7 +14,8 @@ from matplotlib.colors import to_rgb
 
 from ringsim import Link, simulate_schedule
 from ringsim.plot import schedule_run as pictures
-from ringsim.plot.steps import ACTION_LOOKS, measure_shares
+from ringsim.plot.schedule_run import measure_shares
+from ringsim.plot.steps import ACTION_LOOKS
 from ringsim.schedules.costs import Costs
 from ringsim.simulator.schedules import ScheduleRun
 

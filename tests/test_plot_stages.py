@@ -17,13 +17,12 @@ from synthetic import Story, pipeline
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import plot_schedule
 from ringsim.plot import style
-from ringsim.plot.steps import microbatch_entry, shows_step, step_height
-from ringsim.plot.timeline import plot_timeline, timeline_height, trace_png
+from ringsim.plot.steps import microbatch_entry, picture_step, shows_step, step_picture
+from ringsim.plot.timeline import plot_timeline, timeline_picture, trace_png
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import from_text
-from ringsim.traces.steps import find_step
 from ringsim.traces.value import Trace
 
 
@@ -233,7 +232,7 @@ def test_a_picture_says_that_ranks_shared_their_cores() -> None:
 def test_a_notebook_gets_the_step_beside_the_ring() -> None:
     trace = trace_of(known("1f1b", 2, 2))
     assert trace_png(trace)[1:4] == b"PNG"
-    assert timeline_height(trace) == step_height(find_step(trace))
+    assert timeline_picture(trace).height == step_picture(picture_step(trace)).height
     data, about = trace._repr_mimebundle_()
     assert "1 step, the last one of 1f1b: bubble 33 % (closed form 33 %)" in about["image/png"]["alt"]
     assert "pipeline      1 step" in data["text/plain"]

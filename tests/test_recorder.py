@@ -41,9 +41,7 @@ def test_the_format_for_struct_is_the_format_for_numpy() -> None:
 
 
 @pytest.mark.parametrize("fallocate", [True, False])
-def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool
-) -> None:
+def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool) -> None:
     if not fallocate:
         monkeypatch.delattr(os, "posix_fallocate")
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=2 * CHUNK + 3)
@@ -166,7 +164,7 @@ import sys, threading
 from ringsim.traces.events import OP_CODES
 from ringsim.traces.recorder import Recorder
 
-recorder = Recorder(sys.argv[1], rank=0, world_size=1)
+recorder = Recorder(sys.argv[1], rank=0, world_size=1, max_records=1 << 24)
 post = recorder.make_post(OP_CODES["isend"])
 payload = recorder.payload("float32", [2], 8)
 def work():

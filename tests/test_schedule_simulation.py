@@ -1,4 +1,4 @@
-"""Simulated schedules against the evaluator, closed forms in fractions, an independent reckoning, SimPy and torch's lowered schedules."""
+"""Simulated schedules against the evaluator, closed forms in fractions, an independent reckoning, and SimPy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_reference import draw_schedule, move_posts, reckon
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-from torch.distributed.pipelining.schedules import _add_send_recv
 
 from ringsim import Link, simulate_schedule
 from ringsim.errors import Deadlock
@@ -22,7 +20,7 @@ from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Evaluation, Semantics, evaluate
 from ringsim.schedules.lowering import get_recv, lower
-from ringsim.schedules.schedule import Action, Schedule, from_csv, parse_action
+from ringsim.schedules.schedule import Action, Schedule, parse_action
 from ringsim.simulator.schedules import ScheduleRun
 
 CASES = [*((name, None) for name in SCHEDULE_NAMES), ("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
@@ -103,7 +101,7 @@ def test_a_circle_is_a_deadlock(idle_ranks: int, costs: list[Costs] | None) -> N
 
 def closed_cases() -> Iterator[tuple[closed_forms.Step, Costs]]:
     chance = random.Random(7)
-    for name, p, m in product(SCHEDULE_NAMES, range(1, 8), (1, 2, 3, 5, 8, 13, 16)):
+    for name, p, m in product(SCHEDULE_NAMES, range(1, 6), (1, 2, 3, 5, 9, 12)):
         times = [Fraction(chance.randint(1, 12), chance.randint(1, 5)) for _ in range(3)]
         for f, i, w in (times, times[:1] * 3):
             latency = Fraction(chance.randint(1, 400), 100) if name in ("gpipe", "afab", "1f1b") else 0
@@ -121,7 +119,7 @@ def test_closed_forms_in_exact_fractions() -> None:
                 checked += 1
                 assert run.makespan == run.closed_form, (step, costs, semantics)
                 assert isinstance(run.makespan, Fraction | int)
-    assert checked > 1000
+    assert checked > 600
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -246,33 +244,3 @@ def test_simpy_says_the_same(name: str, semantics: Semantics) -> None:
             expected = by_simpy(lower(schedule, ahead=ahead), costs, links, 1, rendezvous=semantics == "rendezvous")
             run = simulate_schedule(schedule, costs, link=links, size_bytes=1, semantics=semantics, ahead=ahead)
             assert ends_of(run) == pytest.approx(expected, rel=1e-12)
-
-
-# -- torch's own placement of sends and receives
-
-
-@pytest.mark.parametrize(
-    ("theirs", "name", "chunks"),
-    [
-        ("GPipe", "gpipe", 1), ("Interleaved1F1B", "interleaved_1f1b", 2), ("LoopedBFS", "looped_bfs", 2), ("ZBVZeroBubble", "zb_v", 2),
-        ("DualPipeV", "dualpipe_v", 2),
-    ],
-)  # fmt: skip
-def test_schedules_that_torch_lowered(theirs: str, name: str, chunks: int) -> None:
-    p, m = 3, 6
-    rows = get_schedule_ops(theirs, p, m, num_stages_per_rank=chunks)
-    schedule = from_csv("\n".join(",".join("" if action is None else str(action) for action in row) for row in rows), name=name)
-    with_messages = _add_send_recv(
-        {rank: [action for action in row if action is not None] for rank, row in enumerate(rows)},
-        schedule.stage_ranks.__getitem__,
-        schedule.num_stages,
-    )
-    lowered = from_csv("\n".join(",".join(map(str, with_messages[rank])) for rank in range(p)), name=name)
-    assert lowered.lowered
-    for semantics in SEMANTICS:
-        costs = draw_costs(random.Random(name), schedule.num_stages, latency=Fraction(3, 4))
-        run = simulate_schedule(lowered, costs, semantics=semantics)
-        assert run.makespan == evaluate(lowered, costs, semantics).makespan
-    # The last one was eager: where a receive is posted is all one, and sends stand where ours do, but behind pairs of DualPipeV.
-    eager = simulate_schedule(schedule, costs, semantics="buffered")
-    assert run.makespan > eager.makespan if name == "dualpipe_v" else run.makespan == eager.makespan

@@ -12,7 +12,7 @@ from rendezvous_machine import Machine, Op
 
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
-from ringsim.launch.watcher import Threads, Watcher
+from ringsim.launch.watcher import LiveRecords, Process, Threads, Watcher
 from ringsim.traces.events import ANY_SOURCE, OP_CODES
 
 
@@ -28,7 +28,9 @@ class WatchedMachine(AbstractContextManager["WatchedMachine"]):
         self._machine = machine
         self._size = len(machine.programs)
         self._writers = [Writer(directory, rank, self._size) for rank in range(self._size)]
-        self._watcher = Watcher(directory, self._size, ask=self._answer)
+        self.now_s = 100.0
+        self._records = LiveRecords(directory, self._size)
+        self._watcher = Watcher(self._records, self._size, ask=self._answer)
         self._slots: dict[int, int] = {}  # by the machine's operation
         self._began: set[int] = set()
         self._finished: set[int] = set()
@@ -52,23 +54,30 @@ class WatchedMachine(AbstractContextManager["WatchedMachine"]):
         return verdicts
 
     def look_at_the_end(self) -> Verdict | None:
-        """Looks until it is sure: at what there is, at whether it is still so and all are at rest, and twice more."""
-        for _ in range(4):
+        """Looks until it is sure, or has seen nothing move for as long as a stall takes."""
+        for _ in range(20):
             verdict = self._look()
+            if verdict is not None:
+                break
+            self.now_s += 0.5
         return verdict
 
+    def thread_time(self) -> float:
+        return 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
     def _look(self) -> Verdict | None:
-        with mock.patch.object(module, "at_rest", self._at_rest):
+        self.now_s += 0.01
+        with mock.patch.multiple(module, time=self, look_at=lambda _pid: Process("S", 0)):
             return self._watcher.look(["exited" if rank in self._machine.finished else "running" for rank in range(self._size)])
 
-    def _at_rest(self, _pids: list[int]) -> bool:
-        """Tells whether the ranks that the watcher suspects are at rest: none of them is about to go on."""
-        suspicion = self._watcher._suspicion
-        assert suspicion is not None
-        return all(self._machine.is_stuck(rank) for rank in suspicion.ranks)
-
     def _answer(self, rank: int) -> None:
-        threads = self._watcher._parts.parts[rank].awaiting_threads()
+        threads = self._records.builder.awaiting_threads(rank)
         self._watcher.hear(rank, Threads(frozenset(threads), idle=False))
 
     def _write(self) -> None:

@@ -1,12 +1,12 @@
 """Checks for the exercises of the lessons: does the answer hold, and if not, why.
 
-A check runs a student's function on fresh ranks, with sizes and data drawn at random, and looks at what was recorded and returned;
+A check runs a student's function on fresh ranks, with random sizes and data, and looks at what was recorded and returned;
 ``diagnose`` compares what somebody reads from a trace. A check never raises for a wrong answer and always returns within about 15 seconds::
 
     check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
     check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
-    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: all send and receive, and nobody waits for ever
+    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: all send and receive, and nobody waits forever
     check.alphabeta(fit)               notebooks/03_bandwidth: alpha and beta from the times of messages
     check.partition(partition)         notebooks/04_stages: which layers each stage gets
     check.hand_over(hand_over)         notebooks/04_stages: a tensor of any shape to the next stage, in two messages
@@ -20,9 +20,7 @@ A check runs a student's function on fresh ranks, with sizes and data drawn at r
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 
-The files: ``result`` is what a check returns, ``examination`` runs an answer and says how a run ended, ``neighbours`` has the rule of the
-ring, ``small_task`` a model to train; ``shares``, ``pairs``, ``rounds``, ``exchanges``, ``fits``, ``cuts``, ``handing_over``,
-``boundaries``, ``orders``, ``fewest``, ``tokens``, ``settings``, ``timed``, ``chunks`` and ``causes`` know the exercises.
+``examination`` has what all checks share; each other file belongs to one lesson.
 
 Example:
     >>> from ringsim import check
@@ -35,22 +33,17 @@ Example:
     A ring of 1 rank has no pairs, got 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
-from ringsim.check.boundaries import gradients
+from ringsim.check.backward import gradients
 from ringsim.check.causes import diagnose
-from ringsim.check.chunks import ring_all_reduce
-from ringsim.check.cuts import partition
-from ringsim.check.exchanges import no_deadlock
-from ringsim.check.fewest import fewest_microbatches
+from ringsim.check.communication import ring_all_reduce, timed_op
+from ringsim.check.examination import CheckResult
 from ringsim.check.fits import alphabeta
-from ringsim.check.handing_over import hand_over
-from ringsim.check.orders import fast_schedule, schedule
-from ringsim.check.pairs import pair_groups
-from ringsim.check.result import CheckResult
-from ringsim.check.rounds import ring
-from ringsim.check.settings import inner_iterations
-from ringsim.check.shares import hello
-from ringsim.check.timed import timed_op
-from ringsim.check.tokens import token_ring
+from ringsim.check.four_processes import hello
+from ringsim.check.generation import inner_iterations, token_ring
+from ringsim.check.rings import pair_groups, ring
+from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
+from ringsim.check.send_recv import no_deadlock
+from ringsim.check.stages import hand_over, partition
 
 __all__ = [
     "CheckResult",

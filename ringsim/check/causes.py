@@ -1,12 +1,11 @@
-"""The exercises of the lesson on diagnosis: name what is wrong in a trace, whom it concerns, and the event that shows it."""
+"""The lesson on diagnosis: name what is wrong in a trace, whom it concerns, and the event that shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ringsim.check.examination import Wrong, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Wrong, shown
 from ringsim.traces.events import NONE, OK, SPAN
 from ringsim.traces.findings import KINDS, Diagnosis, Finding
 from ringsim.traces.value import Trace, count

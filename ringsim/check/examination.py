@@ -1,4 +1,8 @@
-"""Running a student's function on fresh ranks, and putting into a sentence how a run ended."""
+"""What all checks share: running a student's function, the verdict, the rule of the ring, a small model to train.
+
+A check gives a judge to ``examine``. The judge runs the answer through an ``Examination``, raises ``Wrong`` where it does not hold, and
+otherwise returns one sentence.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,109 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.check.result import CheckResult
 from ringsim.errors import Deadlock, PeerExited, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
-from ringsim.traces.events import NONE, OK, OP_NAMES, RECV, SEND
+from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.value import Trace, count
 
-__all__ = ["Examination", "Wrong", "examine", "plain_number", "shown"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ringsim.pipeline.reports import GradientRow
+
+__all__ = [
+    "ALONE_HINT",
+    "RAISED_HINT",
+    "CheckResult",
+    "Examination",
+    "Task",
+    "Wrong",
+    "count_microbatches",
+    "examine",
+    "find_wrong",
+    "judge_unmatched",
+    "judge_way",
+    "listed",
+    "make_task",
+    "plain_number",
+    "shown",
+]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckResult:
+    """The verdict on one answer; true if the answer passed.
+
+    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal only the text.
+
+    Attributes:
+        check: name of the check.
+        passed: whether the answer holds.
+        reason: why, in one sentence.
+        hint: what to try next; empty if the answer passed.
+        seed: the seed of sizes and data; pass it to the check again to draw the same ones. None if nothing was drawn.
+        world_size: number of ranks of the run that the reason is about, None if no run got that far.
+        trace: the record of that run, None if there is none.
+        diagnosis: who waited for whom in that run, if that is what is wrong.
+
+    Example:
+        >>> result = CheckResult("ring", False, "Rank 0 of 3 sent nothing.", "Send to ring.succ.", seed=5, world_size=3)
+        >>> result
+        check.ring: not yet (3 ranks, seed 5)
+          Rank 0 of 3 sent nothing.
+          Hint: Send to ring.succ.
+        >>> bool(result)
+        False
+    """
+
+    check: str
+    passed: bool
+    reason: str
+    hint: str
+    seed: int | None = None
+    world_size: int | None = None
+    trace: Trace | None = None
+    diagnosis: Diagnosis | None = None
+
+    def __bool__(self) -> bool:
+        """Tells whether the answer passed."""
+        return self.passed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the verdict as plain data, for JSON; without the trace.
+
+        Example:
+            >>> CheckResult("hello", True, "It holds.", "", seed=7).as_dict()
+            {'check': 'hello', 'passed': True, 'reason': 'It holds.', 'hint': '', 'seed': 7, 'world_size': None}
+        """
+        return {name: getattr(self, name) for name in ("check", "passed", "reason", "hint", "seed", "world_size")}
+
+    def __repr__(self) -> str:
+        """Returns the verdict as text."""
+        about = [] if self.seed is None else [f"seed {self.seed}"]
+        if self.world_size is not None and not (self.passed and about):
+            about.insert(0, count(self.world_size, "rank"))
+        lines = [f"check.{self.check}: {'passed' if self.passed else 'not yet'} ({', '.join(about)})", f"  {self.reason}"]
+        return "\n".join([*lines, f"  Hint: {self.hint}"] if self.hint else lines)
+
+    def _ipython_display_(self) -> None:
+        """Shows the text and then the picture: as one output with both, a notebook would show the picture alone."""
+        from IPython.display import display
+
+        display({"text/plain": repr(self)}, raw=True)
+        picture = self.diagnosis or self.trace
+        if picture is not None and not self.passed:
+            display(picture)
+
 
 LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
 TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
@@ -35,19 +127,19 @@ class Wrong(Exception):
     Args:
         reason: why, in one sentence.
         hint: what to try next.
-        world_size: number of ranks of the run it is about, if any.
-        trace: what was recorded of it, if anything.
-        diagnosis: who waited for whom in it, where that is what is wrong.
+        trace: the record of the run that shows it, if there is one.
+        world_size: number of ranks of that run; by default the trace's.
+        diagnosis: who waited for whom in it, if that is what is wrong.
     """
 
     def __init__(
-        self, reason: str, hint: str, *, world_size: int | None = None, trace: Trace | None = None, diagnosis: Diagnosis | None = None
+        self, reason: str, hint: str, *, trace: Trace | None = None, world_size: int | None = None, diagnosis: Diagnosis | None = None
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
-        self.world_size = world_size
         self.trace = trace
+        self.world_size = trace.world_size if world_size is None and trace is not None else world_size
         self.diagnosis = diagnosis
 
 
@@ -56,11 +148,11 @@ class Examination:
 
     Args:
         function: the student's.
-        seed: what sizes and data are drawn from.
+        seed: of the random numbers.
 
     Attributes:
         function: the student's.
-        random: the source of sizes and data.
+        random: draws sizes and data.
     """
 
     def __init__(self, function: Callable[..., Any], seed: int) -> None:
@@ -82,8 +174,11 @@ class Examination:
             on_rank: what each rank does with the student's function.
             world_size: number of ranks.
             args: what else it is given.
-            judge_early_end: looks at the trace of a run that did not end by itself, and may raise a ``Wrong`` that says more.
+            judge_early_end: sees the trace of a run that had to be ended, and may raise a more precise ``Wrong``.
             hint: for a run in which the function raised.
+
+        Returns:
+            The record of the run.
 
         Raises:
             Wrong: the run failed, or took too long.
@@ -101,6 +196,26 @@ class Examination:
                 raise _stuck(trace) from None
             raise self._failed(error, world_size, hint) from None
 
+    def run_on_ring(self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str) -> Trace:
+        """Runs as ``run`` does, and judges whether messages went to the successor only, whether the run ended or not.
+
+        Args:
+            on_rank: what each rank does with the student's function.
+            world_size: number of ranks.
+            args: what else it is given.
+            things: what the exercise calls the things that are sent, in the plural.
+            hint: for a run in which the function raised.
+
+        Returns:
+            The record of the run.
+
+        Raises:
+            Wrong: the run failed, or a message went elsewhere.
+        """
+        trace = self.run(on_rank, world_size, *args, judge_early_end=lambda trace: judge_way(trace, things), hint=hint)
+        judge_way(trace, things)
+        return trace
+
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
         """Says what was raised, with the student's own line."""
         text = str(error)
@@ -109,7 +224,7 @@ class Examination:
         frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)]
         theirs = [frame for frame in frames if code is not None and frame["file"] == code.co_filename] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
-        hint = hint or "Run it with ringsim.trace to see the whole error, and read that from its last line upwards."
+        hint = hint or "Run it with ringsim.trace to see the whole error, and read the error from its last line upwards."
         return Wrong(f"{first[:1].upper()}{first[1:]}{where}.", hint, world_size=world_size, trace=error.trace)
 
 
@@ -119,9 +234,8 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     Args:
         name: of the check.
         function: the student's.
-        judge: runs it through the examination that it is given; returns the sentence for an answer that holds, and a trace to show;
-            raises ``Wrong`` otherwise.
-        seed: None to draw one.
+        judge: examines the answer; returns a sentence for one that holds, and a trace to show; otherwise raises ``Wrong``.
+        seed: of the random numbers; None to draw one.
 
     Returns:
         The verdict.
@@ -152,23 +266,34 @@ def _stuck(trace: Trace) -> Wrong:
             waits.append(f"rank {rank} in {OP_NAMES[events.op[index]]} {to} rank {events.peer[index]} (line {events.line[index]})")
     if not waits:
         hint = "Look for a loop that never ends, and for an input() or a sleep(). If there is none, the machine was busy: try again."
-        return Wrong(f"A run of {count(trace.world_size, 'rank')} did not end in time.", hint, world_size=trace.world_size, trace=trace)
+        return Wrong(f"A run of {count(trace.world_size, 'rank')} did not end in time.", hint, trace=trace)
     hint = (
         "A send ends only when the other side receives: if every rank sends first, and waits for it, nobody ever receives. "
         "Post the send with isend, receive, and then wait for the send. And every recv needs a send to meet."
     )
-    reason = f"The run never ended, for these waited in vain: {', '.join(waits)}."
-    return Wrong(reason, hint, world_size=trace.world_size, trace=trace)
+    reason = f"The run never ended, because these waited in vain: {', '.join(waits)}."
+    return Wrong(reason, hint, trace=trace)
 
 
 def plain_number(answer: Any) -> float | str:
-    """Returns an answer as a number, also from an array or tensor of one element; what is no number as a few words."""
+    """Returns an answer as a number, even from an array or tensor of one element; anything else in a few words."""
     if isinstance(answer, str | bytes | bool):
         return shown(repr(answer))
     try:
         return float(answer)
-    except Exception:  # whatever a student returns: __float__ may be theirs
+    except Exception:  # students may return anything: __float__ may be theirs
         return shown(answer)
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Returns numbers in order, for a sentence.
+
+    Example:
+        >>> listed([3, 1, 2])
+        '1, 2 and 3'
+    """
+    *most, last = map(str, sorted(numbers))
+    return f"{', '.join(most)} and {last}"
 
 
 def shown(value: Any) -> str:
@@ -184,3 +309,123 @@ def shown(value: Any) -> str:
         text = f"a {type(value).__name__}"
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:60].rstrip()}..."
+
+
+ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
+RAISED_HINT: Final = (
+    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with ring.pred_group. In a ring of one "
+    "there are no groups, and nothing to send."
+)
+_GROUP_HINT: Final = (
+    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
+)
+
+
+def judge_way(trace: Trace, things: str) -> None:
+    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also judges runs that did not end.
+
+    Args:
+        trace: of the run.
+        things: what the exercise calls the things that are sent, in the plural.
+    """
+    events, size = trace.events, trace.world_size
+
+    def wrong(reason: str, hint: str) -> Wrong:
+        return Wrong(reason, hint, trace=trace)
+
+    for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
+        rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
+        who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
+        if size == 1:
+            raise wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT)
+        if kind == COLLECTIVE:
+            raise wrong(
+                f"{who} called {op}, and only messages between neighbours are allowed.",
+                f"Sends and recvs are enough for the sum: pass {things} on, and add up what arrives.",
+            )
+        pred, succ = (rank - 1) % size, (rank + 1) % size
+        verb, due, other, role = ("sent to", succ, pred, "successor") if kind == SEND else ("received from", pred, succ, "predecessor")
+        if peer != due:
+            found = f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}" if peer == other else f"rank {peer}"
+            found = found if peer >= 0 else "any rank"
+            raise wrong(
+                f"{who} {verb} {found}, and {things} must {'go to' if kind == SEND else 'come from'} its {role}, rank {due}.",
+                f"Send to ring.succ on ring.succ_group, receive from ring.pred on ring.pred_group: {things} go clockwise in the picture.",
+            )
+        group = events.tables.groups[events.group[index]].name if events.group[index] != NONE else "none"
+        edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
+        if group != edge:
+            raise wrong(f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT)
+
+
+def judge_unmatched(trace: Trace) -> None:
+    """Raises ``Wrong`` unless every send met its recv."""
+    if trace.unmatched:
+        raise Wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", "Use the same tag on both sides, or none.", trace=trace)
+
+
+VOCABULARY: Final = 11
+WIDTH: Final = 6
+
+
+class Task(NamedTuple):
+    """A model of six layers and its data, in float64: token ids in, logits out. The same on every rank."""
+
+    model: nn.Sequential
+    inputs: list[Tensor]
+    targets: list[Tensor]
+
+
+def make_task(secret: int, num_microbatches: int) -> Task:
+    """Makes model and data; called on each rank.
+
+    Args:
+        secret: the seed of weights and tokens.
+        num_microbatches: how many microbatches, each of shape (2, 5).
+
+    Returns:
+        The task; the input of every layer but the first, and the output of every layer but the last, are hidden states.
+    """
+    import torch  # here, so that a process that only starts ranks does not load it
+    from torch import nn
+
+    torch.manual_seed(secret)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY)).double()
+    tokens = [torch.randint(VOCABULARY, (2, 6)) for _ in range(num_microbatches)]
+    return Task(model, [each[:, :-1] for each in tokens], [each[:, 1:] for each in tokens])
+
+
+def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
+    """Compares the gradients of this rank's parameters with those of one process; sends no messages.
+
+    Args:
+        task: after a step.
+        mine: the parameters of this rank's stage; all others must have no gradient.
+
+    Returns:
+        The worst row of the report, None if all are equal. Its verdict is one of the report's, or "zeros" for a gradient of only zeros.
+    """
+    from ringsim.pipeline.reports import compare_gradients, single_process_step, tolerance_of
+
+    expected = single_process_step(*task).gradients
+    held = {id(parameter) for parameter in mine}
+    named = dict(task.model.named_parameters())
+    due = {name: expected[name] if id(parameter) in held else None for name, parameter in named.items()}
+    found = {name: parameter.grad for name, parameter in named.items()}
+    report = compare_gradients(found, due, tolerance=tolerance_of(task.model))
+    if not report.wrong:
+        return None
+    row = report.wrong[0]
+    gradient = found[row.parameter]
+    return row if gradient is None or gradient.any() else row._replace(verdict="zeros")
+
+
+def count_microbatches(number: int) -> str:
+    """Returns a number of microbatches for a sentence.
+
+    Example:
+        >>> count_microbatches(1), count_microbatches(3)
+        ('1 microbatch', '3 microbatches')
+    """
+    return f"{number} microbatch{'' if number == 1 else 'es'}"

@@ -1,4 +1,4 @@
-"""The exercise of the lesson on bandwidth: two numbers, alpha and beta, from the times of messages of many sizes."""
+"""The lesson on bandwidth: two numbers, alpha and beta, from the times of messages of many sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.check.examination import Examination, Wrong, examine, shown
-from ringsim.check.result import CheckResult
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, shown
 from ringsim.link import Link, fit_link
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.units import bytes_text
@@ -47,14 +46,14 @@ def alphabeta(function: Callable[..., Any], *, seed: int | None = None) -> Check
     """Checks a function that fits alpha and beta.
 
     ``function(sizes_bytes, times_s)`` gets two numpy arrays of one length, in which each size occurs several times, and returns ``(alpha,
-    beta)`` in seconds and seconds for each byte, or a ``ringsim.Link``. It is tried on times that were made up with links drawn at random,
+    beta)`` in seconds and seconds for each byte, or a ``ringsim.Link``. It is tried on times that were made up with links chosen at random,
     with noise and with some messages that were held up: there both numbers must be right within 30 %. And on messages between two real
     ranks: there the line must pass within 30 % of the medians of at least half of the sizes. Where the machine is so busy that a larger
     message takes less time, or that ``ringsim.link.fit_link`` does not come within 15 %, the real messages do not count.
 
     Args:
         function: the answer.
-        seed: what links and noise are drawn from; None to draw the seed, too.
+        seed: seed of the links and noise; None for a random one.
 
     Returns:
         The verdict; its trace is that of the real messages.
@@ -84,7 +83,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         if close
         else "real messages were too irregular to judge by: a busy machine"
     )
-    return f"Right for {LINKS} links drawn at random; {real}.", trace
+    return f"Right for {LINKS} links chosen at random; {real}.", trace
 
 
 def _make_up(draw: random.Random) -> Data:
@@ -135,13 +134,13 @@ def _fits_on_rank(function: Callable[..., Any], data: Sequence[Data]) -> list[tu
 
 
 def _plain_line(answer: Any) -> tuple[float, float] | str:
-    """Returns an answer as alpha and beta; what is neither as a few words."""
+    """Returns an answer as alpha and beta; anything else in a few words."""
     if isinstance(answer, Link):
         return answer.alpha_s, answer.beta_s_per_byte
     try:
         alpha_s, beta_s_per_byte = (float(number) for number in answer)
         Link(max(alpha_s, 0.0), max(beta_s_per_byte, 0.0))  # finite
-    except Exception:  # whatever a student returns
+    except Exception:  # students may return anything
         return shown(answer)
     return max(alpha_s, 0.0), max(beta_s_per_byte, 0.0)  # below 0 is too little, and judged as such
 
@@ -175,5 +174,5 @@ def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
         size, time_s = max(medians.items(), key=lambda one: abs(answer.time_s(one[0]) / one[1] - 1))
         says, took = answer.time_s(size) * 1e6, time_s * 1e6
         reason = f"Between two real ranks {bytes_text(size)} took {took:.3g} µs in the median, and the line says {says:.3g} µs."
-        raise Wrong(reason, _WEIGHT_HINT, world_size=2, trace=trace)
+        raise Wrong(reason, _WEIGHT_HINT, trace=trace)
     return True

@@ -33,12 +33,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm.checks import BufferGuard, Prechecks, make_record_refused
-from ringsim.comm.collectives import COLLECTIVES, Collective, describe, find_reduction, find_root, find_tensors, find_unfit
-from ringsim.comm.counterparts import Counterparts
+from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
-from ringsim.errors import RingError
+from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
+from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder, fail_posting
 
 __all__ = [
@@ -110,47 +110,66 @@ class TorchNames:
 
     Args:
         recorder: gives the numbers, and writes down what they mean.
-        counterparts: is told of the groups whose operations can be compared; None for nobody.
+        compared: whether operations are to be compared with their other sides, by whoever reads the records.
         on_nccl: is told the number of each group whose operations end on GPUs.
 
     Attributes:
-        groups: by the id of a group, its number, the global rank of each group rank, and whether its operations are compared with their
-            other sides.
+        groups: by the id of a group, its number, and the global rank of each group rank.
         payloads: by dtype and shape, the number of what a message carries.
     """
 
-    def __init__(self, recorder: Recorder, counterparts: Counterparts | None, on_nccl: Callable[[int], None]) -> None:
-        self._recorder, self._counterparts, self._on_nccl = recorder, counterparts, on_nccl
-        self.groups: dict[int, tuple[int, dict[int, int], bool]] = {}
+    def __init__(self, recorder: Recorder, compared: bool, on_nccl: Callable[[int], None]) -> None:
+        self._recorder, self._compared, self._on_nccl = recorder, compared, on_nccl
+        self.groups: dict[int, tuple[int, dict[int, int]]] = {}
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._other_payloads: dict[Any, int] = {}
         self._group_names: set[str] = set()
+        self._names: dict[int, str] = {}
+        self._from_any: list[int] = []  # groups on which this rank receives from any source
+        self._used_before: list[str] = []  # names of groups
         self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
 
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
+    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
         with self._meeting:
             return self.groups.get(id(group)) or self._number_group(group)
 
-    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int], bool]:
+    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
-        fresh = self._counterparts is not None and name not in self._group_names and _is_fresh(group)
+        fresh = self._compared and name not in self._group_names and _is_fresh(group)
         self._group_names.add(name)
         number = self._recorder.group(name, ranks, fresh=fresh)
-        if self._counterparts is not None:
-            if fresh:
-                self._counterparts.meet_group(number, name, ranks)
-            else:
-                self._counterparts.pass_over_group(name)
+        self._names[number] = name
+        if self._compared and not fresh:
+            self._used_before.append(name)
+            self._say_what_is_not_checked()
         if is_nccl(group):
             self._recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
             self._on_nccl(number)
-        entry = number, dict(enumerate(ranks)), fresh
+        entry = number, dict(enumerate(ranks))
         key, groups = id(group), self.groups
         self.groups[key] = entry
         weakref.finalize(group, groups.pop, key, None).atexit = False
         return entry
+
+    def meet_recv_from_any(self, group: int) -> None:
+        """Writes down that this rank receives from any source on a group: which send that meets is not known, so nothing is compared."""
+        if self._compared and group not in self._from_any:
+            self._from_any.append(group)
+            self._recorder.set_meta("from_any", self._from_any)
+            self._say_what_is_not_checked()
+
+    def _say_what_is_not_checked(self) -> None:
+        sentences = [
+            f"Both sides of an operation were not compared on group {name}: it was used before the recording began, or is not Gloo's."
+            for name in sorted(set(self._used_before))
+        ]
+        sentences += [
+            f"What rank {self._recorder.rank} received on group {self._names[number]} was not compared: some of it was from any rank."
+            for number in self._from_any
+        ]
+        self._recorder.set_meta("not_checked", sentences)
 
     def meet_message(self, tensors: Any) -> int:
         """Numbers the payload of a message at its first occurrence; NONE if there is none: the operation will be refused."""
@@ -164,7 +183,7 @@ class TorchNames:
             return NONE
         return payload
 
-    def meet_collective(self, collective: Collective, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    def meet_collective(self, collective: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
         """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
         try:
             tensors = find_tensors(collective, args, kwargs)
@@ -202,12 +221,67 @@ _FUNCTION: Final = "_new_group_with_tag"  # what new_group, split_group and devi
 _SETTER: Final = "_update_default_pg"  # what init_process_group and destroy_process_group call
 
 
-def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> dict[tuple[Any, str], Callable[..., Any]]:
+class _GroupOrder:
+    """Holds the groups that this rank makes against those that other ranks make in their place, before torch is called.
+
+    It is the one comparison that is made before the damage: nothing wakes a rank that waits for others in torch's store.
+
+    Args:
+        recorder: writes this rank's own records, beside theirs.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        assert recorder.directory is not None  # our own invariant: a real rank writes files
+        self._recorder, self._directory = recorder, recorder.directory
+        self._made = 0
+        self._others: dict[int, PartReader] = {}
+        self._records: dict[int, dict[int, Any]] = {}  # by rank and slot, the groups that the others make
+
+    def check(self, members: list[int]) -> None:
+        """Compares the next group of this rank with what its neighbours in the world make there, as far as they have come.
+
+        Raises:
+            RendezvousFailed: another rank makes another group.
+        """
+        me, size = self._recorder.rank, self._recorder.world_size
+        steps = [1 << power for power in range(size.bit_length())]  # whoever disagrees with all others is found with few looks
+        for rank in sorted({(me + step) % size for power in steps for step in (power, -power)} - {me}):
+            made = self._groups_of(rank)
+            if self._made < len(made):
+                theirs, place = made[self._made]
+                if list(theirs) != members:
+                    raise RendezvousFailed(
+                        f"all ranks must make the same groups in the same order, got {members} here and {list(theirs)} in rank {rank}'s "
+                        f"new_group{place} (rank {me} of {size}). Call new_group for every group on every rank, in one order, also for "
+                        "groups that the rank is not in."
+                    )
+        self._made += 1
+
+    def _groups_of(self, rank: int) -> list[tuple[tuple[int, ...], str]]:
+        """Returns the members of the groups that a rank has made, or makes now, and where its program does."""
+        part = self._others.setdefault(rank, PartReader(self._directory, rank))
+        if not part.is_live():
+            return []  # what an earlier run left is not to be taken for the present
+        batch, records = part.advance(), self._records.setdefault(rank, {})
+        for slot, record in zip(batch.slots.tolist(), batch.records, strict=True):
+            group = part.names["group"].get(int(record["group"]))
+            if record["op"] == OP_CODES["new_group"] and group is not None and group.name == GROUPS and int(record["group"]) in part.fresh:
+                records[slot] = record
+        made = []
+        for _, record in sorted(records.items()):
+            payload = part.names["payload"].get(int(record["payload"]))
+            if payload is not None and not (record["status"] == ERROR and record["wait_ns"] == NONE):  # else it was refused
+                file = part.names["file"].get(int(record["file"]), "")
+                made.append((payload.shape, f" at {os.path.basename(file)}:{record['line']}" if file else ""))
+        return made
+
+
+def record_new_groups(recorder: Recorder, compared: bool) -> dict[tuple[Any, str], Callable[..., Any]]:
     """Makes the replacement for torch's function that makes groups.
 
     Args:
         recorder: writes the records.
-        counterparts: compares them with those of the other ranks; None for no comparison.
+        compared: whether they are compared with those of the other ranks.
 
     Returns:
         The replacement by (owner, name); nothing where a version of torch does not have the function, which is private.
@@ -216,7 +290,7 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
     if call is None:
         return {}
     post = recorder.make_post(OP_CODES["new_group"])
-    met: set[int] = set()
+    order = _GroupOrder(recorder) if compared else None
 
     def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         if not dist.is_initialized():
@@ -232,17 +306,15 @@ def record_new_groups(recorder: Recorder, counterparts: Counterparts | None) -> 
             before = len(distributed_c10d._world.pg_names)
             group = recorder.group(f"groups of {members} after {before} others", members)
             return post(group, NONE, NONE, recorder.payload("ranks", members, 0))
-        group = recorder.group(GROUPS, world, fresh=counterparts is not None)
+        group = recorder.group(GROUPS, world, fresh=compared)
         payload = recorder.payload("ranks", members, 0)
         slot = post(group, NONE, NONE, payload)
-        if slot is not None and counterparts is not None:
-            if group not in met:
-                met.add(group)
-                counterparts.meet_group(group, GROUPS, world)
+        if slot is not None and order is not None:
             try:
-                counterparts.compare_collective(group, OP_CODES["new_group"], payload, NONE)
-            except BaseException:
+                order.check(members)
+            except RendezvousFailed as error:
                 recorder.complete(slot, ERROR)
+                recorder.notice("group_order_mismatch", str(error), group, NONE, NONE, payload)
                 raise
         return slot
 
@@ -366,8 +438,8 @@ class _Hooks:
     def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
         self.checks = None if check == "off" else Prechecks(recorder)
-        self.counterparts = None if check == "off" else Counterparts(recorder)
-        self.names = TorchNames(recorder, self.counterparts, self.take_the_long_way)
+        compared = check != "off"
+        self.names = TorchNames(recorder, compared, self.take_the_long_way)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.pending_from_any: dict[Work, tuple[int, dict[int, int]]] = {}  # the same for recv from anybody: its slot, the group's ranks
         self.pending_others: dict[Work, tuple[list[int], torch.device | None]] = {}  # for several operations, or on a GPU: slots, the GPU
@@ -382,10 +454,10 @@ class _Hooks:
             "_start_coalescing": self.make_start_coalescing(),
             "_end_coalescing": self.make_end_coalescing(),
             # Versions of torch differ in which collectives they have.
-            **{method: self.make_collective(method) for method in COLLECTIVES if hasattr(ProcessGroup, method)},
+            **{method: self.make_collective(method) for method in METHODS if hasattr(ProcessGroup, method)},
         }
         self.replacements: dict[tuple[Any, str], Callable[..., Any]] = dict(self.checks.replacements) if self.checks else {}
-        self.replacements |= record_new_groups(recorder, self.counterparts) | record_end_of_groups(recorder)
+        self.replacements |= record_new_groups(recorder, compared) | record_end_of_groups(recorder)
         for method, hook in hooks.items():
             self.replacements[ProcessGroup, method] = functools.update_wrapper(hook, getattr(ProcessGroup, method))
         for kind in find_handle_types(Work):
@@ -483,15 +555,12 @@ class _Hooks:
         groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
         meet_group, meet_message = self.names.meet_group, self.names.meet_message
         keep, begin_on_gpu = self.keep, self.begin_on_gpu
-        checks, counterparts, sends = self.checks, self.counterparts, method == "send"
-        compare: Callable[..., None] = (lambda *_: None) if counterparts is None else counterparts.make_compare(sends)
+        checks = self.checks
 
         record_refused = make_record_refused(recorder, ops[poster], ops)
 
         def complain(error: BaseException, slot: int, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
-            refused = fail_posting(recorder, slot, error)
-            if refused and counterparts is not None and not isinstance(error, RingError):
-                counterparts.forget(group, peer, tag, sends)
+            fail_posting(recorder, slot, error)
             if checks is not None:
                 checks.explain(error, method, tensors, peer, tag, group, payload)
 
@@ -501,9 +570,9 @@ class _Hooks:
                 if named:
                     return call(self, tensors, rank, tag, **named)  # torch says what is wrong with it
             try:
-                group, ranks, compared = groups[id(self)]
+                group, ranks = groups[id(self)]
             except KeyError:
-                group, ranks, compared = meet_group(self)
+                group, ranks = meet_group(self)
             try:
                 peer = ranks[rank]
             except (KeyError, TypeError):
@@ -521,8 +590,6 @@ class _Hooks:
             if slot is None:
                 return call(self, tensors, rank, tag)
             try:
-                if compared:
-                    compare(group, peer, tag, payload)
                 work = call(self, tensors, rank, tag)
             except BaseException as error:
                 complain(error, slot, tensors, peer, tag, group, payload)
@@ -538,14 +605,13 @@ class _Hooks:
     def make_recv_anysource(self) -> Callable[..., Any]:
         """Makes the hook for ``recv_anysource``."""
         call = ProcessGroup.recv_anysource
-        recorder, counterparts, names, pending_from_any = self.recorder, self.counterparts, self.names, self.pending_from_any
+        recorder, names, pending_from_any = self.recorder, self.names, self.pending_from_any
         post = recorder.make_post(RECVS["irecv"], RECVS)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
-            group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
+            group, ranks = names.groups.get(id(self)) or names.meet_group(self)
             payload = names.meet_message(tensors)
-            if counterparts is not None and compared:
-                counterparts.meet_recv_from_any(group, tag)
+            names.meet_recv_from_any(group)
             slot = post(group, ANY_SOURCE, tag, payload)
             if slot is None:
                 return call(self, tensors, tag)
@@ -563,14 +629,14 @@ class _Hooks:
     def make_collective(self, method: str) -> Callable[..., Any]:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
-        collective, blocks = COLLECTIVES[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
-        hooks, names, checks, counterparts, recorder = self, self.names, self.checks, self.counterparts, self.recorder
+        collective, blocks = METHODS[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
+        hooks, names, checks, recorder = self, self.names, self.checks, self.recorder
         pending, open_batches = self.pending, self.open_batches
         post = recorder.make_post(collective.op, COLLECTIVE_OPS)
         record_refused = make_record_refused(recorder, collective.op, COLLECTIVE_OPS)
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            group, ranks, compared = names.groups.get(id(self)) or names.meet_group(self)
+            group, ranks = names.groups.get(id(self)) or names.meet_group(self)
             payload, root = names.meet_collective(collective, len(ranks), args, kwargs)
             if checks is not None and (unfit := find_unfit(collective, args, kwargs)) is not None:
                 checks.refuse_collective(OP_NAMES[collective.op], unfit, group, payload, record_refused)
@@ -579,8 +645,6 @@ class _Hooks:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             try:
-                if counterparts is not None and compared:
-                    counterparts.compare_collective(group, collective.op, payload, ranks.get(root, NONE))
                 if blocks:
                     recorder.wait(slot)
                 work = call(self, *args, **kwargs)

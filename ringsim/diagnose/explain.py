@@ -16,9 +16,9 @@ from ringsim.diagnose.mismatches import (
     find_order_mismatches,
     find_races,
 )
-from ringsim.diagnose.snapshot import doubt, read_end_ns, read_end_times, read_ends, snapshot_of_events, until
+from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import Snapshot, hindering
+from ringsim.diagnose.waitfor import hindering
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.units import time_text
 
@@ -62,32 +62,36 @@ def explain(trace: Trace) -> Diagnosis:
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
     events, ends = trace.events, read_ends(trace.metadata, size)
-    world = snapshot_of_events(events, size, ends, end_ns=end_ns, ended_ns=read_end_times(trace.metadata, size))
-    judged = judge(world)
-    if not judged.findings and trace.metadata.get("at_rest") is True:  # the watcher knew more than the events tell
-        world = doubt(world)
-        judged = judge(world)
+    snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
+    judged = judge(snapshot)
+    if not judged.findings and _is_settled(trace):
+        snapshot = snapshot.settle()
+        judged = judge(snapshot)
     messages = find_message_mismatches(trace)
-    sizes = [one for one in messages if one.operations[0].size_bytes != one.operations[1].size_bytes]
-    causes = [*find_notices(events), *sizes, *find_collective_mismatches(events), *find_order_mismatches(world)]
+    causes = [*find_notices(events), *messages[:1], *find_collective_mismatches(events), *find_order_mismatches(snapshot)]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
-    findings += [one for one in messages if one not in sizes]
+    findings += messages[1:]
     edges = judged.edges
     if not judged.findings and not causes:
-        findings += _find_leavers(world)
+        findings += _find_leavers(snapshot)
     if not findings:
-        stalled = _find_stall(trace, world)
+        stalled = _find_stall(trace, snapshot)
         if stalled is not None:
             findings.append(stalled[0])
             edges = stalled[1]
     # Who left a recorded block may have done the rest after it.
-    returned = [rank for rank, (state, about) in ends.items() if state == "exited" and "recorded block" not in about]
+    returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     findings += find_races(events)
     if not findings:
         findings += find_lateness(trace)
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
+
+
+def _is_settled(trace: Trace) -> bool:
+    """Tells whether nothing was on its way any more at the end: on a virtual clock nothing is, of a real run the watcher says so."""
+    return trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:
@@ -144,29 +148,32 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
     return kept
 
 
-def _find_leavers(world: Snapshot) -> list[Finding]:
+def _find_leavers(snapshot: Snapshot) -> list[Finding]:
     """Says of ranks that left in the middle of their worker that this ended the run, though nobody waited for them."""
     return [
         Finding("rank_failed", (rank,), (), f"rank {rank} {view.about}: that ends the run.", "Let the worker return instead.")
-        for rank, view in enumerate(world.ranks)
+        for rank, view in enumerate(snapshot.ranks)
         if view.left_early
     ]
 
 
-def _find_stall(trace: Trace, world: Snapshot) -> tuple[Finding, tuple[Edge, ...]] | None:
+def _find_stall(trace: Trace, snapshot: Snapshot) -> tuple[Finding, tuple[Edge, ...]] | None:
     """Says of a run that was ended from outside who waited, and what the others did."""
-    blocked = [rank for rank, view in enumerate(world.ranks) if view.awaited]
-    seen = [rank for rank, view in enumerate(world.ranks) if view.state in _AT_WORK and view.about]
+    blocked = [rank for rank, view in enumerate(snapshot.ranks) if view.awaited]
+    seen = [rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about]
     if not (blocked or seen) or trace.metadata.get("complete") is True:
         return None
-    operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
+    operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
     edges = tuple(
-        Edge(rank, peer, one.operation) for rank in blocked for one in world.ranks[rank].awaited for peer in hindering(world, rank, one)
+        Edge(rank, peer, one.operation)
+        for rank in blocked
+        for one in snapshot.ranks[rank].awaited
+        for peer in hindering(snapshot, rank, one)
     )
     wanted = {edge.peer for edge in edges}
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
-    able = [rank for rank in others if world.ranks[rank].state in _AT_WORK]
-    busy = "; ".join(_tell_busy(trace, world, rank) for rank in able[:_MOST_WAITS])
+    able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
+    busy = "; ".join(_tell_busy(trace, snapshot, rank) for rank in able[:_MOST_WAITS])
     busy += f"; and {len(able) - _MOST_WAITS} more ranks" if len(able) > _MOST_WAITS else ""
     if not blocked:
         message = f"no rank waited for another when the run was ended: {busy}."
@@ -182,9 +189,9 @@ def _find_stall(trace: Trace, world: Snapshot) -> tuple[Finding, tuple[Edge, ...
     return Finding("stalled", tuple(blocked), operations, message, hint), edges
 
 
-def _tell_busy(trace: Trace, world: Snapshot, rank: int) -> str:
+def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     """Says what a rank was doing that did not wait: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
-    events, view = trace.events, world.ranks[rank]
+    events, view = trace.events, snapshot.ranks[rank]
     mine = events.rank == rank
     times = [column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)]
     last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0

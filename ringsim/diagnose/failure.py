@@ -1,29 +1,22 @@
-"""From the errors of several ranks to the one that matters.
+"""How a rank failed, which of several failures matters, and what a watcher tells the ranks that it wakes.
 
-When a rank fails, its peers fail too: their connections close. What the user needs is the first failure, on their own line; the rest is
-folded into a sentence.
-
-Which exception made a rank fail, of those that hang together by ``__cause__`` and ``__context__``.
-
-Oldest first, a chain may read in three ways::
+When a rank fails, its peers fail too: their connections close. The user needs the first failure, on their own line; the others are folded
+into a sentence. Within one rank, exceptions hang together by ``__cause__`` and ``__context__``. Oldest first, a chain reads in one of three
+ways::
 
     connection lost -> step failed                the rank suffers from another's failure, whatever it made of it: an echo
     nan loss -> step failed                       it failed by itself
     nan loss -> connection lost, or a verdict     it failed, and a ``finally`` on the way out waited in vain: what failed comes first
 
-An error of torch is told from one of the user's that says the same by where it was raised, not by its text alone.
+An error of torch is told from one of the user's with the same text by where it was raised.
 
-A verdict: what the watcher found out, on its way to the ranks that wait in vain.
-
-It is written to the run's directory before anybody is woken, so that a rank whose wait is cut short finds there what to raise::
+A watcher writes its verdict to the run's directory before it wakes anybody: a rank whose wait is cut short finds there what to raise::
 
     watcher                                    rank that waits
     -------                                    ---------------
     writes verdict.json
     wakes --------------------------------->   its connections are shut, wait() raises
                                                reads verdict.json, raises Deadlock at the user's line
-
-A rank that ends because the other side of its message disagrees leaves word there in the same way: what it ends is not its own wait alone.
 """
 
 from __future__ import annotations
@@ -58,13 +51,10 @@ __all__ = [
     "clear_verdict",
     "error_of_kind",
     "find_cause",
-    "has_verdict",
     "impose",
     "is_internal",
-    "pass_on",
     "raise_verdict",
     "read_verdict",
-    "read_woken",
     "text_of",
     "write_verdict",
 ]
@@ -143,7 +133,7 @@ def is_internal(filename: str) -> bool:
         (True, False)
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    return filename.startswith("<frozen ") or filename.startswith((f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
+    return filename.startswith(("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -456,29 +446,36 @@ _ERRORS: Final[dict[str, type[RingError]]] = {
     "invalid_argument": ArgumentError,
 }
 _FILE: Final = "verdict.json"
-_ENDED_WITH: Final = " ended with an error that explains this: "  # of a rank whose peer has left word why it ended
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the watcher found out.
+    """What a watcher found out.
 
     Attributes:
-        ranks: those that can never go on.
+        ranks: those that can never go on, or whose operations disagree with others'.
         diagnosis: why.
-        at_ns: at which moment that was so (CLOCK_MONOTONIC).
-        at_rest: whether that took a moment at which nothing was on its way: what was posted does not prove it alone.
+        at_ns: when that was so (CLOCK_MONOTONIC).
+        proved: whether what was posted proves it. A stall is no proof: nothing has moved for long, and that is all.
     """
 
     ranks: tuple[int, ...]
     diagnosis: Diagnosis
     at_ns: int
-    at_rest: bool = False
+    proved: bool = True
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those of the ranks that wait, and have to be woken."""
+        states = self.diagnosis.states
+        return tuple(rank for rank in self.ranks if not states or states[rank] == "blocked")
 
     @property
     def error(self) -> RingError:
-        """The error that a run ends with."""
-        return error_of_kind(self.diagnosis.kind)(str(self.diagnosis), diagnosis=self.diagnosis)
+        """The error that each of the ranks raises."""
+        error = impose(self.diagnosis.kind, str(self.diagnosis))
+        error.diagnosis = self.diagnosis
+        return error
 
 
 def error_of_kind(kind: str) -> type[RingError]:
@@ -492,81 +489,35 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 
 def impose(kind: str, text: str) -> RingError:
-    """Returns what a rank shall raise because of what has become of others, marked as such."""
+    """Returns what a rank raises because of what became of others, marked as such."""
     error = error_of_kind(kind)(text)
-    error.imposed = error.__suppress_context__ = True  # what it cuts short is not what its traceback shall show
+    error.imposed = error.__suppress_context__ = True  # its traceback does not show what it cuts short
     return error
 
 
 def write_verdict(directory: Path, verdict: Verdict) -> None:
-    """Writes a verdict down, whole or not at all."""
-    diagnosis = verdict.diagnosis
-    _write(directory, diagnosis.kind, verdict.ranks, str(diagnosis), verdict.at_ns, asdict(replace(diagnosis, trace=None)))
-
-
-def pass_on(directory: Path, rank: int, world_size: int, error: BaseException) -> None:
-    """Leaves word of what ends a rank, where it explains why the waits of others break: of a message, one side alone sees the mismatch.
-
-    A verdict that is there already stands.
-
-    Args:
-        directory: of the run's parts.
-        rank: who ends.
-        world_size: number of ranks.
-        error: why.
-    """
-    if isinstance(error, MessageMismatch) and not has_verdict(directory):
-        others = [other for other in range(world_size) if other != rank]
-        _write(directory, "message_mismatch", others, f"rank {rank} of {world_size}{_ENDED_WITH}{error}", time.monotonic_ns())
-
-
-def _write(directory: Path, kind: str, ranks: Sequence[int], text: str, at_ns: int, diagnosis: dict[str, Any] | None = None) -> None:
-    said = {"kind": kind, "ranks": ranks, "text": text, "at_ns": at_ns, "diagnosis": diagnosis}
+    """Writes a verdict to the directory of the run's parts, whole or not at all."""
+    said = asdict(replace(verdict, diagnosis=replace(verdict.diagnosis, trace=None)))
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
     unfinished.write_text(json.dumps(said, default=int))
     unfinished.replace(directory / _FILE)
 
 
 def clear_verdict(directory: Path) -> None:
-    """Takes away the verdict of an earlier run in the same directory."""
+    """Removes the verdict of an earlier run in the same directory."""
     (directory / _FILE).unlink(missing_ok=True)
 
 
-def has_verdict(directory: Path) -> bool:
-    """Tells whether somebody has written a verdict."""
-    return (directory / _FILE).exists()
-
-
-def read_woken(directory: Path) -> tuple[list[int], int] | None:
-    """Returns the ranks that a watcher woke, and when (CLOCK_MONOTONIC); None where it woke none."""
+def read_verdict(directory: Path) -> Verdict | None:
+    """Returns the verdict of a run, None where there is none."""
     try:
         said = json.loads((directory / _FILE).read_bytes())
     except OSError:
         return None
-    return (said["ranks"], said["at_ns"]) if said["diagnosis"] else None
-
-
-def read_verdict(directory: Path, rank: int) -> RingError | None:
-    """Returns the error that a rank shall raise, None where nobody has said so.
-
-    Args:
-        directory: of the run's parts.
-        rank: who asks.
-    """
-    try:
-        said = json.loads((directory / _FILE).read_bytes())
-    except OSError:
-        return None
-    if rank not in said["ranks"]:
-        return None  # it suffers from what became of others
-    error = impose(said["kind"], said["text"])
-    error.diagnosis = said["diagnosis"] and _read_diagnosis(said["diagnosis"])
-    return error
-
-
-def _read_diagnosis(said: dict[str, Any]) -> Diagnosis:
-    edges = (Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in said["edges"])
-    return Diagnosis(tuple(map(_read_finding, said["findings"])), said["world_size"], tuple(edges), tuple(said["states"]))
+    found = said["diagnosis"]
+    edges = tuple(Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in found["edges"])
+    diagnosis = Diagnosis(tuple(map(_read_finding, found["findings"])), found["world_size"], edges, tuple(found["states"]))
+    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"])
 
 
 def _read_finding(said: dict[str, Any]) -> Finding:
@@ -579,11 +530,11 @@ def _read_operation(said: dict[str, Any]) -> Operation:
 
 
 def raise_verdict(directory: Path, rank: int) -> None:
-    """Raises what a rank shall raise now that its wait has failed; returns where that is the wait's own business.
+    """Raises the verdict on a rank whose wait has failed; returns where there is none, or it concerns others.
 
     Raises:
         RingError: a verdict concerns this rank.
     """
-    error = read_verdict(directory, rank)
-    if error is not None:
-        raise error
+    verdict = read_verdict(directory)
+    if verdict is not None and rank in verdict.ranks:
+        raise verdict.error

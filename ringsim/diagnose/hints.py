@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.waitfor import GONE, Hindrance, Posted, Snapshot
+from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
+from ringsim.diagnose.waitfor import Hindrance
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import Operation
 from ringsim.traces.value import count
@@ -33,14 +34,14 @@ class Counterpart(NamedTuple):
     hint: str
 
 
-def find_counterpart(world: Snapshot, hindrance: Hindrance) -> Counterpart | None:
+def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | None:
     """Looks for an unmatched operation that would be the other side, had it the same tag, or the same group.
 
     What a rank has posted and does something else meanwhile may be meant for later: it counts only where nothing has ever met under either
     tag and group, so that neither is known to be right.
 
     Args:
-        world: the ranks.
+        snapshot: the ranks.
         hindrance: a send, or a recv, that has no other side.
 
     Returns:
@@ -53,17 +54,17 @@ def find_counterpart(world: Snapshot, hindrance: Hindrance) -> Counterpart | Non
         return None
     found = []
     for peer in hindrance.peers if operation.peer == ANY_SOURCE else (operation.peer,):
-        for theirs in world.ranks[peer].posted:
+        for theirs in snapshot.ranks[peer].posted:
             other = theirs.operation
             unused = mine.index == theirs.index == 0 and ANY_SOURCE not in (operation.peer, other.peer)
             if theirs.matched or theirs.taken or not _faces(mine, theirs):
                 continue
-            if not (theirs.awaited or unused or world.ranks[peer].state in GONE):
+            if not (theirs.awaited or unused or snapshot.ranks[peer].state in GONE):
                 continue
             same_tag, same_group = other.tag == operation.tag, theirs.group == mine.group
             if same_group and not same_tag:
                 hint = f"Give both the same tag: {operation.tag} or {other.tag}."
-                if _has_both_tags(world, operation, other):
+                if _has_both_tags(snapshot, operation, other):
                     hint = "Receive in the order in which the other side sends: a send of Gloo is not buffered, so tags cannot overtake."
                 found.append(Counterpart(theirs, "tag_mismatch", hint + _doubt(mine, theirs)))
             elif same_tag and not same_group:
@@ -96,18 +97,18 @@ def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
     return f"rank {send.rank}'s {send} and rank {recv.rank}'s {recv} never meet: {differ}."
 
 
-def advise(world: Snapshot, links: Sequence[Hindrance]) -> str:
+def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     """Returns what to do about ranks that wait, in a line or more."""
     operations = [link.posted.operation for link in links]
     if any(link.posted.taken for link in links):
         return _TAKEN
-    if tried := [line for link in links if (line := _tried(world, link))]:
+    if tried := [line for link in links if (line := _tried(snapshot, link))]:
         return "\n".join(tried[:2])
-    lines = [line for link in links[:4] if (line := _peer_hint(world, link, awaited=True))]
-    gone = [link for link in links if any(world.ranks[peer].state in GONE for peer in link.peers)]
-    if any(world.ranks[peer].state == "killed" for link in gone for peer in link.peers):
+    lines = [line for link in links[:4] if (line := _peer_hint(snapshot, link, awaited=True))]
+    gone = [link for link in links if any(snapshot.ranks[peer].state in GONE for peer in link.peers)]
+    if any(snapshot.ranks[peer].state == "killed" for link in gone for peer in link.peers):
         lines.append("Find out what ended it: somebody's kill, too little memory, or a crash in C++; what it printed last may tell.")
-    elif early := sorted({peer for link in gone for peer in link.peers if world.ranks[peer].left_early}):
+    elif early := sorted({peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}):
         lines += [
             f"Rank {rank} ended in the middle of its worker: let it do what the others wait for, and then return." for rank in early[:2]
         ]
@@ -116,7 +117,7 @@ def advise(world: Snapshot, links: Sequence[Hindrance]) -> str:
         if any(one.peer == ANY_SOURCE for one in operations):
             lines.append("Receive as many messages as are sent: nobody is left to send another.")
     elif not lines:
-        lines = _change_order(links) + [line for link in links if (line := _peer_hint(world, link, awaited=False))][:2]
+        lines = _change_order(links) + [line for link in links if (line := _peer_hint(snapshot, link, awaited=False))][:2]
     return "\n".join(lines)
 
 
@@ -133,11 +134,11 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     return [_RECVS_FIRST] if all(one.kind == RECV for one in operations) else [_MIXED]
 
 
-def advise_in_collective(world: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
+def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
     """Looks for a message in a circle that passes through a collective.
 
     Args:
-        world: the ranks.
+        snapshot: the ranks.
         links: the circle.
 
     Returns:
@@ -149,7 +150,7 @@ def advise_in_collective(world: Snapshot, links: Sequence[Hindrance]) -> tuple[s
             continue
         if link.posted.taken:
             return "", _TAKEN
-        if tried := _tried(world, link):
+        if tried := _tried(snapshot, link):
             return "", tried
         if mine.peer == ANY_SOURCE:
             missing, who = f"Nobody has posted a send for the {mine.op} of rank {mine.rank}.", "the rank that it is for"
@@ -164,12 +165,12 @@ def advise_in_collective(world: Snapshot, links: Sequence[Hindrance]) -> tuple[s
     return "", ""
 
 
-def _tried(world: Snapshot, link: Hindrance) -> str:
+def _tried(snapshot: Snapshot, link: Hindrance) -> str:
     """Says that the other side of a message was refused, and that its rank went on all the same; empty where it was not."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""
-    for one in world.ranks[mine.peer].refused:
+    for one in snapshot.ranks[mine.peer].refused:
         other, same = one.operation, (one.group, one.index) == (link.posted.group, link.posted.index)
         if same and other.kind != mine.kind and (other.peer, other.tag) == (mine.rank, mine.tag):
             return f"Rank {other.rank} tried: its {other} raised an error, so it was not posted. Mend what that says instead of going on."
@@ -196,12 +197,12 @@ def _other_side(link: Hindrance) -> str:
     return "recv" if link.posted.operation.kind == SEND else "send"
 
 
-def _peer_hint(world: Snapshot, link: Hindrance, *, awaited: bool) -> str:
+def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
     """Says who else waits for this rank with what fits, or else has posted it: the peer may be the wrong one."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched or link.posted.taken:
         return ""
-    for rank, view in enumerate(world.ranks):
+    for rank, view in enumerate(snapshot.ranks):
         for theirs in view.awaited if awaited else view.posted:
             other = theirs.operation
             opposite = other.kind != COLLECTIVE and other.kind != mine.kind and other.peer == mine.rank
@@ -211,12 +212,12 @@ def _peer_hint(world: Snapshot, link: Hindrance, *, awaited: bool) -> str:
     return ""
 
 
-def _has_both_tags(world: Snapshot, mine: Operation, theirs: Operation) -> bool:
+def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
     """Tells whether one of the two sides has posted the other tag, too, so that the order differs rather than the tag."""
     return any(
         one.operation.kind == side.kind and one.operation.peer == side.peer and one.operation.tag == wanted.tag
         for side, wanted in ((mine, theirs), (theirs, mine))
-        for one in world.ranks[side.rank].posted
+        for one in snapshot.ranks[side.rank].posted
     )
 
 

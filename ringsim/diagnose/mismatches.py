@@ -1,33 +1,39 @@
-"""Messages and collectives whose sides disagree, in what was recorded: some abort a process, most go unnoticed.
+"""What is wrong though nobody need be stuck: sides that disagree, and what a run left behind.
 
-What a run left behind: handles nobody waited for, collectives that not everybody entered, groups made in different order, races.
+Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go unnoticed. They are found in the records:
+while the ranks run, by whoever watches them; when they have ended; and in any trace. The k-th send of a channel is compared with its k-th
+recv, the k-th collective of a group on one rank with the k-th on the others.
+
+While ranks run, an operation is compared only once it is settled: awaited, done, or followed by another of its thread. Until then it may
+still be refused, and then it never was; a program may catch the error and try again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.snapshot import Columns, Snapshot, SnapshotBuilder, operation_of
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.diagnose.waitfor import same_collective
+from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
-from ringsim.traces.matching import CollectiveCalls, match, number_rows, refused
+from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
-    from ringsim.diagnose.waitfor import Snapshot
     from ringsim.traces.value import Trace
 
 __all__ = [
+    "disagreement",
     "find_collective_mismatches",
     "find_leaks",
     "find_message_mismatches",
     "find_missing",
+    "find_new_mismatches",
     "find_notices",
     "find_order_mismatches",
     "find_races",
@@ -35,9 +41,104 @@ __all__ = [
 
 MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
-_UNEVEN: Final = [OP_CODES["all_to_all"], OP_CODES["all_to_all_single"]]  # each rank may bring another size
-_SHAPED: Final = [OP_CODES["all_reduce"], OP_CODES["broadcast"], OP_CODES["reduce"], OP_CODES["new_group"]]  # the same shape on all ranks
-_FAMILY: Final = np.array([next(code for code, other in enumerate(OP_NAMES) if same_collective(name, other)) for name in OP_NAMES])
+_MARK: Final = OP_CODES["mark"]
+_NEW_GROUP: Final = OP_CODES["new_group"]
+_SEVERITY: Final = ("size", "dtype", "reduction", "shape")
+_EFFECTS: Final = {
+    "size": "Gloo aborts the receiver where the buffer is smaller, and fills a part of it where it is larger.",
+    "dtype": "The bytes are taken for the other dtype, without a word.",
+    "shape": "The values are taken for the other shape, without a word.",
+}
+
+
+def disagreement(mine: Payload, theirs: Payload) -> str:
+    """Returns in what the two sides of an operation disagree: "size", "dtype", "reduction" or "shape"; empty where they do not.
+
+    One side may see the elements in a row where the other sees a shape, and dimensions of 1 do not count: both are common and harmless.
+
+    Example:
+        >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
+        'shape'
+        >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (6,), 24))
+        ''
+    """
+    if mine.size_bytes != theirs.size_bytes:
+        return "size"
+    if mine.size_bytes == 0:
+        return ""
+    if mine.dtype != theirs.dtype:
+        return "dtype"
+    if mine.reduction != theirs.reduction:
+        return "reduction"
+    shape, other = (tuple(size for size in payload.shape if size != 1) for payload in (mine, theirs))
+    return "shape" if shape != other and len(shape) > 1 and len(other) > 1 else ""
+
+
+def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -> tuple[Finding, ...]:
+    """Finds what disagrees among the settled operations of a live run, and lets the builder forget those that are done.
+
+    Groups that were used before the recording began are passed over, and what may be received from any source: which operations belong
+    together is not known there.
+
+    Args:
+        builder: knows what was posted.
+        ended: ranks that have ended, so that none of their operations can be refused any more.
+    """
+    columns = builder.columns(ended)
+    events = columns.events
+    known = ~np.isin(events.group, list(columns.used_before))
+    send, recv = _first_settled_pairs(columns)
+    sure = known[send]
+    if columns.from_any:
+        receivers = zip(events.group[recv].tolist(), events.rank[recv].tolist(), strict=True)
+        sure &= np.array([one not in columns.from_any for one in receivers], dtype=bool)
+    calls = CollectiveCalls.of(events)
+    settled = _first_of_each(calls.call, columns.settled[calls.event], number_rows(events.group[calls.event], events.rank[calls.event]))
+    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, settled & known[calls.event])
+    builder.drop(events, _mark_done(columns, send, recv, calls))
+    return findings
+
+
+def _first_settled_pairs(columns: Columns) -> tuple[Ints, Ints]:
+    """Returns the sends and recvs that belong together, as far as everything before them on their channel is settled."""
+    events = columns.events
+    messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
+    side = number_rows(*(column[messages] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
+    sure = messages[_first_of_each(messages, columns.settled[messages], side)]
+    pairs = match(events.select(sure))
+    return sure[pairs.send], sure[pairs.recv]
+
+
+def _first_of_each(rows: Ints, marked: Ints, key: Ints) -> Ints:
+    """Marks the rows that stand, among those of their key, before the first that is not marked."""
+    place = number_places(key)
+    first = np.full(int(key.max(initial=-1)) + 1, len(rows), dtype=np.int64)
+    np.minimum.at(first, key[~marked], place[~marked])
+    mask: Ints = place < first[key]
+    return mask
+
+
+def _mark_done(columns: Columns, send: Ints, recv: Ints, calls: CollectiveCalls) -> Ints:
+    """Marks what is done on all sides, with all that stands before it on its channel or group."""
+    events = columns.events
+    done = events.status != IN_FLIGHT
+    mask = np.zeros(len(events), dtype=bool)
+    both = done[send] & done[recv]
+    order = np.argsort(send, kind="stable")  # as they were posted, on each channel
+    channel = number_rows(*(column[send[order]] for column in (events.group, events.rank, events.peer, events.tag)))
+    gone = order[_first_of_each(order, both[order], channel)]
+    mask[send[gone]] = mask[recv[gone]] = True
+    if len(calls.event):
+        here = np.array([len(set(group.ranks) - columns.elsewhere) for group in events.tables.groups], dtype=np.int64)
+        open_call = np.bincount(calls.call, ~done[calls.event]) > 0
+        size = np.bincount(calls.call)
+        finished = ~open_call & (size >= here[events.group[calls.last]])
+        mask[calls.event] = _first_of_each(
+            calls.event, finished[calls.call], number_rows(events.group[calls.event], events.rank[calls.event])
+        )
+    if columns.elsewhere:
+        mask |= done & np.isin(events.peer, list(columns.elsewhere)) & (events.kind <= RECV)
+    return mask
 
 
 def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
@@ -60,48 +161,43 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
         'the shape differs.'
     """
     events = trace.events
-    reached = np.flatnonzero(~refused(events))
-    if len(reached) == len(events):
-        send, recv = trace.messages.send, trace.messages.recv
-    else:
-        messages = match(events.select(reached), by_tag=trace.metadata.get("backend") != "nccl")
-        send, recv = reached[messages.send], reached[messages.recv]
-    differ = (events.payload[send] != events.payload[recv]) & (events.payload[send] != NONE) & (events.payload[recv] != NONE)
+    posted = np.flatnonzero(~refused(events))
+    if len(posted) == len(events):
+        return _message_findings(events, trace.messages.send, trace.messages.recv)
+    messages = match(events.select(posted), by_tag=trace.metadata.get("backend") != "nccl")
+    return _message_findings(events, posted[messages.send], posted[messages.recv])
+
+
+def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
+    """Makes a finding of each pair of lines and payloads that disagree."""
+    mine, theirs = events.payload[send], events.payload[recv]
+    differ = (mine != theirs) & (mine != NONE) & (theirs != NONE)
     send, recv = send[differ], recv[differ]
     if len(send) == 0:
         return ()
-    columns = [
-        column[side] for column in (events.rank, events.payload, events.file, events.line) for side in (send, recv)
-    ]  # one finding for each pair of lines
+    columns = [column[side] for column in (events.rank, events.payload, events.file, events.line) for side in (send, recv)]
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
+    payloads = events.tables.payloads
     found = []
     for index, number in zip(first.tolist(), times.tolist(), strict=True):
-        mine, theirs = operation_of(events, int(send[index])), operation_of(events, int(recv[index]))
-        found.append((_severity(mine, theirs), index, _message_finding(mine, theirs, number)))
-    return tuple(finding for _, _, finding in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
+        what = disagreement(payloads[events.payload[send[index]]], payloads[events.payload[recv[index]]])
+        if what:
+            sides = operation_of(events, int(send[index])), operation_of(events, int(recv[index]))
+            found.append((_SEVERITY.index(what), index, _message_finding(*sides, what, number)))
+    return tuple(finding for *_, finding in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 
 
-def _severity(mine: Operation, theirs: Operation) -> int:
-    return 0 if mine.size_bytes != theirs.size_bytes else 1 if mine.dtype != theirs.dtype else 2
-
-
-def _message_finding(send: Operation, recv: Operation, times: int) -> Finding:
-    what = ("size", "dtype", "shape")[_severity(send, recv)]
+def _message_finding(send: Operation, recv: Operation, what: str, times: int) -> Finding:
     message = (
         f"rank {send.rank} sends {payload_text(send)} in {send}, rank {recv.rank} receives {payload_text(recv)} in {recv}: "
         f"the {what} differs" + (f" ({count(times, 'time')})" if times > 1 else "")
     )
-    effect = {
-        "size": "Gloo aborts the receiver where the buffer is smaller, and fills a part of it where it is larger.",
-        "dtype": "The bytes are taken for the other dtype, without a word.",
-        "shape": "The values are taken for the other shape, without a word.",
-    }[what]
-    hint = f"{effect} Let rank {recv.rank} receive into {payload_text(send)}, or send what it expects."
+    hint = f"{_EFFECTS.get(what, '')} Let rank {recv.rank} receive into {payload_text(send)}, or send what it expects.".strip()
     return Finding("message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), f"{message}.", hint)
 
 
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
-    """Finds calls of a collective in which the ranks differ: in kind, size, dtype, shape, reduction or root.
+    """Finds calls of a collective in which the ranks differ: in kind, root, size, dtype, reduction, shape or order in memory.
 
     Args:
         events: of any trace.
@@ -118,62 +214,67 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
           Hint: Let all ranks of a group call the same collectives, with the same arguments, in one order.
     """
     calls = CollectiveCalls.of(events)
-    if len(calls.event) == 0:
+    return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
+
+
+def _call_findings(events: Events, calls: CollectiveCalls, compared: Ints) -> tuple[Finding, ...]:
+    """Makes a finding of the first call of each group whose members differ, of those of its events that are ``compared``."""
+    event, call = calls.event[compared], calls.call[compared]
+    if len(event) == 0:
         return ()
     first = np.zeros(len(calls.last), dtype=np.int64)
-    first[calls.call[::-1]] = calls.event[::-1]
-    other, mine = calls.event, first[calls.call]
-    op = events.op[mine]
-    payload, others = events.payload[mine], events.payload[other]
-    carries = (payload != NONE) & (others != NONE)
-    even = carries & ~np.isin(op, _UNEVEN)
-    amount = _number(events, lambda one: (one.size_bytes, one.dtype))
-    reduction = _number(events, lambda one: one.reduction)
-    differ = {
-        "kind": _FAMILY[op] != _FAMILY[events.op[other]],
-        "root": events.peer[mine] != events.peer[other],
-        "size or dtype": even & (amount[payload] != amount[others]),
-        "reduction": carries & (reduction[payload] != reduction[others]),
-        "shape": even & np.isin(op, _SHAPED) & (payload != others),
-    }
-    wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
-    if len(wrong) == 0:
-        return ()
-    earliest: dict[int, int] = {}  # group -> place of its first call that is wrong
+    first[call[::-1]] = event[::-1]
+    mine = first[call]
+    # Few combinations occur, and most are of one and the same call.
+    sides = np.stack([column[side] for column in (events.op, events.payload, events.peer) for side in (mine, event)])
+    combination, number = np.unique(sides, axis=1, return_inverse=True)
+    said = [_call_difference(events, *column) for column in combination.T.tolist()]
+    wrong = np.flatnonzero(np.array([bool(what) for what in said])[number])
+    place = calls.place[compared]
+    earliest: dict[int, int] = {}  # by group, the place of its first call that is wrong
     for index in wrong.tolist():
-        group, place = int(events.group[other[index]]), int(calls.place[index])
-        earliest[group] = min(place, earliest.get(group, place))
+        group = int(events.group[event[index]])
+        earliest[group] = min(int(place[index]), earliest.get(group, int(place[index])))
     findings = []
-    for group, place in earliest.items():
-        some = [index for index in wrong.tolist() if events.group[other[index]] == group and calls.place[index] == place]
-        operations = tuple(operation_of(events, int(event)) for event in (mine[some[0]], *other[some]))
-        what = next(name for name, where in differ.items() if where[some].any())
-        findings.append(_collective_finding(operations, place, what))
+    for group, its in earliest.items():
+        some = [index for index in wrong.tolist() if events.group[event[index]] == group and place[index] == its]
+        operations = tuple(operation_of(events, int(one)) for one in (mine[some[0]], *event[some]))
+        findings.append(_call_finding(operations, its, said[number[some[0]]]))
     return tuple(findings)
 
 
-def _collective_finding(operations: tuple[Operation, ...], place: int, what: str) -> Finding:
+def _call_difference(events: Events, op: int, other_op: int, payload: int, other_payload: int, root: int, other_root: int) -> str:
+    """Returns in what two ranks' calls of what should be one collective differ, empty where they do not."""
+    if not same_collective(OP_NAMES[op], OP_NAMES[other_op]):
+        return "kind"
+    if root != other_root:
+        return "root"
+    if NONE in (payload, other_payload) or payload == other_payload:
+        return ""
+    mine, theirs = events.tables.payloads[payload], events.tables.payloads[other_payload]
+    if op == _NEW_GROUP:
+        return "members" if mine.shape != theirs.shape else ""
+    if OP_NAMES[op] in COLLECTIVES and COLLECTIVES[OP_NAMES[op]].uneven:
+        return ""
+    what = disagreement(mine, theirs)
+    if what == "shape" and op != other_op:  # spellings that take the same elements in other shapes
+        return ""
+    return what or ("order of elements in memory" if mine.strides != theirs.strides else "")
+
+
+def _call_finding(operations: tuple[Operation, ...], place: int, what: str) -> Finding:
     said = ", ".join(f"rank {one.rank} calls {one}{_extra(one, what)}" for one in operations[:_MOST_CALLS])
-    more = f" and {len(operations) - _MOST_CALLS} more ranks otherwise still" if len(operations) > _MOST_CALLS else ""
-    message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: the {what} differs."
-    if operations[0].op == "new_group":
-        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
-        return Finding("group_order_mismatch", tuple(sorted(one.rank for one in operations)), operations, message, hint)
+    more = f" and {count(len(operations) - _MOST_CALLS, 'more rank')} otherwise still" if len(operations) > _MOST_CALLS else ""
+    message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: the {what} differ{'' if what == 'members' else 's'}."
+    kind = "group_order_mismatch" if operations[0].op == "new_group" else "collective_mismatch"
     hint = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
-    return Finding("collective_mismatch", tuple(sorted(one.rank for one in operations)), operations, message, hint)
+    if kind == "group_order_mismatch":
+        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
+    return Finding(kind, tuple(sorted(one.rank for one in operations)), operations, message, hint)
 
 
 def _extra(operation: Operation, what: str) -> str:
     return f" with root {operation.peer}" if what == "root" else ""
-
-
-def _number(events: Events, of: Callable[[Payload], Hashable]) -> Ints:
-    """Numbers the payloads so that those alike in what ``of`` returns have one number; the last entry stands for no payload."""
-    numbers: dict[Hashable, int] = {}
-    return np.array([*(numbers.setdefault(of(one), len(numbers)) for one in events.tables.payloads), NONE], dtype=np.int64)
-
-
-_MARK: Final = OP_CODES["mark"]
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
@@ -300,14 +401,14 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def find_order_mismatches(world: Snapshot) -> tuple[Finding, ...]:
+def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Finds groups of one name with different members, on which operations wait: the ranks made their groups in different order.
 
     Args:
-        world: the last moment of the run.
+        snapshot: the last moment of the run.
     """
     by_name: dict[str, dict[tuple[int, ...], list[Operation]]] = {}
-    for view in world.ranks:
+    for view in snapshot.ranks:
         for one in view.posted:
             if one.group.name:
                 by_name.setdefault(one.group.name, {}).setdefault(one.group.ranks, []).append(one.operation)

@@ -1,23 +1,27 @@
-"""The ranks at the last moment of a trace: what each had posted that was not done, and how it ended.
+"""What every rank has posted at one moment and what that may meet, built from the same columns for a finished trace and for a live run.
 
-What the records leave open of recvs from any source, settled for the moments at which nothing is on its way.
+A finished trace is added whole. A live run is added batch by batch, as its parts grow; pairs that are done on both sides are dropped and
+only counted, so what a look costs depends on what is open, not on how long the run has lasted::
 
-A recv from any source and one from a particular rank, both open under one tag, may get the same message, and so may a send have either as
-its other side. Who it was is not in the records before the one from any source is done, so ``analyse`` lets each of them hope. Where it is
-known from elsewhere that nothing is on its way any more, hope is over: an operation that is still awaited has not got it. Of several that
-a rank awaits at once, as those of a batch under one handle, any other may be what is missing: then hope stays.
+    channel 0 -> 1      [done][done][done][open]  [open]            sends
+                        [done][done][done][open]                    recvs
+                         dropped, counted  kept: the k-th meets the k-th, whatever was dropped from both sides
+
+A recv from any source and one from a particular rank, both open under one tag, may get the same message. Which of them did is not
+recorded before the former is done. Each may hope until then, unless the snapshot is *settled*: nothing is on its way any more, so whoever
+still waits has not got it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.diagnose.waitfor import STATES, Posted, RankSnapshot, Snapshot
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLLECTIVE,
@@ -28,46 +32,381 @@ from ringsim.traces.events import (
     NONE,
     OK,
     OP_CODES,
+    OP_KINDS,
     OP_NAMES,
+    RECORD,
     RECV,
     SEND,
     STATUS_NAMES,
     Events,
     Group,
     Ints,
+    Payload,
+    Tables,
+    make_events,
 )
 from ringsim.traces.findings import Operation
 from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
 __all__ = [
+    "GONE",
     "MOST_POSTED",
     "MOST_REFUSED",
-    "doubt",
+    "STATES",
+    "End",
+    "Head",
+    "Posted",
+    "RankSnapshot",
+    "Snapshot",
+    "SnapshotBuilder",
     "operation_of",
     "read_end_ns",
-    "read_end_times",
     "read_ends",
     "snapshot_of_events",
     "until",
 ]
 
-MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for which a world holds: enough to find what nearly fits
-MOST_REFUSED: Final = 100  # operations of a rank that were refused which a world holds
+STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
+GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
+MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for: enough to find what nearly fits
+MOST_REFUSED: Final = 100  # operations of a rank that were refused
 _NO_GROUP: Final = Group("", ())
 _MARK: Final = OP_CODES["mark"]
-_UNKNOWN: Final = ("unknown", "")
-_ABLE: Final = ("unknown", "running")  # states of which the events tell more
+_ABLE: Final = ("unknown", "running")  # states of a finished trace of which the events tell more
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An operation that a rank has posted and that is not done.
+
+    Attributes:
+        operation: what it is.
+        group: on which group, with its members: two groups of one name are two.
+        awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its operations.
+        index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source, destination, tag), or among its rank's
+            collectives on the group. 0 for a recv from any source.
+        counterparts: how many operations of the other side it, or those before it on its channel, may meet. Of a recv from one rank: the
+            sends on the channel. Of a send: the recvs on the channel, and those from any source that its peer has open. Of a recv from
+            any source: the sends that no recv has got for certain, less one for each recv from any source before it. Not for
+            collectives.
+        contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
+        taken: whether others have got so many of them that none is left for this one; only where nothing is on its way.
+        entered: for a collective: what members posted as their ``index``-th collective on the group, this rank's own included or not;
+            who is missing has not. Where all members share one tuple, they are looked at together.
+    """
+
+    operation: Operation
+    group: Group
+    awaited: bool
+    index: int = 0
+    counterparts: int = 0
+    entered: tuple[Operation, ...] = ()
+    contested: int = 0
+    taken: bool = False
+
+    @property
+    def matched(self) -> bool:
+        """Whether the other side of a message has been posted, too, as far as is known."""
+        return self.counterparts > self.index and not self.taken
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is matched only if others leave it what they might have got."""
+        return self.matched and self.counterparts - self.contested <= self.index
+
+
+@dataclass(frozen=True)
+class RankSnapshot:
+    """What is known of one rank at one moment.
+
+    Attributes:
+        state: one of ``STATES``. "blocked": it waits for its ``awaited`` operations and can do nothing else (all threads that communicate
+            do). "exited": its worker has returned, or its process left with code 0. "failed": it raised. "killed": its process died.
+            "unknown" and "stopped" (by a signal) count as able to go on.
+        posted: its operations that are not done.
+        about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
+        ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
+        refused: its latest messages that raised instead of being posted, each with the ``index`` that it would have had.
+    """
+
+    state: str
+    posted: tuple[Posted, ...] = ()
+    about: str = ""
+    ended_ns: int | None = None
+    refused: tuple[Posted, ...] = ()
+
+    @property
+    def awaited(self) -> tuple[Posted, ...]:
+        """What it is blocked in; empty where it is not blocked."""
+        return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it is known to have left in the middle of its worker, with code 0, rather than to have returned."""
+        return self.state == "exited" and self.about.startswith("left with ")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All ranks at one moment.
+
+    Attributes:
+        ranks: ``ranks[r]`` is rank r.
+        settled: whether nothing is on its way, so that whoever still waits has not got what others might have got instead.
+    """
+
+    ranks: tuple[RankSnapshot, ...]
+    settled: bool = False
+
+    def settle(self) -> Snapshot:
+        """Returns the same moment, where nothing is on its way any more.
+
+        An operation that is awaited and ``doubtful`` is then ``taken``. Of several that a rank awaits at once, as those of a batch under
+        one handle, any other may be what is missing: those keep their hope.
+
+        Example:
+            >>> from ringsim.diagnose.waitfor import analyse
+            >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")
+            >>> mine = Posted(operation, Group("world", (0, 1)), awaited=True, counterparts=1, contested=1)
+            >>> snapshot = Snapshot((RankSnapshot("blocked", (mine,)), RankSnapshot("exited")))
+            >>> analyse(snapshot) is None, analyse(snapshot.settle()).ranks
+            (True, (0,))
+        """
+        ranks = []
+        for rank in self.ranks:
+            missing = [one for one in rank.posted if one.awaited and (one.doubtful or not one.matched)]
+            if len(missing) == 1 and missing[0].doubtful:
+                rank = replace(rank, posted=tuple(replace(one, taken=True) if one is missing[0] else one for one in rank.posted))
+            ranks.append(rank)
+        return Snapshot(tuple(ranks), settled=True)
+
+
+class End(NamedTuple):
+    """How a rank ended, as far as is known: one of ``STATES``, words, and when, in ns from the start of the run."""
+
+    state: str
+    about: str = ""
+    at_ns: int | None = None
+
+
+_UNKNOWN: Final = End("unknown")
+
+
+class Head(NamedTuple):
+    """How far a rank has come; equal heads at two looks say that nothing happened in between.
+
+    Attributes:
+        written: how many records it had written.
+        open: how many of its operations were not done.
+        awaited: the slots of those in which it is blocked.
+    """
+
+    written: int
+    open: int
+    awaited: tuple[int, ...]
+
+
+class Columns(NamedTuple):
+    """What is kept of a live run, to be compared.
+
+    Attributes:
+        events: the operations of all ranks.
+        settled: marks those that cannot be refused any more.
+        used_before: numbers of the groups of which not every operation is recorded.
+        from_any: (group, rank) of the ranks that have received from any source.
+        elsewhere: ranks whose records cannot be read.
+    """
+
+    events: Events
+    settled: Ints
+    used_before: frozenset[int]
+    from_any: frozenset[tuple[int, int]]
+    elsewhere: frozenset[int]
+
+
+class _RankRecords:
+    """The operations of one rank that are kept, numbered by the builder's own tables, and what is known of its threads."""
+
+    def __init__(self) -> None:
+        self.slots: Ints = np.zeros(0, dtype=np.int64)
+        self.records: Ints = np.zeros(0, dtype=RECORD)
+        self.written = 0
+        self.last: dict[int, int] = {}  # by thread, the slot of its latest record
+        self.followed: dict[int, int] = {}  # the same as of the batch before
+        self.groups = 0  # how many of its groups are known
+
+    def add(self, slots: Ints, records: Ints) -> None:
+        """Takes in new records, and changed ones in the place of those that they were."""
+        self.followed = dict(self.last)
+        place = np.searchsorted(self.slots, slots)
+        known = place < len(self.slots)
+        known[known] = self.slots[place[known]] == slots[known]
+        self.records[place[known]] = records[known]
+        slots, records = slots[~known], records[~known]
+        self.written += len(slots)
+        for thread in np.unique(records["thread"]).tolist():
+            self.last[thread] = max(self.last.get(thread, NONE), int(slots[records["thread"] == thread].max()))
+        operation = OP_KINDS[records["op"]] <= COLLECTIVE
+        if operation.any():
+            late = len(self.slots) > 0 and slots[operation][0] < self.slots[-1]  # another thread filled a gap
+            self.slots = np.concatenate([self.slots, slots[operation]])
+            self.records = np.concatenate([self.records, records[operation]])
+            if late:
+                self.keep(np.argsort(self.slots))
+
+    def keep(self, which: Ints) -> None:
+        """Forgets all records but some."""
+        self.slots, self.records = self.slots[which], self.records[which]
+
+    @property
+    def awaited(self) -> Ints:
+        """Marks the operations in which the rank is blocked."""
+        records = self.records
+        mask: Ints = (records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE) & (records["done_ns"] == NONE)
+        return mask
+
+    @property
+    def settled(self) -> Ints:
+        """Marks the operations that cannot be refused any more: awaited, done, or followed by another of their thread."""
+        records = self.records
+        mask: Ints = (records["wait_ns"] != NONE) | (records["status"] != IN_FLIGHT)
+        for thread, slot in self.followed.items():
+            mask |= (records["thread"] == thread) & (self.slots < slot)
+        return mask
+
+
+class SnapshotBuilder:
+    """Collects what the ranks of a live run post, and makes snapshots of it.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._ranks = [_RankRecords() for _ in range(world_size)]
+        self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
+        self._used_before: set[int] = set()  # groups of which not every operation is recorded
+        self._from_any: set[tuple[int, int]] = set()  # (group, rank) of recvs from any source
+        self._elsewhere: set[int] = set()
+        self._dropped: dict[tuple[int, ...], int] = {}  # pairs dropped by (group, source, destination, tag), calls by (group,)
+
+    def add(self, rank: int, slots: Ints, records: Ints, names: Mapping[str, Mapping[int, Any]], fresh: Collection[int]) -> None:
+        """Takes in what a rank has written since the last time, which may be nothing, and what has changed.
+
+        Args:
+            rank: who wrote it.
+            slots: where it wrote each record, ascending (int64).
+            records: the records, an array of ``RECORD``.
+            names: by table and number, the groups, payloads and files that the records number.
+            fresh: of the rank's groups, by number, those on which every operation is recorded.
+        """
+        records = records.copy()
+        for table, merged in self._numbers.items():
+            records[table] = _renumber(records[table], names[table], merged)
+        its = self._ranks[rank]
+        for number, group in itertools.islice(names["group"].items(), its.groups, None):
+            if number not in fresh:
+                self._used_before.add(self._number_group(group))
+        its.groups = len(names["group"])
+        from_any = records["group"][(records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)]
+        self._from_any |= {(group, rank) for group in np.unique(from_any).tolist()}
+        its.add(slots, records)
+
+    def _number_group(self, group: Group) -> int:
+        return self._numbers["group"].setdefault(group, len(self._numbers["group"]))
+
+    def note_from_any(self, rank: int, group: Group) -> None:
+        """Notes that a rank has received from any source on a group, so that what it receives there is not compared."""
+        self._from_any.add((self._number_group(group), rank))
+
+    def note_elsewhere(self, rank: int) -> None:
+        """Notes that a rank is on another machine: what it posts is not known."""
+        self._elsewhere.add(rank)
+
+    def head(self, rank: int) -> Head:
+        """Returns how far a rank has come."""
+        its = self._ranks[rank]
+        return Head(its.written, int((its.records["status"] == IN_FLIGHT).sum()), tuple(its.slots[its.awaited].tolist()))
+
+    def awaiting_threads(self, rank: int) -> set[int]:
+        """Returns the threads of a rank, by ``threading.get_ident()``, that are blocked in an operation."""
+        its = self._ranks[rank]
+        return set(its.records["thread"][its.awaited].tolist())
+
+    @property
+    def open_bytes(self) -> int:
+        """How much is on its way, as far as is known."""
+        events = self._events()
+        return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
+
+    def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
+        """Returns all that is posted and not done, with what it may meet.
+
+        Args:
+            states: of each rank; "running" becomes "blocked" where it waits.
+            at_ns: the moment, CLOCK_MONOTONIC.
+        """
+        events = self._events()
+        awaited = np.concatenate([its.awaited for its in self._ranks])
+        blocked = [state == "running" and its.awaited.any() for its, state in zip(self._ranks, states, strict=True)]
+        ends = {rank: End("blocked" if waits else states[rank]) for rank, waits in enumerate(blocked)}
+        return _make_snapshot(events, ends, events.status == IN_FLIGHT, awaited, at_ns, self._dropped)
+
+    def columns(self, ended: Collection[int] = ()) -> Columns:
+        """Returns all that is kept.
+
+        Args:
+            ended: ranks that have ended: nothing of theirs can be refused any more.
+        """
+        settled = [its.settled | (rank in ended) for rank, its in enumerate(self._ranks)]
+        return Columns(
+            self._events(), np.concatenate(settled), frozenset(self._used_before), frozenset(self._from_any), frozenset(self._elsewhere)
+        )
+
+    def drop(self, events: Events, done: Ints) -> None:
+        """Forgets what need not be looked at again, and counts it.
+
+        Args:
+            events: those of ``columns``, with nothing added since.
+            done: marks them. They leave in pairs of a send and its recv, or in calls with all members, the earliest of their kind.
+        """
+        sends = np.flatnonzero(done & (events.kind == SEND))
+        calls = CollectiveCalls.of(events)
+        for some in (sends, calls.last[done[calls.last]]):  # of a call, one event is counted
+            channel = number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
+            _, first, count = np.unique(channel, return_index=True, return_counts=True)
+            for event, number in zip(some[first].tolist(), count.tolist(), strict=True):
+                key = _channel_key(events, event)
+                self._dropped[key] = self._dropped.get(key, 0) + number
+        start = 0
+        for its in self._ranks:
+            end = start + len(its.slots)
+            leaves = done[start:end].copy()
+            turned_down = np.flatnonzero((its.records["status"] == ERROR) & (its.records["wait_ns"] == NONE))
+            leaves[turned_down[:-MOST_REFUSED]] = True
+            its.keep(~leaves)
+            start = end
+
+    def _events(self) -> Events:
+        """Returns the kept records of all ranks as events."""
+        records = np.concatenate([its.records for its in self._ranks])
+        columns = {name: records[name] for name in RECORD.names or () if name not in ("thread", "label")}
+        columns["rank"] = np.repeat(np.arange(len(self._ranks)), [len(its.slots) for its in self._ranks])
+        columns["seq"] = np.concatenate([its.slots for its in self._ranks])
+        columns["thread"] = number_rows(records["thread"])
+        groups: dict[Group, int] = self._numbers["group"]
+        payloads: dict[Payload, int] = self._numbers["payload"]
+        return make_events(columns, Tables(tuple(groups), tuple(payloads), (), tuple(self._numbers["file"])))
 
 
 def snapshot_of_events(
     events: Events,
     world_size: int,
-    ends: Mapping[int, tuple[str, str]] | None = None,
+    ends: Mapping[int, tuple[str, str] | End] | None = None,
     *,
     end_ns: int | None = None,
-    ended_ns: Mapping[int, int] | None = None,
 ) -> Snapshot:
-    """Makes the world of the last moment of a trace, finished, failed or loaded.
+    """Makes the snapshot of the last moment of a trace, finished, failed or loaded.
 
     An operation that ended with an error while its rank waited for it, as the last that its thread did, counts as awaited still: whoever
     ended the wait did so because it would not end by itself.
@@ -75,45 +414,51 @@ def snapshot_of_events(
     Args:
         events: what was recorded.
         world_size: number of ranks, those included that left no event.
-        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others, and of those
-            that were "running", the events tell whether they are blocked.
+        ends: by rank, those that are known, as ``read_ends`` gives them; of the others, and of those that were "running", the events tell
+            whether they are blocked.
         end_ns: until when ranks waited; the last moment recorded where it is not given.
-        ended_ns: when ranks failed, as ``read_end_times`` gives it.
 
     Returns:
-        The world.
+        The snapshot.
 
     Example:
         >>> from ringsim.diagnose.waitfor import analyse
-        >>> from ringsim.traces.events import make_events
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
         ...                       "post_ns": [5, 5], "status": [IN_FLIGHT] * 2})
         >>> analyse(snapshot_of_events(events, 2)).cycle
         (0, 1)
     """
-    ended_ns = ended_ns or {}
-    kind = events.kind
-    speaks = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
-    ends = {**(ends or {}), **_without_groups(events, ends or {})}
+    speaks = events.kind <= COLLECTIVE
+    known = {rank: End(*end) for rank, end in (ends or {}).items()}
+    known |= _without_groups(events, known)
     recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
-    last_ns = max(int(recorded_ns), end_ns or 0)
-    broken = _broken_waits(events, speaks)
-    open_ops = speaks & ((events.status == IN_FLIGHT) | broken)
+    open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks))
     awaited = open_ops & (events.wait_ns != NONE)
+    blocked = _blocked_ranks(events, speaks, awaited, world_size)
+    states = {rank: known.get(rank, _UNKNOWN) for rank in range(world_size)}
+    states |= {rank: End("blocked") for rank in np.flatnonzero(blocked).tolist() if states[rank][0] in _ABLE}
+    return _make_snapshot(events, states, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {})
+
+
+def _make_snapshot(
+    events: Events,
+    ends: Mapping[int, End],
+    open_ops: Ints,
+    awaited: Ints,
+    last_ns: int,
+    dropped: Mapping[tuple[int, ...], int],
+) -> Snapshot:
+    """Makes a snapshot of events of which some are open, and some of those awaited; ``dropped`` counts what the events lack."""
+    kind = events.kind
     index, counterparts, contested = _count_channels(events, kind)
-    matched = counterparts > index
-    kept = open_ops & (awaited | ~matched)
+    kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
-
-    blocked = _blocked_ranks(events, speaks, awaited, world_size)
-    posted: list[list[Posted]] = [[] for _ in range(world_size)]
-    idle = np.zeros(world_size, dtype=np.int64)
+    posted: list[list[Posted]] = [[] for _ in ends]
+    idle = [0 for _ in ends]
     entered: dict[int, tuple[Operation, ...]] = {}  # by call; one tuple for all who wait in it
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
-        if rank >= world_size:
-            continue
         if not awaited[event]:
             idle[rank] += 1
             if idle[rank] > MOST_POSTED:
@@ -121,27 +466,27 @@ def snapshot_of_events(
         call = calls.call_of(event) if kind[event] == COLLECTIVE else NONE
         if call != NONE and call not in entered:
             entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
+        before = dropped.get(_channel_key(events, event), 0)
         posted[rank].append(
             Posted(
                 operation_of(events, event, last_ns),
                 _group(events, event),
                 awaited=bool(awaited[event]),
-                index=int(index[event]),
-                counterparts=int(counterparts[event]),
+                index=int(index[event]) + before,
+                counterparts=int(counterparts[event]) + (0 if call != NONE else before),
                 contested=int(contested[event]),
                 entered=entered.get(call, ()),
             )
         )
     raised = np.flatnonzero(refused(events) & (kind <= RECV))
-    turned_down = [raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist() for rank in range(world_size)]
-    views = []
-    for rank in range(world_size):
-        state, about = ends.get(rank, _UNKNOWN)
-        if state in _ABLE and blocked[rank]:
-            state, about = "blocked", ""
-        its = [Posted(operation_of(events, one), _group(events, one), False, _place_of_refused(events, one)) for one in turned_down[rank]]
-        views.append(RankSnapshot(state, tuple(posted[rank]), about, ended_ns.get(rank), tuple(its)))
-    return Snapshot(tuple(views))
+    ranks = []
+    for rank, end in ends.items():
+        turned_down = []
+        for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist():
+            place = _place_of_refused(events, one) + dropped.get(_channel_key(events, one), 0)
+            turned_down.append(Posted(operation_of(events, one), _group(events, one), awaited=False, index=place))
+        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end.about, end.at_ns, tuple(turned_down)))
+    return Snapshot(tuple(ranks))
 
 
 def operation_of(events: Events, event: int, last_ns: int | None = None) -> Operation:
@@ -166,37 +511,25 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
     )
 
 
-def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[str, str]]:
+def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
     """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
 
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ...", "at_ns": 70_000}``; one that was
     ended from outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
+
+    Example:
+        >>> read_ends({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 9, "state": "exited"}]}, 2)
+        {1: End(state='failed', about='', at_ns=70)}
     """
     said = metadata.get("ends")
     ends = {}
     for entry in said if isinstance(said, list) else ():
         if not isinstance(entry, dict):
             continue
-        rank, state, about = entry.get("rank"), entry.get("state"), entry.get("about", "")
+        rank, state, about, at_ns = entry.get("rank"), entry.get("state"), entry.get("about", ""), entry.get("at_ns")
         if type(rank) is int and 0 <= rank < world_size and state in STATES and isinstance(about, str):
-            ends[rank] = (state, about)
+            ends[rank] = End(state, about, at_ns if type(at_ns) is int else None)
     return ends
-
-
-def read_end_times(metadata: Mapping[str, Any], world_size: int) -> dict[int, int]:
-    """Reads when ranks failed, in ns from the start of the run, from a trace's metadata; where it makes sense, see ``read_ends``.
-
-    Example:
-        >>> read_end_times({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 0, "state": "exited"}]}, 2)
-        {1: 70}
-    """
-    said = metadata.get("ends")
-    times = {}
-    for entry in said if isinstance(said, list) else ():
-        rank, at_ns = (entry.get("rank"), entry.get("at_ns")) if isinstance(entry, dict) else (None, None)
-        if type(rank) is int and 0 <= rank < world_size and type(at_ns) is int:
-            times[rank] = at_ns
-    return times
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
@@ -237,16 +570,16 @@ def until(events: Events, moment_ns: int) -> Events:
     )
 
 
-def _without_groups(events: Events, ends: Mapping[int, tuple[str, str]]) -> dict[int, tuple[str, str]]:
-    """Returns state and words of the ranks that have destroyed their process groups, and made none since."""
+def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
+    """Returns the ends of the ranks that have destroyed their process groups, and made none since."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}
     for rank, event in {int(events.rank[event]): event for event in marks}.items():  # the last of each
-        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN)[0] in _ABLE:
+        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN).state in _ABLE:
             file, line = int(events.file[event]), int(events.line[event])
             place = f" at {os.path.basename(events.tables.files[file])}:{line}" if file != NONE else ""
-            found[rank] = ("exited", f"has destroyed its process groups{place}")
+            found[rank] = End("exited", f"has destroyed its process groups{place}")
     return found
 
 
@@ -338,29 +671,16 @@ def _group(events: Events, event: int) -> Group:
     return events.tables.groups[group] if group != NONE else _NO_GROUP
 
 
-def doubt(world: Snapshot) -> Snapshot:
-    """Returns a world in which whatever others may have got instead is theirs.
+def _channel_key(events: Events, event: int) -> tuple[int, ...]:
+    """Returns what tells the channel of a message, or the group of a collective, from others."""
+    group, rank, peer = int(events.group[event]), int(events.rank[event]), int(events.peer[event])
+    if events.kind[event] == COLLECTIVE:
+        return (group,)
+    return group, *((rank, peer) if events.kind[event] == SEND else (peer, rank)), int(events.tag[event])
 
-    Args:
-        world: the ranks at one moment at which nothing was on its way.
 
-    Returns:
-        The world, in which an operation that is awaited and ``doubtful`` is ``taken``, where its rank can wait for nothing else.
-
-    Example:
-        >>> from ringsim.traces.findings import Operation
-        >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot, analyse
-        >>> from ringsim.traces.events import Group
-        >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")
-        >>> mine = Posted(operation, Group("world", (0, 1)), awaited=True, counterparts=1, contested=1)
-        >>> world = Snapshot((RankSnapshot("blocked", (mine,)), RankSnapshot("exited")))
-        >>> analyse(world) is None, analyse(doubt(world)).ranks
-        (True, (0,))
-    """
-    views = []
-    for view in world.ranks:
-        missing = [one for one in view.posted if one.awaited and (one.doubtful or not one.matched)]
-        if len(missing) == 1 and missing[0].doubtful:
-            view = replace(view, posted=tuple(replace(one, taken=True) if one is missing[0] else one for one in view.posted))
-        views.append(view)
-    return Snapshot(tuple(views))
+def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
+    """Turns a rank's own numbers into those of a merged table; a number without a name becomes -1."""
+    known, places = np.unique(numbers, return_inverse=True)
+    found = [merged.setdefault(names[one], len(merged)) if one in names else NONE for one in known.tolist()]
+    return np.array(found, dtype=np.int32)[places]

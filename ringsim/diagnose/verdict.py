@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
-from ringsim.diagnose.waitfor import GONE, Hindrance, Snapshot, Stuck, analyse, find_cycle, meets
+from ringsim.diagnose.snapshot import GONE, Snapshot
+from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
@@ -30,19 +31,19 @@ _STATE_WORDS: Final = {
 }
 
 
-def judge(world: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
+def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
     """Says why ranks can never go on.
 
     Args:
-        world: the ranks at one moment.
-        stuck: what ``analyse(world)`` returned; found again where it is not given.
+        snapshot: the ranks at one moment.
+        stuck: what ``analyse(snapshot)`` returned; found again where it is not given.
 
     Returns:
         The diagnosis, root causes first: what failed, earliest first, then circles, then who left too early. No findings where everybody
         can go on and nobody failed.
 
     Example:
-        >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot
+        >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
         >>> from ringsim.traces.events import Group
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)
@@ -51,19 +52,21 @@ def judge(world: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
     """
-    stuck = stuck or analyse(world)
-    states = tuple(view.state for view in world.ranks)
+    stuck = stuck or analyse(snapshot)
+    states = tuple(view.state for view in snapshot.ranks)
     if stuck is None:
-        ended = sorted((rank for rank, state in enumerate(states) if state in ("failed", "killed")), key=lambda rank: _ended(world, rank))
-        return Diagnosis(tuple(_failure(world, rank) for rank in ended), len(world.ranks), (), states)
-    failures = [(_ended(world, rank), _failure(world, rank)) for rank, state in enumerate(states) if state == "failed"]
+        ended = sorted(
+            (rank for rank, state in enumerate(states) if state in ("failed", "killed")), key=lambda rank: _ended(snapshot, rank)
+        )
+        return Diagnosis(tuple(_failure(snapshot, rank) for rank in ended), len(snapshot.ranks), (), states)
+    failures = [(_ended(snapshot, rank), _failure(snapshot, rank)) for rank, state in enumerate(states) if state == "failed"]
     circles = _circles(stuck)
-    roots = [_circle_finding(world, stuck, circle) for circle in circles]
+    roots = [_circle_finding(snapshot, stuck, circle) for circle in circles]
     in_circles = {rank for circle in circles for rank in circle}
-    for gone, waits in _waits_for_gone(world, stuck).items():
+    for gone, waits in _waits_for_gone(snapshot, stuck).items():
         if any(one.rank not in in_circles for one in waits):
-            killed = [_ended(world, rank) for rank in gone if states[rank] == "killed"]
-            found = _gone_finding(world, gone, waits)
+            killed = [_ended(snapshot, rank) for rank in gone if states[rank] == "killed"]
+            found = _gone_finding(snapshot, gone, waits)
             if killed and min(killed)[0] < math.inf:
                 failures.append((min(killed), found))
             else:
@@ -74,7 +77,7 @@ def judge(world: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
     edges = tuple(
         Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
     )
-    return Diagnosis(findings, len(world.ranks), edges, states)
+    return Diagnosis(findings, len(snapshot.ranks), edges, states)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -96,9 +99,9 @@ def wait_text(operation: Operation) -> str:
     return f"rank {operation.rank} waits{waited_text(operation)} in {operation}"
 
 
-def _ended(world: Snapshot, rank: int) -> tuple[float, bool]:
+def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
     """Returns when a rank failed or was killed, to sort by: of those of which that is not known, who failed comes first."""
-    view = world.ranks[rank]
+    view = snapshot.ranks[rank]
     return (math.inf if view.ended_ns is None else view.ended_ns, view.state != "failed")
 
 
@@ -114,12 +117,12 @@ def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
     return circles
 
 
-def _waits_for_gone(world: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
+def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
     """Returns who waits for ranks that have left or died, by those ranks."""
     found: dict[tuple[int, ...], list[Hindrance]] = {}
     for one in stuck.hindrances:
-        gone = tuple(peer for peer in one.peers if world.ranks[peer].state in GONE)
-        if gone and not any(world.ranks[peer].state == "failed" for peer in gone):  # a failure is a root of its own
+        gone = tuple(peer for peer in one.peers if snapshot.ranks[peer].state in GONE)
+        if gone and not any(snapshot.ranks[peer].state == "failed" for peer in gone):  # a failure is a root of its own
             found.setdefault(gone, []).append(one)
     return found
 
@@ -128,20 +131,22 @@ def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
     return next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
 
 
-def _circle_finding(world: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
+def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
     """Names a circle: a mismatch where two of its ranks look for each other in vain, else a deadlock."""
     links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
-    missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(world, link)) is not None]
+    missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(snapshot, link)) is not None]
     if missed:
         return _mismatch_finding(missed)
     operations = tuple(link.posted.operation for link in links)
     collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
     if collective is not None:
-        return _collective_finding(world, stuck, collective, links)
+        return _collective_finding(snapshot, stuck, collective, links)
     if len(circle) == 1:
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
-    return Finding("deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {_waits(operations)}.", advise(world, links))
+    return Finding(
+        "deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {_waits(operations)}.", advise(snapshot, links)
+    )
 
 
 def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
@@ -159,7 +164,7 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
     return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
 
 
-def _collective_finding(world: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
+def _collective_finding(snapshot: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
     """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
     wrong = _mismatched_call(link)
     if wrong is not None:
@@ -170,7 +175,7 @@ def _collective_finding(world: Snapshot, stuck: Stuck, link: Hindrance, links: S
     elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
     waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
-    missing, cure = advise_in_collective(world, links)
+    missing, cure = advise_in_collective(snapshot, links)
     needs = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
     hint = cure or needs
     if elsewhere is not None and elsewhere.op == mine.op == "new_group" and elsewhere.shape == mine.shape:
@@ -202,18 +207,18 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
     return Finding("collective_mismatch", ranks, (mine, *wrong), message, hint)
 
 
-def _gone_finding(world: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
+def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
     """Says who waits for ranks that are gone, directly."""
     operations = tuple(one.posted.operation for one in waits)
     mine = operations[0]
     ranks = tuple(sorted({*gone, *(one.rank for one in waits)}))
-    views = [world.ranks[rank] for rank in gone]
+    views = [snapshot.ranks[rank] for rank in gone]
     ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
     for one in waits:
         wrong = _mismatched_call(one)
         if wrong is not None:
             return wrong
-        found = find_counterpart(world, one)
+        found = find_counterpart(snapshot, one)
         if found is not None:
             near, far = one.posted.operation, found.posted.operation
             pair = tuple(sorted((near.rank, far.rank)))
@@ -224,11 +229,11 @@ def _gone_finding(world: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindra
         message = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {mine} for {name_ranks(gone)}, but {ends}."
         hint = f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, or make a group without."
         return Finding("missing_participant", ranks, operations, message, hint)
-    return Finding("peer_exited", ranks, operations, f"{_waits(operations)}, but {ends}.", advise(world, waits))
+    return Finding("peer_exited", ranks, operations, f"{_waits(operations)}, but {ends}.", advise(snapshot, waits))
 
 
-def _failure(world: Snapshot, rank: int) -> Finding:
-    view = world.ranks[rank]
+def _failure(snapshot: Snapshot, rank: int) -> Finding:
+    view = snapshot.ranks[rank]
     return Finding(
         "rank_failed", (rank,), tuple(one.operation for one in view.posted if one.awaited), f"rank {rank} {view.about or 'has failed'}."
     )

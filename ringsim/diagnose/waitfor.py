@@ -24,114 +24,23 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
+from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
+from ringsim.traces.collectives import same_collective
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
 
 __all__ = [
-    "GONE",
-    "STATES",
     "Hindrance",
-    "Posted",
-    "RankSnapshot",
-    "Snapshot",
     "Stuck",
     "analyse",
     "find_cycle",
     "hindering",
     "meets",
-    "same_collective",
 ]
 
-STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
-GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
-_DEAD: Final = frozenset({"failed", "killed"})  # nor finish what it has posted
+_DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted will be finished
 
 # Collectives that Gloo carries out alike, so that one rank may call the one and another the other.
-_FAMILIES: Final = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
-
-
-@dataclass(frozen=True)
-class Posted:
-    """An operation that a rank has posted and that is not done.
-
-    Attributes:
-        operation: what it is.
-        group: on which group, with its members: two groups of one name are two.
-        awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its operations.
-        index: the how-manieth it is, from 0: of its rank's sends (or recvs) on its channel (group, source, destination, tag); of its
-            rank's collectives on the group. 0 for a recv from any source.
-        counterparts: how many operations of the other side it may meet, or those before it on its channel. Of a recv from one rank:
-            the sends on the channel. Of a send: the recvs on the channel, and those from any source that its peer has open. Of a recv
-            from any source: the sends that no recv has got for certain, less one for each recv from any source before it. Not for
-            collectives.
-        contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
-        taken: whether others have got so many of them that none is left for this one; see ``ringsim.diagnose.snapshot``.
-        entered: for a collective: what members posted as their ``index``-th collective on the group, this rank's own included or not;
-            who is missing has not. Where all members share one tuple, they are looked at together.
-    """
-
-    operation: Operation
-    group: Group
-    awaited: bool
-    index: int = 0
-    counterparts: int = 0
-    entered: tuple[Operation, ...] = ()
-    contested: int = 0
-    taken: bool = False
-
-    @property
-    def matched(self) -> bool:
-        """Whether the other side of a message has been posted, too, as far as is known."""
-        return self.counterparts > self.index and not self.taken
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether it is matched only if others leave it what they might have got."""
-        return self.matched and self.counterparts - self.contested <= self.index
-
-
-@dataclass(frozen=True)
-class RankSnapshot:
-    """What is known of one rank at one moment.
-
-    Attributes:
-        state: one of ``STATES``. "blocked": it waits for its ``awaited`` operations and can do nothing else (all threads that communicate
-            do). "exited": its worker has returned, or its process left with code 0. "failed": it raised. "killed": its process died.
-            "unknown" and "stopped" (by a signal) count as able to go on.
-        posted: its operations that are not done.
-        about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
-        ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
-        refused: its latest messages that raised instead of being posted, each with the ``index`` that it would have had.
-    """
-
-    state: str
-    posted: tuple[Posted, ...] = ()
-    about: str = ""
-    ended_ns: int | None = None
-    refused: tuple[Posted, ...] = ()
-
-    @property
-    def awaited(self) -> tuple[Posted, ...]:
-        """What it is blocked in; empty where it is not blocked."""
-        return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
-
-    @property
-    def left_early(self) -> bool:
-        """Whether it is known to have left in the middle of its worker, with code 0, rather than to have returned."""
-        return self.state == "exited" and self.about.startswith("left with ")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All ranks at one moment, ``ranks[r]`` being rank r."""
-
-    ranks: tuple[RankSnapshot, ...]
 
 
 @dataclass(frozen=True)
@@ -169,26 +78,18 @@ def meets(mine: Operation, theirs: Operation) -> bool:
     return same_collective(mine.op, theirs.op) and (mine.op != "new_group" or mine.shape == theirs.shape)
 
 
-def same_collective(one: str, other: str) -> bool:
-    """Tells whether two collectives, by their names, can meet.
-
-    Example:
-        >>> same_collective("all_gather", "all_gather_into_tensor"), same_collective("barrier", "all_reduce")
-        (True, False)
-    """
-    return _FAMILIES.get(one, one) == _FAMILIES.get(other, other)
-
-
-def analyse(world: Snapshot) -> Stuck | None:
+def analyse(snapshot: Snapshot) -> Stuck | None:
     """Finds the ranks that can never go on.
 
     Args:
-        world: the ranks at one moment, a consistent cut: no operation counts as matched whose other side is not posted.
+        snapshot: the ranks at one moment, a consistent cut: no operation counts as matched whose other side is not posted.
 
     Returns:
         Those ranks and why, None where everybody can still go on.
 
     Example:
+        >>> from ringsim.diagnose.snapshot import RankSnapshot
+        >>> from ringsim.traces.events import Group
         >>> both = (0, 1)
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0, group="world")
@@ -202,16 +103,16 @@ def analyse(world: Snapshot) -> Stuck | None:
     needs: dict[Hashable, _Need] = {}
     concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it may help with
     missing: dict[int, int] = {}  # blocked rank -> how many of its operations cannot finish yet
-    for rank, view in enumerate(world.ranks):
+    for rank, view in enumerate(snapshot.ranks):
         for one in view.awaited:
             key = _need_key(one)
             if key not in needs:
-                needs[key] = need = _make_need(world, rank, one)
+                needs[key] = need = _make_need(snapshot, rank, one)
                 for member in need.wanted:
                     concerned.setdefault(member, []).append(need)
             needs[key].waiters.append(rank)
             missing[rank] = missing.get(rank, 0) + 1
-    free = deque(rank for rank, view in enumerate(world.ranks) if view.state not in GONE and rank not in missing)
+    free = deque(rank for rank, view in enumerate(snapshot.ranks) if view.state not in GONE and rank not in missing)
 
     def release(ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -232,21 +133,21 @@ def analyse(world: Snapshot) -> Stuck | None:
     hindrances = tuple(
         Hindrance(rank, one, peers)
         for rank in stuck
-        for one in world.ranks[rank].awaited
+        for one in snapshot.ranks[rank].awaited
         if (peers := needs[_need_key(one)].hindering(rank))
     )
     return Stuck(stuck, find_cycle(hindrances), hindrances)
 
 
-def hindering(world: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
+def hindering(snapshot: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
     """Returns the ranks that must do something before an operation can finish, ascending; of a recv from any source, one of them.
 
     Args:
-        world: the ranks.
+        snapshot: the ranks.
         rank: whose operation it is.
         one: the operation.
     """
-    return _make_need(world, rank, one).hindering(rank)
+    return _make_need(snapshot, rank, one).hindering(rank)
 
 
 class _Need:
@@ -297,29 +198,29 @@ def _need_key(one: Posted) -> Hashable:
     return operation.peer, one.matched, operation.peer == operation.rank, one.group if operation.peer == ANY_SOURCE else None
 
 
-def _make_need(world: Snapshot, rank: int, one: Posted) -> _Need:
+def _make_need(snapshot: Snapshot, rank: int, one: Posted) -> _Need:
     peer = one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
         # Who makes a group waits for its members; the others pass by.
         members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
-        known = [member for member in members if _known(world, member)]
+        known = [member for member in members if _known(snapshot, member)]
         differ = {other.rank for other in one.entered if not meets(one.operation, other)}
-        never = tuple(other for other in known if other in entered and (other in differ or world.ranks[other].state in _DEAD))
+        never = tuple(other for other in known if other in entered and (other in differ or snapshot.ranks[other].state in _DEAD))
         return _Need(never, tuple(other for other in known if other not in entered))
     if peer == ANY_SOURCE:
         others = [member for member in one.group.ranks if member != rank]
-        helped = one.matched or not others or any(not _known(world, member) for member in others)
+        helped = one.matched or not others or any(not _known(snapshot, member) for member in others)
         return _Need() if helped else _Need(wanted=one.group.ranks, any_of=True)
-    if peer == NONE or not _known(world, peer):
+    if peer == NONE or not _known(snapshot, peer):
         return _Need()
     if one.matched:
-        return _Need(never=(peer,)) if world.ranks[peer].state in _DEAD else _Need()
+        return _Need(never=(peer,)) if snapshot.ranks[peer].state in _DEAD else _Need()
     return _Need(never=(peer,)) if peer == rank else _Need(wanted=(peer,))
 
 
-def _known(world: Snapshot, rank: int) -> bool:
-    return 0 <= rank < len(world.ranks)
+def _known(snapshot: Snapshot, rank: int) -> bool:
+    return 0 <= rank < len(snapshot.ranks)
 
 
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:

@@ -36,15 +36,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ringsim.diagnose.failure import clear_verdict, describe_unfinished, has_verdict, raise_verdict, read_verdict, write_verdict
+from ringsim.diagnose.failure import clear_verdict, describe_unfinished, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
 from ringsim.launch.watcher import (
     ANSWER_S,
     ASK,
     OUR_THREADS,
+    SHUT,
     WAKE,
     WAKE_S,
     WHERE,
+    LiveRecords,
     Threads,
     Watcher,
     find_place,
@@ -96,7 +98,8 @@ class JoinedWatch:
         if self._answers < 0:
             self._answers = _make_pipe(self._path(self._rank, "answers"))
             os.set_blocking(self._answers, False)
-        self._watcher = Watcher(self._directory, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
+        records = LiveRecords(self._directory, self._world_size, strangers=True)
+        self._watcher = Watcher(records, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
         self._threads[1:] = [threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True)]
         self._threads[1].start()
 
@@ -111,6 +114,11 @@ class JoinedWatch:
         except BaseException:
             self._raised.set()
             raise
+
+    def unheard(self) -> RingError | None:
+        """Returns the verdict on operations of this rank that disagree with others', where no operation of it has raised it since."""
+        verdict = None if self._raised.is_set() else read_verdict(self._directory)
+        return verdict.error if verdict is not None and self._rank in verdict.ranks and self._rank not in verdict.waiting else None
 
     def ask_others(self) -> list[dict[str, Any]]:
         """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict; on rank 0, before ``stop``.
@@ -161,11 +169,12 @@ class JoinedWatch:
                     self._answer(asker, [self._rank, sorted(threads.busy), threads.idle])
                 elif word == WHERE:
                     self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
-                elif word == WAKE:
+                elif word in (WAKE, SHUT):
                     shut_connections(self._keep_port)
-                    if not self._raised.wait(WAKE_S):
-                        verdict = read_verdict(self._directory, self._rank)
-                        sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {verdict}\n")
+                    if word == WAKE and not self._raised.wait(WAKE_S):
+                        verdict = read_verdict(self._directory)
+                        why = verdict.diagnosis if verdict is not None else ""
+                        sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n")
                         sys.stderr.flush()
                         os.kill(os.getpid(), signal.SIGKILL)
                 else:
@@ -190,12 +199,12 @@ class JoinedWatch:
             if verdict is not None:
                 write_verdict(self._directory, verdict)
                 for rank in verdict.ranks:
-                    self._tell(rank, WAKE)
+                    self._tell(rank, WAKE if rank in verdict.waiting else SHUT)
                 break
 
     def _take_over(self) -> None:
         """Becomes the watcher, if no other rank in the block is and there is no verdict yet."""
-        if not self._others_watch() and not has_verdict(self._directory):
+        if not self._others_watch() and read_verdict(self._directory) is None:
             with contextlib.suppress(OSError):  # no pipe can be made
                 self._begin_to_watch()
 

@@ -40,7 +40,7 @@ import torch
 from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.diagnose.failure import pass_on, raise_verdict, report_exception
+from ringsim.diagnose.failure import raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
@@ -88,8 +88,6 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         status = 0
     except BaseException as error:  # whatever it is, the launcher must hear of it
         report = report_exception(config.rank, error)
-        with contextlib.suppress(OSError):  # the disk may be full: the other ranks then say less
-            pass_on(Path(config.directory), config.rank, config.world_size, error)
         say(("failed", report))
     _flush()
     if status == 0:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +29,14 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import describe_end, pass_on, read_woken, report_exception
+from ringsim.diagnose.failure import describe_end, error_of_kind, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board
-from ringsim.launch.live_part import LivePart
-from ringsim.launch.watcher import has_proc, look_at
+from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events, readable
 from ringsim.traces.files import save
-from ringsim.traces.parts import read_parts
+from ringsim.traces.parts import PartReader, read_parts
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
@@ -133,8 +133,6 @@ class Recording:
         if self._watch is not None:
             if error is not None:
                 doing = self._watch.ask_others()
-                with contextlib.suppress(OSError):  # the disk may be full: the other ranks then say less
-                    pass_on(recorder.directory, self._rank, self._world_size, error)
             self._watch.stop()
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
@@ -142,6 +140,7 @@ class Recording:
         if self._own:
             recorder.close()
         resume_log(moved)
+        mismatch = self._watch.unheard() if self._watch is not None and error is None else None
         try:
             self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory), "left": left}))
             if self._rank == 0:
@@ -151,6 +150,8 @@ class Recording:
                     error.trace = self._trace
                     error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
                 save(self._trace, self._path)
+                if error is None and self._own and not late and "gloo" in self._backend:
+                    mismatch = self._find_mismatch(recorder.directory)
                 if self._own and whole:
                     shutil.rmtree(recorder.directory, ignore_errors=True)
         except (RingError, RuntimeError, OSError) as failure:
@@ -160,6 +161,18 @@ class Recording:
                     f"(rank {self._rank} of {self._world_size}). They are in {recorder.directory}."
                 ) from failure
             error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception is more important
+        if mismatch is not None:
+            mismatch.trace = self._trace
+            raise mismatch
+
+    def _find_mismatch(self, directory: Path) -> RingError | None:
+        """Returns the error of a block that all ranks have left though the sides of an operation disagree."""
+        records = LiveRecords(directory, self._world_size)
+        records.look()
+        found = records.find_mismatch(range(self._world_size))
+        if found is None:
+            return None
+        return error_of_kind(found.kind)(str(found), diagnosis=replace(found, trace=self._trace))
 
     def _make_recorder(self) -> Recorder:
         directory = self._directory
@@ -181,7 +194,7 @@ class Recording:
 
         def keep_deaths(ranks: list[int]) -> None:  # in case no rank lives to write the file
             with contextlib.suppress(OSError):  # the disk may be full
-                recorder.set_meta("deaths", find_ends(recorder.directory, ranks, self._world_size))
+                recorder.set_meta("deaths", find_ends(recorder.directory, ranks))
 
         try:
             watch = JoinedWatch(recorder.directory, self._rank, self._world_size, keep_deaths)
@@ -225,12 +238,12 @@ class Recording:
             **provenance.measured_run(self._world_size, self._backend, self._start_unix_ns),
             "complete": facts["complete"] and not late and not raised_ns,
         }
-        others = [*find_ends(directory, late, self._world_size), *(end for end in doing if end["rank"] in late)]
+        others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
-        woken = read_woken(directory) if self._watch is not None and not raised_ns else None
+        woken = read_verdict(directory) if self._watch is not None and not raised_ns else None
         if woken is not None:  # all caught the error: what they did afterwards does not say why
-            metadata["given_up_ns"] = woken[1] - start_ns
-            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken[0]]
+            metadata["given_up_ns"] = woken.at_ns - start_ns
+            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken.waiting]
         if ends:
             metadata["ends"] = ends
         if late:
@@ -252,7 +265,7 @@ class Recording:
         for rank in range(self._world_size):
             text = self._board.read(rank, 0.001)
             while text is None and (left_s := deadline - time.monotonic()) > 0 and not hurry.is_set():
-                over = failed and find_ends(directory, [rank], self._world_size)
+                over = failed and find_ends(directory, [rank])
                 text = self._board.read(rank, min(left_s, LOOK_S))
                 if over:
                     break
@@ -305,22 +318,21 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
+def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Finds out how some ranks left the block, from what each wrote or because its process on this machine is gone.
 
     Args:
         directory: of the parts.
         ranks: which ones to look at.
-        world_size: number of ranks.
 
     Returns:
         How they ended, as a trace keeps it for ``explain``; nothing for ranks still in the block or on another machine.
     """
     ends = []
     for rank in ranks if has_proc() else ():
-        part = LivePart(directory, rank, world_size)
+        part = PartReader(directory, rank)
         part.read_names()
-        pid, ended = part.process
+        pid, ended = (part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None), "end_ns" in part.meta
         process = look_at(pid) if pid is not None else None
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
@@ -335,7 +347,7 @@ def find_ends(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
     """Returns the ends of the ranks that may have been the peer that a rank lost; see ``find_ends``."""
-    ends = find_ends(directory, [other for other in range(world_size) if other != rank], world_size)
+    ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if end != _left(end["rank"])] or ends
 
 

@@ -34,7 +34,8 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
-from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, Watcher, has_proc, look_at
+from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
+from ringsim.traces.findings import Diagnosis
 from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
 
@@ -234,8 +235,9 @@ class _Run:
         self._places: dict[int, tuple[str, int] | None] = {}  # where ranks said they were
         self._processes: dict[int, str] = {}  # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
         self._given_up_ns: int | None = None  # when it was decided to end the ranks
+        self._records = LiveRecords(ranks.directory, self._size)
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
-            self._watcher = Watcher(ranks.directory, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
+            self._watcher = Watcher(self._records, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
             (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
 
@@ -251,6 +253,8 @@ class _Run:
             self._progress.clear()
         if self._verdict is not None and not any(report.waited for report in self._reports.values()):
             raise self._verdict_error(self._verdict)
+        if self._verdict is None and (found := self._find_mismatch()) is not None:
+            raise self._mismatch_error(found)
         if self._reports:
             stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
             error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
@@ -296,7 +300,7 @@ class _Run:
             pause_s = self._watch_for_stuck_ranks(now)
             if self._verdict is not None:
                 grace_ends = grace_ends or now + WAKE_S
-                if all(rank in self._reports for rank in self._verdict.ranks):
+                if all(rank in self._reports for rank in self._verdict.waiting):
                     break
             if self._reports and grace_ends is None:
                 grace_ends = now + GRACE_S
@@ -315,7 +319,7 @@ class _Run:
             if self._verdict is not None:
                 self._given_up_ns = self._verdict.at_ns
                 write_verdict(self._ranks.directory, self._verdict)
-                for rank in self._verdict.ranks:
+                for rank in self._verdict.waiting:
                     self._say(rank, WAKE)
         return min(_POLL_S, max(self._next_look - now, 0.0))
 
@@ -327,6 +331,26 @@ class _Run:
         error = error_of_kind(verdict.diagnosis.kind)(text)
         error.trace = self._end_early()
         error.diagnosis = replace(verdict.diagnosis, trace=error.trace)
+        return error
+
+    def _find_mismatch(self) -> Diagnosis | None:
+        """Returns what disagrees in all that was recorded, where nobody has ended the run for it."""
+        if self._ranks.kind.comm_device != "cpu" or len(self._loaded) < self._size:
+            return None
+        self._records.look()
+        self._records.look()  # of what was read twice it is known whether its thread went on
+        found = self._records.find_mismatch({*self._results, *self._reports})
+        gone = {**dict.fromkeys(self._results, "exited"), **dict.fromkeys(self._reports, "failed")}
+        return found and replace(found, states=tuple(gone.get(rank, "running") for rank in range(self._size)))
+
+    def _mismatch_error(self, diagnosis: Diagnosis) -> RingError:
+        """Makes the error of a run that ended, or is ended now, though the sides of an operation disagree."""
+        text = str(diagnosis)
+        if self._reports:
+            text += f"\n  {make_error(list(self._reports.values()), self._size, [])}"
+        error = error_of_kind(diagnosis.kind)(text)
+        error.trace = self._end_early()
+        error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
 
     def _explained(self, error: _Error) -> _Error:
@@ -422,8 +446,8 @@ class _Run:
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         if self._given_up_ns is not None:  # ending ranks takes time, in which nobody waits for anything
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
-        if self._verdict is not None and self._verdict.at_rest:
-            metadata["at_rest"] = True
+        if self._verdict is not None and not self._verdict.proved:
+            metadata["at_rest"] = True  # nothing was on its way any more, as far as anybody can tell
         return Trace(events, metadata, results=results, output=[output.text for output in self._outputs])
 
     def _metadata(self) -> dict[str, Any]:
@@ -441,9 +465,9 @@ class _Run:
         gone, reports = list(self._results), list(self._reports.values())
         woken: list[int] = []
         if (verdict := self._verdict) is not None:  # what they did once they were woken does not say why
-            woken = [rank for rank in verdict.ranks if not (rank in self._reports and self._reports[rank].waited)]
+            woken = [rank for rank in verdict.waiting if not (rank in self._reports and self._reports[rank].waited)]
             gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
-            reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.ranks)]
+            reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.waiting)]
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
         returned += [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken]
         failed = [{**end, "at_ns": report.at_ns - self._start_ns} for report in reports if (end := describe_end(report)) is not None]

@@ -1,56 +1,51 @@
-"""Watches ranks while they run, and finds out when some of them can never go on.
+"""Watches ranks while they run: finds out when some can never go on, or disagree, and wakes those that wait in vain.
 
 Every now and then::
 
     look at the parts -> who is blocked in what -> can anybody still help them? -> if not: the same again at the next look -> a verdict
+                      -> what disagrees among what cannot be refused any more -------------------------------------------> a verdict
 
-Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both sides, so ranks that wait for messages
-that are not posted, from ranks that wait in their turn, wait for ever: two looks with nothing in between are enough. A rule of patience
-goes with what is not that certain:
+A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the same operations both times, and has
+posted nothing in between, was in that state all the time between the end of the first look and the beginning of the second. So was every
+other rank of which that is true, at the same moments.
+
+Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both sides, so ranks that wait for messages that
+are not posted, from ranks that wait in their turn, wait for ever: two looks with nothing in between are enough. Patience goes with what is
+less certain:
 
 =====================================  =====================================================================================
 what the ranks wait for                how long nothing may happen before the verdict
 =====================================  =====================================================================================
 messages of each other                 from one look to the next
-messages that another recv may have    from one look to the next, once each of them slept and no connection of theirs held or moved
-got, one from any source being open    a byte meanwhile: what was on its way has arrived then, and it was not theirs
 a collective                           1 s, for some return early; none where a member is gone that did not take part
 anything, and a rank has more threads  3 s, if those are idle; where they are not, they might help: no verdict
-nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none computing
+nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none
+                                       computing: then nothing is on its way any more, and the verdict says that it is not proved
 =====================================  =====================================================================================
-
-What is asked and wanted of a rank while its first thread is at work or blocked: where it is, and that its waits end.
-
-Nothing in torch ends a wait, so the rank's connections to the other ranks are shut.
-
-A blocked ``wait()`` of Gloo lets go of the interpreter, so another thread can do this; the wait then raises. It does not where a message is
-half-way through, nor in a recv from any source.
-
-What the system says of the ranks' processes: whether one is stopped, and how much it has computed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.diagnose.snapshot import doubt
+from ringsim.diagnose.mismatches import find_new_mismatches
+from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import GONE, Snapshot, Stuck, analyse
-from ringsim.launch.live_part import Head
-from ringsim.launch.live_parts import LiveParts
-from ringsim.launch.stillness import at_rest
+from ringsim.diagnose.waitfor import Stuck, analyse
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Finding
+from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import CallSites
 
 __all__ = [
@@ -58,13 +53,16 @@ __all__ = [
     "ASK",
     "OUR_THREADS",
     "POLL_S",
+    "SHUT",
     "WAKE",
     "WAKE_S",
     "WHERE",
+    "LiveRecords",
     "Process",
     "Threads",
     "Watcher",
     "find_place",
+    "has_proc",
     "list_threads",
     "look_at",
     "shut_connections",
@@ -73,12 +71,79 @@ __all__ = [
 POLL_S: Final = 0.02  # between two looks while ranks seem stuck
 RELAX: Final = 1.5  # each look that finds nothing makes the time until the next one longer by this factor ...
 POLL_MAX: Final = 5  # ... up to this many times the shortest
+COMPARE_S: Final = 0.2  # between two comparisons of what the ranks have posted
+SHARE: Final = (
+    0.05  # of its time that a watcher may spend on looking, and on comparing: it may live inside a rank, and hold its interpreter
+)
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
 STALL_BYTES_PER_S: Final = 50e6
 _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
 _CALM_S: Final = 1.0  # before a stall is called one, no rank has computed for this long
+_IDLE_S, _IDLE_SHARE = 0.02, 0.02  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
+_NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
+
+
+class LiveRecords:
+    """What all ranks of a run record, while they record it.
+
+    Args:
+        directory: where their parts are; a rank without one counts as one that has done nothing.
+        world_size: number of ranks.
+        strangers: whether a part may have been left there by an earlier run: then only those of living processes count.
+    """
+
+    def __init__(self, directory: Path, world_size: int, *, strangers: bool = False) -> None:
+        self._directory, self._size, self._strangers = directory, world_size, strangers
+        self._begin()
+
+    def _begin(self) -> None:
+        self.parts = [PartReader(self._directory, rank) for rank in range(self._size)]
+        self.builder = SnapshotBuilder(self._size)
+        self._known = [not self._strangers] * self._size
+
+    def look(self) -> list[Head]:
+        """Reads what is new of every rank; returns how far each has come."""
+        for rank, part in enumerate(self.parts):
+            if not self._is_known(rank):
+                continue
+            batch = part.advance()
+            if part.replaced:  # by a new run of the same rank: nothing that was counted belongs together any more
+                self._begin()
+                return self.look()
+            self.builder.add(rank, *batch, part.names, part.fresh)
+            for number in part.meta.get("from_any", ()):
+                self.builder.note_from_any(rank, part.names["group"][number])
+            if part.meta.get("host", socket.gethostname()) != socket.gethostname():
+                self.builder.note_elsewhere(rank)
+        return [self.builder.head(rank) for rank in range(self._size)]
+
+    def _is_known(self, rank: int) -> bool:
+        """Tells whether a part belongs to this run, as far as that can be told."""
+        self._known[rank] = self._known[rank] or self.parts[rank].is_live()
+        return self._known[rank]
+
+    def state(self, rank: int, state: str) -> str:
+        """Returns the state of a rank: what is known from outside counts for more than what it wrote."""
+        meta = self.parts[rank].meta
+        if state == "running" and (not self.is_here(rank) or meta.get("stopped_at_max") or "end_ns" in meta):
+            return "unknown"  # what it does now is not recorded
+        return state
+
+    def is_here(self, rank: int) -> bool:
+        """Returns whether a rank has begun to record, on this machine: what it writes can be read at once."""
+        return self.parts[rank].meta.get("host") == socket.gethostname()
+
+    def process(self, rank: int) -> tuple[int | None, bool]:
+        """Returns a rank's process, None where it is not known or not on this machine; and whether it has ended its recording."""
+        meta = self.parts[rank].meta
+        return (meta.get("pid") if self.is_here(rank) else None), "end_ns" in meta
+
+    def find_mismatch(self, ended: Collection[int] = ()) -> Diagnosis | None:
+        """Returns what disagrees of what was read since the last time, None where nothing does; see ``find_new_mismatches``."""
+        findings = find_new_mismatches(self.builder, ended)
+        return Diagnosis(findings, self._size) if findings else None
 
 
 @dataclass
@@ -90,33 +155,27 @@ class _Suspicion:
     since_s: float
     asked_s: float
     threads: dict[int, Threads] = field(default_factory=dict)
-    at_rest: bool = False  # whether there has been a moment since then at which nothing was on its way
 
 
 class Watcher:
     """Watches the ranks of one run.
 
     Args:
-        directory: where their parts are.
+        records: what they record.
         world_size: number of ranks.
         ask: asks a rank for its threads; ``hear`` is called with the answer. Returns at once.
         poll_s: the shortest time between two looks.
-        settle_s: how long ranks must have been seen in the same state for any verdict.
+        settle_s: how long ranks must have been seen in the same state before they are called stuck.
 
     Attributes:
         pause_s: how long to wait before the next look.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        world_size: int,
-        *,
-        ask: Callable[[int], None],
-        poll_s: float = POLL_S,
-        settle_s: float = 0.0,
+        self, records: LiveRecords, world_size: int, *, ask: Callable[[int], None], poll_s: float = POLL_S, settle_s: float = 0.0
     ) -> None:
-        self._parts = LiveParts(directory, world_size)
+        self._records = records
+        self._size = world_size
         self._ask = ask
         self._poll_s = poll_s
         self._settle_s = settle_s
@@ -124,8 +183,9 @@ class Watcher:
         self._heads: list[Head] = []
         self._states: list[str] = []
         self._changed_s = time.monotonic()  # when something happened last on any rank
+        self._compare_s = 0.0  # when to compare next
         self._suspicion: _Suspicion | None = None
-        self._calm: tuple[float, list[int]] | None = None  # since when all of them sleep, and their CPU time then
+        self._calm: tuple[float, list[float]] | None = None  # since when all of them sleep, and their CPU time then
 
     def hear(self, rank: int, threads: Threads) -> None:
         """Takes a rank's answer."""
@@ -134,10 +194,10 @@ class Watcher:
 
     def processes(self) -> list[tuple[int | None, bool]]:
         """Returns of each rank its process, None where it is not known or not on this machine, and whether it has ended its recording."""
-        for part in self._parts.parts:
+        for part in self._records.parts:
             if "pid" not in part.meta:
                 part.read_names()
-        return [part.process for part in self._parts.parts]
+        return [self._records.process(rank) for rank in range(self._size)]
 
     def look(self, states: Sequence[str]) -> Verdict | None:
         """Looks once.
@@ -149,24 +209,42 @@ class Watcher:
             A verdict; None as long as there is none.
         """
         now_s, now_ns = time.monotonic(), time.monotonic_ns()
-        heads = self._parts.look()
+        heads = self._records.look()
+        verdict = self._compare(states, now_ns) or self._look_for_stuck(heads, states, now_s, now_ns)
+        if self._suspicion is None:
+            self.pause_s = max(self.pause_s, min((time.monotonic() - now_s) / SHARE, COMPARE_S))
+        return verdict
+
+    def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
+        """Returns the verdict on operations whose sides disagree, if it is time to compare them."""
+        start_s = time.monotonic()
+        if start_s < self._compare_s:
+            return None
+        found = self._records.find_mismatch([rank for rank, state in enumerate(states) if state in GONE])
+        end_s = time.monotonic()
+        self._compare_s = end_s + max(COMPARE_S, (end_s - start_s) / SHARE)
+        if found is None:
+            return None
+        known = tuple(view.state for view in self._build(states, now_ns).ranks)
+        return Verdict(found.findings[0].ranks, replace(found, states=known), now_ns)
+
+    def _build(self, states: Sequence[str], now_ns: int) -> Snapshot:
+        return self._records.builder.build([self._records.state(rank, state) for rank, state in enumerate(states)], now_ns)
+
+    def _look_for_stuck(self, heads: list[Head], states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
+        """Returns the verdict on ranks that can never go on."""
         if heads != self._heads:
             self._heads, self._changed_s, self._calm = heads, now_s, None
         elif self._suspicion is None and self._states == states:
             self._relax()
             return self._look_for_stall(states, now_s, now_ns)  # what could still go on then can still go on now
         self._states = list(states)
-        if any(head.awaited for head in heads) and analyse(self._parts.outline(states, now_ns)) is not None:
-            world = self._parts.world(states, now_ns)
-            stuck = analyse(world)
+        if any(head.awaited for head in heads):
+            snapshot = self._build(states, now_ns)
+            stuck = analyse(snapshot)
             if stuck is not None:
                 self.pause_s = self._poll_s
-                return self._suspect(world, stuck, now_s, now_ns, proved=True)
-            doubted = doubt(world)
-            stuck = analyse(doubted)
-            if stuck is not None:
-                self._relax()
-                return self._suspect(doubted, stuck, now_s, now_ns, proved=False) or self._look_for_stall(states, now_s, now_ns)
+                return self._suspect(snapshot, stuck, now_s, now_ns)
         self._suspicion = None
         self._relax()
         return None
@@ -174,7 +252,7 @@ class Watcher:
     def _relax(self) -> None:
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
 
-    def _suspect(self, world: Snapshot, stuck: Stuck, now_s: float, now_ns: int, *, proved: bool) -> Verdict | None:
+    def _suspect(self, snapshot: Snapshot, stuck: Stuck, now_s: float, now_ns: int) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck once there is no doubt."""
         heads = tuple(self._heads[rank] for rank in stuck.ranks)
         suspicion = self._suspicion
@@ -184,8 +262,7 @@ class Watcher:
             return None
         if any(rank not in suspicion.threads for rank in stuck.ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
-        awaiting = {rank: self._parts.parts[rank].awaiting_threads() for rank in stuck.ranks}
-        if any(suspicion.threads[rank].busy - awaiting[rank] for rank in stuck.ranks):
+        if any(suspicion.threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in stuck.ranks):
             if now_s - suspicion.asked_s > _AGAIN_S:
                 suspicion.asked_s, suspicion.threads = now_s, {}
                 self._ask_all(stuck.ranks)
@@ -193,63 +270,79 @@ class Watcher:
         patience_s = self._settle_s
         if any(threads.idle for threads in suspicion.threads.values()):
             patience_s = max(patience_s, THREADS_S)
-        if _hangs_on_collective(world, stuck):
+        if _hangs_on_collective(snapshot, stuck):
             patience_s = max(patience_s, COLLECTIVE_S)
         if now_s - suspicion.since_s < patience_s:
             return None
-        if not (proved or suspicion.at_rest):
-            suspicion.at_rest = self._nothing_on_its_way(world, stuck)
-            return None  # whoever was woken before that moment has gone on by the next look
-        return Verdict(stuck.ranks, judge(world, stuck), now_ns, at_rest=not proved)
-
-    def _nothing_on_its_way(self, world: Snapshot, stuck: Stuck) -> bool:
-        """Tells whether nothing that was posted is still to come to ranks that seem stuck, from each other or from who is gone."""
-        pids = [part.process[0] or 0 for part in self._parts.parts]
-        gone = [rank for rank, view in enumerate(world.ranks) if view.state in GONE and look_at(pids[rank]) is not None]
-        return at_rest([pids[rank] for rank in (*stuck.ranks, *gone)])
+        return Verdict(stuck.ranks, judge(snapshot, stuck), now_ns)
 
     def _ask_all(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             self._ask(rank)
 
     def _look_for_stall(self, states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
-        """Returns the verdict on ranks that all wait and that nothing reaches, for a reason that is not in what they posted."""
+        """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""
         if now_s - self._changed_s < STALL_S - _CALM_S:
             return None
-        outline = self._parts.outline(states, now_ns)
-        blocked = tuple(rank for rank, view in enumerate(outline.ranks) if view.state == "blocked")
+        snapshot = self._build(states, now_ns)
+        blocked = tuple(rank for rank, view in enumerate(snapshot.ranks) if view.state == "blocked")
         if not blocked or len(blocked) + sum(state in GONE for state in states) < len(states):
             self._calm = None
             return None
-        processes = [look_at(self._parts.parts[rank].process[0] or 0) for rank in blocked]
-        ticks = [process.ticks for process in processes if process is not None]
-        if any(process is None or process.state not in "SD" for process in processes) or self._calm is None or self._calm[1] != ticks:
-            self._calm = now_s, ticks
+        used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in blocked]
+        calm_s = now_s - self._calm_since(used_s, now_s)
+        patience_s = STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
+        if calm_s < _CALM_S or now_s - self._changed_s < patience_s:
             return None
-        patience_s = STALL_S + sum(part.open_bytes for part in self._parts.parts) / STALL_BYTES_PER_S
-        if now_s - self._calm[0] < _CALM_S or now_s - self._changed_s < patience_s:
-            return None
-        world = self._parts.world(states, now_ns)
-        operations = tuple(one.operation for rank in blocked for one in world.ranks[rank].awaited)
+        return self._judge_stall(snapshot.settle(), blocked, patience_s, now_ns)
+
+    def _calm_since(self, used_s: list[float], now_s: float) -> float:
+        """Returns since when ranks have used hardly any CPU time, given what they have used in all; now, if one does not sleep."""
+        since_s, before_s = self._calm or (now_s, used_s)
+        idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
+        if math.inf in used_s or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True)):
+            since_s, before_s = now_s, used_s
+        self._calm = since_s, before_s
+        return since_s
+
+    def _judge_stall(self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int) -> Verdict:
+        """Says why nothing moves, as if nothing were on its way any more."""
+        stuck = analyse(snapshot)
+        if stuck is not None:
+            diagnosis = judge(snapshot, stuck)
+            first, *others = diagnosis.findings
+            first = replace(first, hint=f"{first.hint}\n{_NOT_PROVED.format(patience_s)}".strip())
+            return Verdict(stuck.ranks, replace(diagnosis, findings=(first, *others)), now_ns, proved=False)
+        operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
         waits = "; ".join(wait_text(operation) for operation in operations[:4])
         message = (
             f"{name_ranks(blocked)} {'waits' if len(blocked) == 1 else 'wait'}, and nothing has moved for {patience_s:.0f} s: {waits}."
         )
         hint = "Both sides of these operations are there, as far as is recorded. Look for communication that ringsim does not see."
         finding = Finding("stalled", blocked, operations, message, hint)
-        return Verdict(blocked, Diagnosis((finding,), len(states), states=tuple(view.state for view in world.ranks)), now_ns)
+        diagnosis = Diagnosis((finding,), self._size, states=tuple(view.state for view in snapshot.ranks))
+        return Verdict(blocked, diagnosis, now_ns, proved=False)
 
 
-def _hangs_on_collective(world: Snapshot, stuck: Stuck) -> bool:
+def _idle_cpu_s(pid: int) -> float:
+    """Returns the CPU time that a sleeping process has used, without that of the thread that asks; of one that does not sleep, infinity."""
+    process = look_at(pid)
+    if process is None or process.state not in "SD":
+        return math.inf
+    return process.ticks / os.sysconf("SC_CLK_TCK") - (time.thread_time() if pid == os.getpid() else 0.0)
+
+
+def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
     """Tells whether a verdict hangs on a collective that may return early: one whose missing members are all still there."""
     return any(
-        one.posted.operation.kind == COLLECTIVE and not any(world.ranks[peer].state in GONE for peer in one.peers)
+        one.posted.operation.kind == COLLECTIVE and not any(snapshot.ranks[peer].state in GONE for peer in one.peers)
         for one in stuck.hindrances
     )
 
 
 ASK: Final = "threads?"  # what the watcher wants of a rank: its threads
 WAKE: Final = "wake"  # and that it shuts its connections
+SHUT: Final = "shut"  # that it shuts them, though it does not wait: its next operation ends it
 WHERE: Final = "where?"  # what the launcher wants of it before it ends it: at which line of the user's it is
 
 # A thread whose innermost frame is in one of these waits for another thread of its process.

@@ -1,1 +1,1 @@
-"""Measuring links: what a message costs between two ranks, and around the ring."""
+"""Measures links: what a message costs between two ranks, and around the ring."""

@@ -19,9 +19,7 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
-from ringsim.links.plan import Block, Plan, make_plan
-from ringsim.links.rows import Samples, make_rows, samples_of
-from ringsim.links.samples import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN
+from ringsim.links.plan import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN, Block, Plan, Samples, make_plan, make_rows, samples_of
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
@@ -50,38 +48,38 @@ def bandwidth(
 ) -> Bandwidths:
     """Measures what the links of a ring give: latency and bandwidth against message size, and the line through them.
 
-    From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that run already (torchrun, or a
-    worker of ``ringsim.trace``) every rank calls it with the same arguments, is blocked until all have measured, and gets the same table.
+    From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that already run (torchrun, or a
+    worker of ``ringsim.trace``) every rank calls it with the same arguments, blocks until all have measured, and gets the same table.
 
     The times come from the record, where each step (a round trip, say) is a span; ``ringsim.traces.bandwidths`` says what the time of
     each pattern is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within
-    2.5 % of it on either side, from 10 repetitions and 30 ms on. It ends early when its share of ``limit_s`` is used up, with 3
-    repetitions or more; sizes that no time is left for are left out, and the table says so. Edges are measured one after the other,
+    2.5 % of it on either side, after at least 10 repetitions and 30 ms. It ends early when its share of ``limit_s`` is used up, after at
+    least 3 repetitions; if no time is left, larger sizes are left out, and the table says so. Edges are measured one after the other,
     except for "shift" and "all_reduce".
 
-    With ``link`` or ``topology`` it measures those, on a virtual clock: simulated ranks do the same steps, one of each size, and no process
-    is started. In a worker of ``ringsim.simulate`` it measures the links of that run. ``ceilings`` and the limits do not count there.
+    With ``link`` or ``topology`` it measures those on a virtual clock: simulated ranks run the same steps, one of each size, and no process
+    is started. In a worker of ``ringsim.simulate`` it measures the links of that run. ``ceilings`` and the limits are ignored there.
 
-    In ranks that it started itself, Ctrl-C ends the measurement and the table has what there was until then.
+    In ranks that it started itself, Ctrl-C ends the measurement, and the table has the results so far.
 
     Args:
-        world_size: number of ranks; None for 2, or for all where ranks run already.
+        world_size: number of ranks; None for 2, or for all ranks that already run.
         sizes: message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256 MiB.
         pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (both ways at once), "shift" (all ranks to their successors
             at once), "all_reduce", or a list of these.
         comm_device: "cpu" for Gloo, "gpu" for NCCL, which needs a GPU for each rank and is timed by CUDA events.
         edge: (src, dst), the one edge of the ring to measure; None for all.
-        ceilings: whether the same sizes are also sent over a raw TCP connection on loopback (Gloo only), and copied in memory.
+        ceilings: whether to send the same sizes over a raw TCP connection on loopback (Gloo only), and to copy them in memory.
         limit_s: about how long it may take, in seconds.
         timeout_s: limit of one blocked operation, in seconds.
         link: what a message costs on the virtual clock, for all pairs of ranks or for each (src, dst), as for ``ringsim.simulate``.
-        topology: or which links there are, of ``ringsim.topologies``.
+        topology: instead of ``link``, which links there are, from ``ringsim.topologies``.
 
     Returns:
-        The table. On a GPU of its own a single rank measures copies within the GPU's memory.
+        The table. A single rank with a GPU measures copies within the GPU's memory.
 
     Raises:
-        ArgumentError: an argument breaks its rule, there are fewer GPUs than ranks, or the sizes need too much memory.
+        ArgumentError: an argument is wrong, there are fewer GPUs than ranks, or the sizes need too much memory.
         RankFailed: a rank raised or died.
         Interrupted: Ctrl-C came before anything was measured.
 
@@ -105,12 +103,12 @@ def bandwidth(
         return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
 
     if link is not None or topology is not None or get_state().clock is not None:
-        from ringsim.links.simulated import LINK, measure_simulated  # needs torch, as below
+        from ringsim.links.joined import LINK, measure_simulated  # needs torch, as below
 
         return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
     load = [_load()]
     if _ranks_run_already():
-        from ringsim.links.here import measure_here  # needs torch, as below
+        from ringsim.links.joined import measure_here  # needs torch, as below
 
         ring, plan, samples, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
         ranks = list(ring.ranks)
@@ -119,7 +117,7 @@ def bandwidth(
         count = 2 if world_size is None else world_size
         kind = make_kind(count, comm_device, timeout_s, ring=True)
         if comm_device == "gpu":
-            from ringsim.links.gpu import check_gpus
+            from ringsim.links.worker import check_gpus
 
             check_gpus(count)
         ranks = list(range(count))
@@ -140,7 +138,7 @@ def bandwidth(
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
-    """Checks that what all ranks send and receive has room in half of this machine's memory."""
+    """Checks that the buffers of all ranks fit into half of this machine's memory."""
     largest, memory = max(block.size_bytes for block in plan.blocks), provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
         raise ArgumentError(
@@ -161,7 +159,7 @@ def _ranks_run_already() -> bool:
 
 
 def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
-    """Starts ranks and measures in them; what was measured until Ctrl-C counts."""
+    """Starts ranks and measures in them; keeps what was measured before Ctrl-C."""
     job = pack_call(_measure, (plan,), {}, seed=0)
     options = RunOptions(limit_s=2 * plan.limit_s + 4 * plan.timeout_s, doing=lambda directory: _doing(directory, len(plan.blocks)))
     try:
@@ -170,12 +168,12 @@ def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
         samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
         if not samples:
             raise
-        return samples, [], ["interrupted: what had been measured by then is here."]
+        return samples, [], ["interrupted: only what had been measured by then is here."]
     return samples_of(trace.events), trace.results, []
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """What the ranks run; torch is loaded there, and not in the process that starts them."""
+    """What the ranks run; torch is loaded there, not in the process that starts them."""
     from ringsim.links.worker import measure
 
     return measure(plan)
@@ -193,7 +191,7 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _take_gpu_times(samples: Samples, results: Sequence[Any]) -> None:
-    """Puts the times that CUDA events gave among the samples, in the place of what the record says of these blocks."""
+    """Replaces the recorded times of blocks by those of CUDA events, where there are any."""
     timed: Samples = {}
     for rank, result in enumerate(results):
         for label, times_ns in result["gpu_ns"].items():
@@ -218,11 +216,11 @@ def _about(plan: Plan, results: Sequence[Any], backend: str) -> dict[str, Any]:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Says which GPUs were measured, and what lies between them; nothing on Gloo."""
+    """Says which GPUs were measured, and how they are connected; nothing on Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
-    from ringsim.links.gpu import paths_between
+    from ringsim.links.worker import paths_between
 
     return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
 
@@ -243,13 +241,11 @@ def _who_else_ran(load: float | None) -> list[str]:
     cores = provenance.machine()["cores"]
     if load is None or load < cores:
         return []
-    return [
-        f"other programs ran: the load average was {load:g} on {cores} cores before the start. Times of small messages are theirs, too."
-    ]
+    return [f"other programs ran: the load average was {load:g} on {cores} cores before the start. They slow small messages too."]
 
 
 def _load() -> float | None:
-    """How busy the machine is: processes that ran or wanted to, on average over the last minute; None where nobody counts."""
+    """How busy the machine is: processes that ran or wanted to, averaged over the last minute; None if the system does not tell."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

@@ -1,16 +1,47 @@
-"""What is to be measured: blocks, one for each pattern, edge and size, in the order in which they are measured."""
+"""What is measured, and how recorded steps become rows of the table; without torch.
+
+A measurement is a list of blocks, one for each pattern, edge and size. A block is measured in steps: one round trip, one burst of a stream,
+one exchange. Each step is a span in the record of one rank, from the call of its first operation to the end of its last, so that no two
+clocks are compared::
+
+    src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
+    dst                       recv .......... send ---
+
+The operations themselves are not recorded meanwhile, on any rank: recording them would lengthen each message (by a tenth at 4 KiB).
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
-from ringsim.errors import ArgumentError
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["PATTERNS", "SIZES", "STREAM", "Block", "Plan", "make_plan"]
+from ringsim.errors import ArgumentError
+from ringsim.traces.bandwidths import CEILINGS
+from ringsim.traces.collectives import bus_factor
+from ringsim.traces.events import NONE, Events
+
+__all__ = [
+    "PATTERNS",
+    "SIZES",
+    "STREAM",
+    "Block",
+    "Plan",
+    "combine",
+    "is_steady",
+    "make_plan",
+    "make_rows",
+    "parts_of",
+    "samples_of",
+    "step_ns",
+    "timed_ranks",
+]
 
 PATTERNS: Final = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
 SIZES: Final = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
@@ -26,8 +57,8 @@ class Block(NamedTuple):
     Attributes:
         backend: "gloo", "nccl"; "tcp" and "memcpy" for the ceilings.
         pattern: one of ``PATTERNS``; "copy" for the ceiling "memcpy".
-        src: global rank, -1 where there is no single edge.
-        dst: likewise.
+        src: global rank, -1 if there is no single edge.
+        dst: the same.
         size_bytes: of one message, or of the buffer.
     """
 
@@ -39,12 +70,12 @@ class Block(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label that its steps bear in the trace."""
+        """The label of its steps in the trace."""
         return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block that bears a label, None for one of something else.
+        """Returns the block of a label, None if the label is not a block's.
 
         Example:
             >>> block = Block("gloo", "pingpong", 0, 1, 4096)
@@ -65,9 +96,9 @@ class Plan:
     """A measurement.
 
     Attributes:
-        blocks: in order; sizes ascend, so that what a limit or an interrupt cuts off are the largest, of all edges alike.
-        limit_s: how long all of it may take.
-        timeout_s: limit of one blocked operation of the ranks; no block may last longer.
+        blocks: in order; sizes ascend, so that a limit or an interrupt cuts off the largest, on all edges alike.
+        limit_s: limit of the whole measurement, in seconds.
+        timeout_s: limit of one blocked operation of the ranks, in seconds; no block may last longer.
     """
 
     blocks: tuple[Block, ...]
@@ -86,7 +117,7 @@ def make_plan(
     limit_s: Any = 60.0,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Checks what is asked for, and puts it in order.
+    """Checks the arguments and makes the plan.
 
     Args:
         ranks: the ring's global ranks, in order.
@@ -94,7 +125,7 @@ def make_plan(
         pattern: one of ``PATTERNS``, or several.
         backend: "gloo" or "nccl".
         edge: (src, dst), an edge of the ring; None for all.
-        ceilings: whether a copy in memory and, on Gloo, TCP over loopback are measured, too.
+        ceilings: whether to measure a memory copy and, on Gloo, TCP over loopback too.
         limit_s: see ``Plan``.
         timeout_s: see ``Plan``.
 
@@ -155,3 +186,171 @@ def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
     if chosen not in edges:
         raise ArgumentError(f"edge must be (src, dst), one of the ring's {edges}, got {edge!r}. Leave it out for all of them.")
     return [chosen]
+
+
+Floats = npt.NDArray[Any]
+
+STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
+STEPS_MIN: Final = 10
+STEADY_S: Final = 0.03  # machines are slow or fast for milliseconds at a time: no block is shorter, unless its time is up
+STEPS_MAX: Final = 5000
+
+
+def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
+    """Returns the ranks that record the steps of a block; the first of them leads.
+
+    Args:
+        block: the block.
+        ranks: all ranks of the ring, in order.
+    """
+    if block.pattern == "copy":
+        return [ranks[0]]
+    if block.src < 0:
+        return list(ranks)
+    return [block.dst if block.pattern == "oneway" else block.src]
+
+
+def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
+    """Returns the times of a message from the steps of a block on one rank.
+
+    Args:
+        block: the block.
+        post_ns: when each step began; shape (n,).
+        done_ns: when it ended, -1 if it was cut off; shape (n,).
+
+    Returns:
+        ns of each complete step, float64, divided by ``parts_of(block)``.
+
+    Example:
+        >>> step_ns(Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100, 200]), np.array([80, 180, -1]))
+        array([40., 40.])
+    """
+    complete = done_ns >= 0
+    found: Floats = (done_ns[complete] - post_ns[complete]) / parts_of(block)
+    return found
+
+
+def parts_of(block: Block) -> int:
+    """Returns the number of messages that follow each other in a step: its time is divided by it.
+
+    Example:
+        >>> parts_of(Block("gloo", "pingpong", 0, 1, 8)), parts_of(Block("gloo", "exchange", 0, 1, 8))
+        (2, 1)
+    """
+    return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
+
+
+def combine(by_rank: list[Floats]) -> Floats:
+    """Returns the time of each step: that of the slowest of the timed ranks.
+
+    Args:
+        by_rank: ``step_ns`` of each timed rank; steps that one of them lacks are left out.
+
+    Example:
+        >>> combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])])
+        array([4., 5.])
+    """
+    shortest = min(map(len, by_rank))
+    found: Floats = np.max([one[:shortest] for one in by_rank], axis=0)
+    return found
+
+
+def is_steady(samples: Floats) -> bool:
+    """Tells whether more repetitions would hardly change the median: from 10 on, when its 95 % interval is within 2.5 % on either side.
+
+    Args:
+        samples: the times so far; shape (n,).
+
+    Example:
+        >>> is_steady(np.full(10, 5.0)), is_steady(np.full(9, 5.0)), is_steady(np.arange(1.0, 20.0))
+        (True, False, False)
+
+    Source:
+        The interval between two order statistics, from the binomial distribution (normal approximation): W. J. Conover, "Practical
+        Nonparametric Statistics", chapter 3.
+    """
+    n = len(samples)
+    if n < STEPS_MIN:
+        return False
+    ordered = np.sort(samples)
+    reach = 0.98 * n**0.5
+    low, high = ordered[max(0, int(n / 2 - reach))], ordered[min(n - 1, int(np.ceil(n / 2 + reach)))]
+    return bool((high - low) / 2 <= STEADY * np.median(ordered))
+
+
+Samples = dict[Block, dict[int, Floats]]
+
+
+def samples_of(events: Events) -> Samples:
+    """Finds the measured steps in a record: by block and rank, the time of each in ns.
+
+    Args:
+        events: of a run of ``ringsim.links.worker.measure``; other events are ignored.
+    """
+    found: Samples = {}
+    for number, label in enumerate(events.tables.labels):
+        block = Block.from_label(label)
+        if block is None:
+            continue
+        chosen = np.flatnonzero((events.label == number) & (events.post_ns != NONE))
+        for rank in np.unique(events.rank[chosen]).tolist():
+            mine = chosen[events.rank[chosen] == rank]
+            found.setdefault(block, {})[rank] = step_ns(block, events.post_ns[mine], events.done_ns[mine])
+    return found
+
+
+def make_rows(samples: Samples, ranks: Sequence[int], *, kind: str = "measured") -> list[dict[str, Any]]:
+    """Turns the times of steps into rows, series by series, ceilings last; a block needs times from all its timed ranks.
+
+    Args:
+        samples: as ``samples_of`` gives them.
+        ranks: the ring's global ranks, in order.
+        kind: "measured" or "simulated".
+
+    Returns:
+        Rows, as ``ringsim.traces.bandwidths.make_bandwidths`` takes them.
+    """
+    rows = []
+    for block in sorted(samples, key=_place):
+        by_rank = samples[block]
+        if block.pattern == "shift":  # each rank times the edge on which it receives
+            edges = [(src, ranks[(place + 1) % len(ranks)]) for place, src in enumerate(ranks)]
+            told = [(src, dst) for src, dst in edges if len(by_rank.get(dst, ()))]
+            rows += [_row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind) for src, dst in told]
+            continue
+        tellers = timed_ranks(block, ranks)
+        if all(len(by_rank.get(rank, ())) for rank in tellers):
+            rows.append(_row(block, combine([by_rank[rank] for rank in tellers]), len(ranks), kind))
+    return rows
+
+
+def _place(block: Block) -> tuple[int, int, int, int]:
+    pattern = (*PATTERNS, "copy").index(block.pattern)
+    return (CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0), pattern, block.src, block.size_bytes
+
+
+def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
+    # The percentiles of a bandwidth are those of the time in reverse: the slowest steps have the lowest bandwidth.
+    p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
+    factor = bus_factor("all_reduce", group_size) if block.pattern == "all_reduce" else 1.0
+    return {
+        "pattern": block.pattern,
+        "src": block.src,
+        "dst": block.dst,
+        "size_bytes": block.size_bytes,
+        "latency_us": median_ns * 1e-3,
+        "algbw_gb_per_s": _rate(block, median_ns),
+        "busbw_gb_per_s": _rate(block, median_ns) * factor,
+        "p10_latency_us": p10_ns * 1e-3,
+        "p90_latency_us": p90_ns * 1e-3,
+        "p10_algbw_gb_per_s": _rate(block, p90_ns),
+        "p90_algbw_gb_per_s": _rate(block, p10_ns),
+        "n": len(times_ns),
+        "backend": block.backend,
+        "kind": kind,
+    }
+
+
+def _rate(block: Block, time_ns: float) -> float:
+    """Returns the bandwidth in GB/s, NaN on a simulated link that costs no time."""
+    return block.size_bytes / time_ns if time_ns else math.nan

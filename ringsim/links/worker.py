@@ -11,47 +11,303 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
+import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from ringsim import comm as dist
 from ringsim.comm import torch_hooks
-from ringsim.errors import RingError
-from ringsim.links.ceilings import Loopback, make_copy
-from ringsim.links.gpu import place_of, time_steps
-from ringsim.links.patterns import Step, group_of, make_step
-from ringsim.links.plan import Block, Plan
-from ringsim.links.samples import STEADY_S, STEPS_MAX, STEPS_MIN, Floats, is_steady, parts_of, step_ns, timed_ranks
+from ringsim.errors import ArgumentError, RingError
+from ringsim.links.plan import STEADY_S, STEPS_MAX, STEPS_MIN, STREAM, Block, Floats, Plan, is_steady, parts_of, step_ns, timed_ranks
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["measure"]
+__all__ = ["Loopback", "check_gpus", "group_of", "make_copy", "make_step", "measure", "paths_between", "place_of", "time_steps"]
+
+Step = Callable[[], None]
+
+
+def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
+    """Returns the pair group of a block's edge.
+
+    Args:
+        block: a block with an edge that this rank is at an end of.
+        ring: this rank's ring.
+
+    Raises:
+        RingError: this rank is not at an end of it.
+    """
+    group = ring.succ_group if ring.rank == block.src else ring.pred_group if ring.rank == block.dst else None
+    if group is None:
+        raise RingError(f"a rank must be at an end of the edge that it measures, got {block.src}->{block.dst} (rank {ring.rank}).")
+    return group
+
+
+def make_step(block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor) -> Step | None:
+    """Returns the function that does this rank's part of one step; None where it has none.
+
+    All ranks that have one call it equally often; it blocks until the step is done.
+
+    Args:
+        block: what is measured.
+        ring: this rank's ring.
+        outgoing: what is sent, uint8, shape (size_bytes,); for all_reduce float32, shape (size_bytes / 4,).
+        incoming: where what is received goes, of the same shape.
+    """
+    if block.pattern == "all_reduce":
+        return lambda: dist.all_reduce(outgoing)
+    if block.pattern == "shift":
+        return lambda: _shift(ring, outgoing, incoming)
+    if ring.rank not in (block.src, block.dst):
+        return None
+    group, first = group_of(block, ring), ring.rank == block.src
+    peer = block.dst if first else block.src
+
+    def pingpong() -> None:
+        if first:
+            dist.send(outgoing, peer, group=group)
+            dist.recv(incoming, peer, group=group)
+        else:
+            dist.recv(incoming, peer, group=group)
+            dist.send(outgoing, peer, group=group)
+
+    def oneway() -> None:
+        if first:
+            works = [dist.isend(outgoing, peer, group=group) for _ in range(STREAM)]
+        else:
+            works = [dist.irecv(incoming, peer, group=group) for _ in range(STREAM)]
+        for work in works:
+            _wait(work)
+
+    def exchange() -> None:  # as one batch: on NCCL two by themselves would queue up, each behind a recv that nobody answers
+        recv = dist.P2POp(dist.irecv, incoming, peer, group)
+        send = dist.P2POp(dist.isend, outgoing, peer, group)
+        for work in dist.batch_isend_irecv([recv, send]):
+            work.wait()
+
+    return {"pingpong": pingpong, "oneway": oneway, "exchange": exchange}[block.pattern]
+
+
+def _shift(ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+    send = None
+    if ring.comm_device == "gpu" and ring.ranks.index(ring.rank) % 2 == 0:
+        send = dist.isend(outgoing, ring.succ, group=ring.succ_group)  # NCCL's first recv of a pair blocks until the other side sends
+    recv = dist.irecv(incoming, ring.pred, group=ring.pred_group)
+    send = send or dist.isend(outgoing, ring.succ, group=ring.succ_group)
+    _wait(recv)
+    _wait(send)
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+_WORD_BYTES: Final = 16
+
+
+def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+    """Returns the function that does one step of "memcpy": ``block.copies`` copies within one memory, on a CPU by one thread.
+
+    Args:
+        block: what is measured.
+        source: what is copied, uint8, shape (size_bytes,).
+        target: where to, of the same shape, on the same device.
+    """
+    if source.is_cuda:
+        one: Callable[[], object] = functools.partial(target.copy_, source)
+    else:
+        one = functools.partial(np.copyto, target.numpy(), source.numpy())
+
+    def copy() -> None:
+        for _ in range(block.copies):
+            one()
+
+    return copy
+
+
+class Loopback:
+    """A TCP connection over loopback between the two ranks of an edge.
+
+    Both ranks of the edge make one, at the same time; it blocks until both have. The other ranks make none.
+
+    Args:
+        block: gives the edge.
+        ring: this rank's ring.
+        timeout_s: limit for connecting, and of each send and recv.
+        device: where the tensors are that tell the other rank the port.
+
+    Raises:
+        OSError: they cannot connect, as when they are on two machines.
+    """
+
+    def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
+        self._first = ring.rank == block.src
+        group = group_of(block, ring)
+        card = torch.zeros(2 + _WORD_BYTES, dtype=torch.uint8, device=device)  # the port, and a word that proves who comes
+        if self._first:
+            dist.recv(card, block.dst, group=group)
+            high, low, *word = card.tolist()
+            self._connection = socket.create_connection(("127.0.0.1", high * 256 + low), timeout=timeout_s)
+            self._connection.sendall(bytes(word))
+        else:
+            with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
+                server.settimeout(timeout_s)
+                secret = secrets.token_bytes(_WORD_BYTES)
+                card.copy_(torch.tensor([*divmod(server.getsockname()[1], 256), *secret], dtype=torch.uint8))
+                dist.send(card, block.src, group=group)
+                self._connection = _accept(server, secret, timeout_s)
+        self._connection.settimeout(timeout_s)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def make_step(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> Callable[[], None]:
+        """Returns the function that does this rank's part of one round trip.
+
+        Args:
+            outgoing: what is sent, uint8, in host memory.
+            incoming: where what is received goes, of the same shape.
+        """
+        give, take = outgoing.numpy().data, incoming.numpy().data
+        connection = self._connection
+
+        def go_first() -> None:
+            connection.sendall(give)
+            _receive(connection, take)
+
+        def answer() -> None:
+            _receive(connection, take)
+            connection.sendall(give)
+
+        return go_first if self._first else answer
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+
+def _accept(server: socket.socket, secret: bytes, timeout_s: float) -> socket.socket:
+    """Returns the connection of whoever knows the secret; strangers are turned away."""
+    while True:
+        connection, _ = server.accept()
+        connection.settimeout(timeout_s)
+        shown = bytearray(_WORD_BYTES)
+        _receive(connection, memoryview(shown))
+        if secrets.compare_digest(bytes(shown), secret):
+            return connection
+        connection.close()
+
+
+def _receive(connection: socket.socket, target: memoryview) -> None:
+    """Fills ``target``."""
+    while target:
+        count = connection.recv_into(target)
+        if count == 0:
+            raise ConnectionError("the other rank of the edge has closed its end of the loopback connection")
+        target = target[count:]
+
+
+def time_steps(step: Callable[[], None], count: int) -> list[float]:
+    """Runs steps on the current GPU; returns the time of each in ns, from CUDA events on the current stream.
+
+    NCCL's ``wait`` returns when the work is queued, and makes the current stream wait for it: an event recorded after it has the time at
+    which the GPU was done.
+
+    Args:
+        step: posts the work of one step, and waits for it.
+        count: how many to run.
+    """
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    events[-1].synchronize()
+    return [before.elapsed_time(after) * 1e6 for before, after in itertools.pairwise(events)]
+
+
+def check_gpus(world_size: int) -> None:
+    """Checks that each rank on this machine has its own GPU.
+
+    Raises:
+        ArgumentError: there are fewer.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if world_size > count:
+        others = "world_size=1, which measures copies within its memory, or for " if count else ""
+        raise ArgumentError(
+            f'world_size must be at most the number of GPUs with comm_device="gpu", got {world_size} with {count}: NCCL refuses two ranks '
+            f'on one GPU, and they would only take turns. Ask for {others}comm_device="cpu".'
+        )
+
+
+def place_of(local_rank: int) -> dict[str, Any]:
+    """Returns where this rank's GPU is and which others it can reach, as JSON values; not collective.
+
+    Args:
+        local_rank: the number of the rank's GPU on its machine.
+
+    Returns:
+        ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``; ``peers``, the GPUs of the machine whose memory
+        it can read, none if the environment forbids NCCL to do so.
+    """
+    forbidden = os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") or os.environ.get("NCCL_P2P_LEVEL") == "LOC"
+    others = [other for other in range(torch.cuda.device_count()) if other != local_rank]
+    peers = [] if forbidden else [other for other in others if torch.cuda.can_device_access_peer(local_rank, other)]
+    return {"host": socket.gethostname(), "gpu": local_rank, "name": torch.cuda.get_device_name(local_rank), "peers": peers}
+
+
+def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns how NCCL moves data along the edges of a ring, as far as torch and the environment tell.
+
+    Args:
+        ranks: the ring's ranks in order.
+        places: ``place_of`` of every rank, by rank.
+
+    Returns:
+        By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it goes through the machine's memory,
+        "network" where the other GPU is on another machine.
+
+    Example:
+        >>> place = {"host": "one", "peers": [1]}
+        >>> paths_between((0, 1), [{**place, "gpu": 0}, {**place, "gpu": 1, "host": "other"}])
+        {'0>1': 'network', '1>0': 'network'}
+    """
+    paths = {}
+    for number, src in enumerate(ranks if len(ranks) > 1 else ()):
+        dst = ranks[(number + 1) % len(ranks)]
+        here, there = places[src], places[dst]
+        local = "p2p" if there["gpu"] in here["peers"] else "host-staged"
+        paths[f"{src}>{dst}"] = local if here["host"] == there["host"] else "network"
+    return paths
+
 
 WARM_UP: Final = "warm-up"
 _LARGE_BYTES: Final = 2**24
-_LEAST_STEPS: Final = 3  # of a block, also where they take longer than its time
+_LEAST_STEPS: Final = 3  # of a block, even if they take longer than its time
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Measures the blocks of a plan; the record, which must be on, takes the times.
+    """Measures the blocks of a plan; recording must be on, since it takes the times.
 
     Collective over the default group: every rank calls it with the same plan, and is blocked until all have measured.
 
     Args:
-        plan: what to measure; blocks that no time is left for are left out.
+        plan: what to measure; blocks are left out when the time is up.
 
     Returns:
-        What this rank knows beside the record, as JSON can say it: ``gpu_ns``, by label, the times in ns that CUDA events gave (none on
-        Gloo); ``host``, this machine; ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
+        What this rank knows besides the record, as JSON values: ``gpu_ns``, by label, times in ns from CUDA events (empty on Gloo);
+        ``host``, this machine; ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
 
     Raises:
         RingError: nothing is recorded, or there is no ring.
@@ -74,7 +330,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def not_recorded(recorder: Recorder) -> Iterator[None]:
-    """Takes the recorder's hooks away for the length of the block, whoever holds them."""
+    """Removes the recorder's hooks for the length of the block, whoever installed them."""
     users = recorder.users
     for _ in range(users):
         torch_hooks.uninstall(recorder)
@@ -154,10 +410,10 @@ class _Meter:
         return make_step(block, self._ring, outgoing, incoming)
 
     def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns what a step sends and where it receives; every page of it has been touched."""
+        """Returns a step's buffers to send and to receive; all their pages have been touched."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
-            self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))  # first let go of the smaller ones
+            self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))  # free the smaller ones first
             first, second = (torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2))
             self._buffers = first, second
         outgoing, incoming = self._buffers[0][:size], self._buffers[1][:size]
@@ -166,7 +422,7 @@ class _Meter:
         return outgoing, incoming
 
     def _repeat(self, block: Block, step: Step, count: int, name: str | None) -> Floats:
-        """Does ``count`` steps; records each as a span where there is a name for them, and returns the times in ns."""
+        """Runs ``count`` steps; records each as a span if there is a name, and returns the times in ns."""
         if self._gpu:
             times_ns = [whole_ns / parts_of(block) for whole_ns in time_steps(step, count)]
             if name == block.label:

@@ -1,4 +1,4 @@
-"""How a pipeline sees any model: embed -> layers -> head.
+"""How a pipeline sees a model: embed -> layers -> head.
 
 ::
 
@@ -7,20 +7,13 @@
                                       ^
                                    context: rotary tables, masks: computed on each rank from what it knows, never sent
 
-An adapter says where these parts are in one kind of model, and how they are called. It holds nothing: the model is passed in each time.
+An adapter says where these parts are in one kind of model, and how they are called. It has no state: the model is passed in each time.
+`SmallTransformerAdapter` is the one to copy for a model of one's own.
 
-``nn.Sequential``: its children are the layers; there is nothing before and nothing after them.
+The layers are called one by one, as the model calls them. What they need besides the hidden states (rotary tables, masks) depends only on
+shapes and announced masks, and each rank computes it for itself.
 
-Our own `SmallTransformer`: the example of an adapter.
-
-Causal language models of ``transformers``: Llama and its relatives, GPT-2, OPT.
-
-The layers of a model are called as the model calls them, one by one, so that its own loop is not needed. What they need besides the hidden
-states, rotary tables and masks, depends on shapes and announced masks only, and each rank computes it for itself.
-
-``transformers`` is imported when a model of it is here already.
-
-Which adapter sees a model.
+``transformers`` is imported only when one of its models is there.
 """
 
 from __future__ import annotations
@@ -50,11 +43,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Announced:
-    """What every rank knows of a microbatch without being sent it.
+    """What every rank knows of a microbatch without a message.
 
     Attributes:
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no padding, and nothing came before.
-        position_ids: place of each new token in its sequence, shape (batch or 1, new tokens); None: as the model counts by itself.
+        position_ids: place of each new token in its sequence, shape (batch or 1, new tokens); None: as the model counts.
         cache: keys and values of the tokens before, from `Adapter.cache`; None: there are none.
 
     Example:
@@ -69,7 +62,7 @@ class Announced:
     def num_seen(self, new_tokens: int) -> int:
         """Returns how many tokens of each sequence came before the new ones.
 
-        The mask says it, not the cache: a stage without layers has no cache to ask.
+        The mask tells, not the cache: a stage without layers has an empty cache.
 
         Args:
             new_tokens: how many are new.
@@ -91,7 +84,7 @@ class Announced:
         return torch.arange(seen, seen + new_tokens, device=device)
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns ``position_ids``, or where there are none, the places; shape (batch or 1, new tokens)."""
+        """Returns ``position_ids``, or else the places; shape (batch or 1, new tokens)."""
         return self.places(new_tokens, device)[None] if self.position_ids is None else self.position_ids
 
 
@@ -114,7 +107,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the layers that stages are made of, in order; they are called as modules, so that users' hooks fire."""
+        """Returns the layers that stages are made of, in order; they are called as modules, so that users' hooks run."""
 
     def first_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """Returns the modules that only the first stage runs, those of `embed`."""
@@ -156,7 +149,7 @@ class Adapter(ABC):
         return layer(hidden, **context)  # type: ignore[no-any-return]
 
     def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
-        """Returns how wide the attention of a layer is, heads of queries times the size of a head; 0 for a layer without.
+        """Returns how wide the attention of a layer is, heads of queries times the size of a head; 0 for a layer without attention.
 
         Args:
             model: the whole model.
@@ -194,7 +187,7 @@ class SequentialAdapter(Adapter):
     """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the children; ``children()`` would leave out a module that stands there a second time."""
+        """Returns the children; ``children()`` would leave out repeated ones."""
         return list(cast(nn.Sequential, model))
 
     def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
@@ -234,7 +227,7 @@ class SmallTransformerAdapter(Adapter):
         return _small(model).embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))
 
     def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the mask, where there is padding or a past, and the cache."""
+        """Returns the mask, if there is padding or a past, and the cache."""
         mask = announced.attention_mask
         announced.num_seen(hidden.shape[1])
         return {"mask": None if mask is None else causal_mask(mask, hidden.shape[1]), "cache": announced.cache}
@@ -256,7 +249,30 @@ def _small(model: nn.Module) -> SmallTransformer:
     return cast(SmallTransformer, model)
 
 
-class LlamaAdapter(Adapter):
+class _TransformersAdapter(Adapter):
+    """What causal language models of ``transformers`` have in common."""
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the mask and the cache."""
+        return {
+            "past_key_values": announced.cache,
+            "use_cache": announced.cache is not None,
+            "cache_position": announced.places(hidden.shape[1], hidden.device),
+            "attention_mask": _causal_masks(model, hidden, announced)["full_attention"],
+        }
+
+    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one layer."""
+        return layer(hidden, **context)[0]  # type: ignore[no-any-return]
+
+    def cache(self, model: Any) -> Any:
+        """Returns an empty ``DynamicCache``."""
+        from transformers import DynamicCache
+
+        return DynamicCache()  # without the configuration: layers with a window keep all keys too, so that all masks have the same length
+
+
+class LlamaAdapter(_TransformersAdapter):
     """``LlamaForCausalLM`` and models built like it: ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM``.
 
     Rotary positions: every layer gets the tables of cosines and sines.
@@ -282,7 +298,7 @@ class LlamaAdapter(Adapter):
         """Returns rotary tables, masks by kind of layer, and the cache."""
         positions = announced.positions(hidden.shape[1], hidden.device)
         return {
-            **_context(hidden, announced),
+            **super().context(model, hidden, announced),
             "attention_mask": _causal_masks(model, hidden, announced),
             "position_ids": positions,
             "position_embeddings": _rotary_tables(model, hidden, positions),
@@ -301,12 +317,8 @@ class LlamaAdapter(Adapter):
         """Returns the logits."""
         return model.lm_head(model.model.norm(hidden))  # type: ignore[no-any-return]
 
-    def cache(self, model: Any) -> Any:
-        """Returns an empty ``DynamicCache``."""
-        return _empty_cache()
 
-
-class GPT2Adapter(Adapter):
+class GPT2Adapter(_TransformersAdapter):
     """``GPT2LMHeadModel``. Learned positions: the first stage adds them."""
 
     def layers(self, model: Any) -> Sequence[nn.Module]:
@@ -327,14 +339,6 @@ class GPT2Adapter(Adapter):
         positions = announced.positions(token_ids.shape[1], token_ids.device)
         return body.drop(body.wte(token_ids) + body.wpe(positions))  # type: ignore[no-any-return]
 
-    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the mask and the cache."""
-        return {**_context(hidden, announced), "attention_mask": _causal_masks(model, hidden, announced)["full_attention"]}
-
-    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
-        """Returns the hidden states after one block."""
-        return layer(hidden, **context)[0]  # type: ignore[no-any-return]
-
     def attention_width(self, model: Any, layer: Any) -> int:
         """Returns how wide the attention is."""
         return int(layer.attn.embed_dim)
@@ -343,12 +347,8 @@ class GPT2Adapter(Adapter):
         """Returns the logits."""
         return model.lm_head(model.transformer.ln_f(hidden))  # type: ignore[no-any-return]
 
-    def cache(self, model: Any) -> Any:
-        """Returns an empty ``DynamicCache``."""
-        return _empty_cache()
 
-
-class OPTAdapter(Adapter):
+class OPTAdapter(_TransformersAdapter):
     """``OPTForCausalLM``. Learned positions that skip padding; an embedding that may be narrower than the layers."""
 
     def layers(self, model: Any) -> Sequence[nn.Module]:
@@ -377,16 +377,12 @@ class OPTAdapter(Adapter):
             hidden = body.project_in(hidden)
         return hidden + body.embed_positions(mask, seen, position_ids=announced.position_ids)  # type: ignore[no-any-return]
 
-    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the mask and the cache."""
-        return {**_context(hidden, announced), "attention_mask": _causal_masks(model, hidden, announced)["full_attention"]}
-
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
-        """Returns the hidden states after one layer, or as they came where training skips the layer (``layerdrop``)."""
+        """Returns the hidden states after one layer, or as they came if training skips the layer (``layerdrop``)."""
         body = model.model.decoder
         if body.training and torch.rand([]) < body.layerdrop:  # drawn for each layer, as the model does: the same seed, the same dropout
             return hidden
-        return layer(hidden, **context)[0]  # type: ignore[no-any-return]
+        return super().run_layer(model, layer, hidden, context)
 
     def attention_width(self, model: Any, layer: Any) -> int:
         """Returns how wide the attention is."""
@@ -398,13 +394,9 @@ class OPTAdapter(Adapter):
             hidden = module(hidden)
         return hidden
 
-    def cache(self, model: Any) -> Any:
-        """Returns an empty ``DynamicCache``."""
-        return _empty_cache()
-
 
 class _Seen:
-    """Tells ``transformers`` how long the past is, in the place of a cache: a later stage has none for layer 0."""
+    """Tells ``transformers`` how long the past is, in place of a cache: a later stage has none for layer 0."""
 
     def __init__(self, num_seen: int) -> None:
         self._num_seen = num_seen
@@ -416,23 +408,15 @@ class _Seen:
 def _rotary_tables(model: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the cosines and sines of the tokens' places, each of shape (batch or 1, tokens, rotated part of a head)."""
     rotary = model.model.rotary_emb
-    if hidden.is_meta:  # transformers asks for autocast there, which torch has not for tensors without data
+    if hidden.is_meta:  # transformers asks for autocast there, which torch lacks for tensors without data
         table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
         return table, table
     tables: tuple[Tensor, Tensor] = rotary(hidden, positions)
     return tables
 
 
-def _context(hidden: Tensor, announced: Announced) -> dict[str, Any]:
-    return {
-        "past_key_values": announced.cache,
-        "use_cache": announced.cache is not None,
-        "cache_position": announced.places(hidden.shape[1], hidden.device),
-    }
-
-
 def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
-    """Returns the mask of each kind of layer, in the form that the model's attention takes; None where "causal" says it all."""
+    """Returns the mask of each kind of layer, in the form that the model's attention takes; None if it is just causal."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     wanted = {
@@ -448,17 +432,11 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
     return masks
 
 
-def _empty_cache() -> Any:
-    from transformers import DynamicCache
-
-    return DynamicCache()  # without the configuration: layers with a window keep all keys too, so that all masks have the same length
-
-
 def _there(*modules: nn.Module | None) -> list[nn.Module]:
     return [module for module in modules if module is not None]
 
 
-# By the name of the class: asking for the class itself would need transformers.
+# By the name of the class: the class itself would need transformers.
 _ADAPTERS: Final[dict[str, Adapter]] = {
     "GPT2LMHeadModel": GPT2Adapter(),
     "LlamaForCausalLM": LlamaAdapter(),
@@ -480,7 +458,7 @@ def adapter_of(model: nn.Module) -> Adapter:
         Its adapter.
 
     Raises:
-        ArgumentError: nobody has written one.
+        ArgumentError: there is none for this kind of model.
 
     Example:
         >>> type(adapter_of(nn.Sequential(nn.Linear(2, 2)))).__name__

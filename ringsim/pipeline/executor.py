@@ -9,18 +9,17 @@ What an action does with the tensors of stage s and microbatch i, on one rank::
 Neither sends nor receives block: a computation waits for its receive, and the end of the step for the sends. So a message travels while the
 ranks compute. Two stages on one rank hand tensors over directly.
 
-In a trace the step and each computation are spans, from which ``ringsim.traces.steps`` reads them again: "step 1f1b" around "forward",
+In a trace, the step and each computation are spans, from which ``ringsim.traces.steps`` reads the step: "step 1f1b" around "forward",
 "backward", "input_grad" and "weight_grad", each with its stage and microbatch.
 
-A step of a pipeline without a model: computing takes the time that it is said to take, and messages have the size that they are given.
-
-What moves, and when, is just what a step with that schedule does::
+``rehearse`` does a step without a model: computing takes the time that it is given, and messages have the size that they are given. The
+order of computations and messages is that of a real step::
 
     rank 0   compute  isend ->            compute  isend ->
     rank 1   irecv, wait      compute     irecv, wait ...
 
-On real ranks that shows what the messages cost beside the schedule, for ranks that sleep do not compete for cores. On a virtual clock it is
-the same function, and the two can be compared.
+On real ranks this shows what messages cost on top of the schedule, because sleeping ranks do not compete for cores. The same function runs
+on the virtual clock, and the two can be compared.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class StageRun:
     Attributes:
         run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage the loss, as it is to be differentiated.
         parameters: what the ``W`` actions add gradients to.
-        flops: ``flops(x)``, how much arithmetic a microbatch with this input is; asked on a virtual clock that charges for it.
+        flops: ``flops(x)``, how much arithmetic a microbatch with this input takes; asked on a virtual clock that charges for it.
     """
 
     run: Callable[[Tensor, int], Tensor]
@@ -71,7 +70,7 @@ class Executor:
         schedule: with its sends and receives, as `lower` makes it.
         stages: this rank's stages, by number.
         inputs: the microbatches, for the first stage.
-        mailbox: carries the messages; None where the schedule has none.
+        mailbox: carries the messages; None if the schedule has none.
         device: where the stages compute.
 
     Example:
@@ -97,7 +96,7 @@ class Executor:
         self._mailbox = mailbox
         self._device = device
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (stage, microbatch) -> (x, y), from F to B or W
-        self._ready: dict[Action, Tensor | None] = {}  # results that are to be sent, or taken by another stage of this rank
+        self._ready: dict[Action, Tensor | None] = {}  # results to be sent, or to be taken by another stage of this rank
         self._gradients: dict[tuple[int, int], Tensor | None] = {}  # of y, from I to W
         self._perform: Mapping[str, Callable[[Action], None]] = {
             "F": self._forward,
@@ -127,7 +126,7 @@ class Executor:
         x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
         stage_run = self._stages[stage]
         with span("forward", stage=stage, microbatch=microbatch), stretched():
-            if stage == 0:  # the user's own tensor: nobody wants its gradient
+            if stage == 0:  # the user's own tensor, which needs no gradient
                 y = stage_run.run(x, microbatch)
             else:
                 y = forward_stage(lambda x: stage_run.run(x, microbatch), x)
@@ -172,24 +171,24 @@ class Executor:
             self._mailbox.post(action)
 
     def _get_input(self, stage: int, microbatch: int) -> Tensor:
-        """Returns what the stage before has made, from this rank or by message."""
+        """Returns the output of the previous stage, from this rank or by message."""
         made_here = self._ready.pop(Action(stage - 1, "SEND_F", microbatch), None)
         x = made_here if made_here is not None else self._take(Action(stage, "RECV_F", microbatch))
         assert x is not None  # only gradients can be missing
         return x
 
     def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:
-        """Returns the gradient of a stage's output, from the stage after; None on the last, and where there is none."""
+        """Returns the gradient of a stage's output, from the next stage; None on the last stage, and if there is none."""
         if stage == self._schedule.num_stages - 1:
             return None
         answer = Action(stage + 1, "SEND_B", microbatch)
         return self._ready.pop(answer) if answer in self._ready else self._take(Action(stage, "RECV_B", microbatch))
 
     def _pass_back(self, stage: int, microbatch: int, x: Tensor, grad: Tensor | None) -> None:
-        """Makes the gradient of ``x`` ready for the stage before."""
+        """Makes the gradient of ``x`` ready for the previous stage."""
         if stage == 0:
             return
-        if grad is None and x.is_floating_point():  # nothing depends on x; the stage before waits for a gradient all the same
+        if grad is None and x.is_floating_point():  # nothing depends on x, but the previous stage waits for a gradient
             grad = torch.zeros_like(x)
         self._ready[Action(stage, "SEND_B", microbatch)] = grad
 
@@ -205,16 +204,16 @@ _SPANS: Final = {kind: name for name, kind in KINDS.items()}
 def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1) -> None:
     """Does the steps of a pipeline without a model: sleeps instead of computing, and sends zeros.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until this rank's part is done. It needs a ring of as many ranks
-    as the schedule has. The trace shows what it shows of a training step.
+    Every rank of the ring calls it with the same arguments, and it blocks until this rank's part is done. The ring must have as many ranks
+    as the schedule. The trace is like that of a training step.
 
     Args:
         schedule: what to rehearse; one that is lowered already is taken as it is.
-        costs: of the computations, in seconds; ``latency`` stays 0, for messages take what they take.
-        size_bytes: of each activation and each gradient; nothing is sent where it is 0.
+        costs: of the computations, in seconds; ``latency`` stays 0, because the messages are real.
+        size_bytes: of each activation and each gradient; with 0 nothing is sent.
         steps: how many steps, one after the other.
-        ahead: how many computations before its use a receive is posted, as in ``lower``; not on NCCL and with the semantics "grouped",
-            where there is one order for both sides (``lower_in_step``).
+        ahead: how many computations before its use a receive is posted, as in ``lower``. It has no effect on NCCL and with the semantics
+            "grouped", where both sides need one order (``lower_in_step``).
 
     Raises:
         ArgumentError: a value breaks its rule, or the schedule is for another number of ranks.
@@ -237,12 +236,12 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
     ring = current_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
-            f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for {schedule.num_ranks}. Make it anew."
+            f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for {schedule.num_ranks}. Make another one."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
     place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
-    payload = Payload((size_bytes,), torch.uint8, has_data=is_real)  # on a virtual clock nobody has to copy them
+    payload = Payload((size_bytes,), torch.uint8, has_data=is_real)  # on a virtual clock they need not be copied
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
         with span(f"{STEP}{schedule.name}"):
@@ -273,4 +272,4 @@ def _check(schedule: Schedule, costs: Costs) -> None:
         for time in given if isinstance(given, Sequence) else [given or 0]:
             check_duration(name, time)
     if costs.latency != 0:
-        raise ArgumentError(f"latency must be 0, got {costs.latency}: messages take what they take. Leave it out.")
+        raise ArgumentError(f"latency must be 0, got {costs.latency}: the messages are real. Leave it out.")

@@ -1,32 +1,4 @@
-"""Prompts of different length in one batch: padded on the left, with the masks and positions that hide the padding.
-
-Three prompts, and two tokens that were generated since (``seen`` = 2)::
-
-    token ids           attention mask      position ids
-    . . 7 9   4 1       0 0 1 1  1 1        0 0 0 1  2 3
-    3 5 2 8   6 6       1 1 1 1  1 1        0 1 2 3  4 5
-    . 5 5 1   2 0       0 1 1 1  1 1        0 0 1 2  3 4
-
-On the left, because all rows then end, and go on, at the same place. Every stage knows the prompts' lengths, and works the masks and
-positions out for itself: they never travel.
-
-Which token comes next: the likeliest, or one drawn at random.
-
-Each prompt has random numbers of its own, from the seed and its place in the list of prompts. So its tokens stay the same however the
-prompts are shared out into batches, and however many stages there are.
-
-The messages of a generation ring: what a stage exchanges with its two neighbours between one job and the next.
-
-::
-
-    pred --- hidden states, (batch, tokens, width) ---> this stage --- hidden states ---> succ
-                                                        last stage --- tokens, (batch, 1) ---> stage 0
-
-All ranks were told the same prompts, so every one knows the shape of each message, but for the width and the dtype of hidden states: a
-header announces these, once on each edge. It also carries a fingerprint of what was asked for, and is answered with the receiver's. Where
-two neighbours were asked for different things both raise, instead of taking one message for another.
-
-Generating text with a model that is cut into stages: the token ring.
+"""Generating text with a model that is cut into stages: the token ring.
 
 Each stage keeps its layers and the keys and values of what they have seen. Hidden states go forward from stage to stage; the last stage
 chooses the next token, which returns to the first over the edge that closes the ring::
@@ -36,8 +8,30 @@ chooses the next token, which returns to the first over the edge that closes the
                   +--------------------- token -------------------+
 
 The first job of a batch reads its prompts (*prefill*), the others one token each (*decode*). While a token goes round, the stages work on
-other batches: ``num_inner_iterations`` of them are on their way at a time. ``generation_plan`` has the order of jobs and messages,
-``generation_map`` says which settings finish, and how busy the stages are.
+other batches: ``num_inner_iterations`` of them are under way at a time. ``ringsim.schedules.generation`` has the order of jobs and
+messages, and says which settings finish and how busy the stages are.
+
+Prompts of different length are padded on the left, because all rows then end, and go on, at the same place. Three prompts, and two tokens
+that were generated since (``seen`` = 2)::
+
+    token ids           attention mask      position ids
+    . . 7 9   4 1       0 0 1 1  1 1        0 0 0 1  2 3
+    3 5 2 8   6 6       1 1 1 1  1 1        0 1 2 3  4 5
+    . 5 5 1   2 0       0 1 1 1  1 1        0 0 1 2  3 4
+
+Every stage knows the lengths of the prompts and computes masks and positions for itself: they are never sent.
+
+The next token is the likeliest, or drawn at random. Each prompt has random numbers of its own, from the seed and its place in the list of
+prompts, so its tokens do not depend on batches or on the number of stages.
+
+Between one job and the next, a stage exchanges messages with its two neighbours::
+
+    pred --- hidden states, (batch, tokens, width) ---> this stage --- hidden states ---> succ
+                                                        last stage --- tokens, (batch, 1) ---> stage 0
+
+All ranks have the same prompts, so each knows the shape of every message, except the width and dtype of hidden states. A header announces
+these once on each edge. It also carries a fingerprint of the arguments, and is answered with the receiver's: if they differ, both sides
+raise.
 
 Source:
     FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop. Y. Sheng et al., "FlexGen:
@@ -67,7 +61,7 @@ from ringsim.traces.recorder import span
 
 __all__ = ["GenerationLink", "PromptBatch", "TokenChoice", "generate"]
 
-_PADDING = 0  # any token would do: nobody looks at it
+_PADDING = 0  # any token would do: the mask hides it
 
 
 class PromptBatch:
@@ -97,7 +91,7 @@ class PromptBatch:
         self._padded = torch.tensor([length - len(prompt) for prompt in prompts], device=device)
 
     def attention_mask(self, seen: int) -> torch.Tensor:
-        """Returns which places may be looked at, 1 or 0, shape (batch, length + seen), int64.
+        """Returns which tokens may be attended to, 1 or 0, shape (batch, length + seen), int64.
 
         Args:
             seen: tokens that were generated and read since the prompts.
@@ -121,8 +115,8 @@ class TokenChoice:
 
     Args:
         prompt_numbers: the place of each prompt of the batch in the list of all prompts.
-        temperature: 0 for the likeliest token; else the logits are divided by it and a token is drawn. 1 draws as the model says, less
-            makes it surer.
+        temperature: 0 for the likeliest token; else the logits are divided by it and a token is drawn. 1 draws by the model's own
+            probabilities; less sharpens them.
         seed: what random numbers are drawn from.
 
     Example:
@@ -152,7 +146,7 @@ class TokenChoice:
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """Makes one seed of two numbers, such that neighbours have nothing in common."""
+    """Makes one seed of two numbers, so that neighbours have nothing in common."""
     return random.Random(f"{seed}/{number}").getrandbits(63)
 
 
@@ -161,9 +155,9 @@ class GenerationLink:
 
     Args:
         ring: this rank's ring; in a ring of one there is nothing to exchange.
-        fingerprint: a number made of all that the ranks must have been told alike.
+        fingerprint: a number made of all arguments that must be the same on all ranks.
         async_comm: whether to post a step's send and receive together; else one after the other.
-        device: where what is received shall be.
+        device: where received tensors go.
     """
 
     def __init__(self, ring: Ring, fingerprint: int, *, async_comm: bool, device: torch.device) -> None:
@@ -193,7 +187,7 @@ class GenerationLink:
             What was received: token ids of that shape on the first stage, else hidden states, shape (batch, tokens, width).
 
         Raises:
-            MessageMismatch: a neighbour was asked for something else.
+            MessageMismatch: a neighbour has other arguments.
         """
         if output is not None and not self._has_announced:
             self._announce(output)
@@ -220,7 +214,7 @@ class GenerationLink:
         return tokens
 
     def _one_after_the_other(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
-        """A send ends when the other side receives. Stage 0 receives first: if all sent first, nobody would ever receive."""
+        """A send ends when the other side receives. Stage 0 receives first: if all sent first, no stage would ever receive."""
         received = self._receive(expected) if self._is_first else None
         if output is not None:
             self._to_succ.isend(output).wait()
@@ -230,7 +224,7 @@ class GenerationLink:
         return None if expected is None else self._from_pred.irecv(expected).wait()
 
     def _post_both(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
-        """Nobody waits before both are posted, so it does not matter who begins."""
+        """Both are posted before either is waited for, so it does not matter which stage begins."""
         sent = None if output is None else self._to_succ.isend(output)
         received = None if expected is None else self._from_pred.irecv(expected)
         if sent is not None:
@@ -238,14 +232,14 @@ class GenerationLink:
         return None if received is None else received.wait()
 
     def _announce(self, hidden: Tensor) -> None:
-        """Tells the successor what hidden states are like, and takes its answer."""
+        """Sends the successor the shape of hidden states, and reads its answer."""
         card = Header("activation", 0, Payload.of(hidden), alike=True, digest=self._fingerprint)
         self._to_succ.isend(card.pack(), HEADER_TAG).wait()
         self._compare(Header.unpack(self._to_succ.irecv_header().wait()), self._to_succ.peer)
         self._has_announced = True
 
     def _expect(self, shape: tuple[int, int]) -> Payload:
-        """Returns what the next message is like; the first one waits for the predecessor's announcement, and answers it."""
+        """Returns the shape of the next message; the first call waits for the predecessor's announcement and answers it."""
         if self._arriving is None:
             card = Header.unpack(self._from_pred.irecv_header().wait())
             self._from_pred.isend(Header("greeting", 0, digest=self._fingerprint).pack(), HEADER_TAG).wait()
@@ -277,16 +271,16 @@ def generate(
 ) -> list[list[int]]:
     """Continues prompts, with the model cut into as many stages as the ring has ranks.
 
-    Every rank of the ring calls it with the same arguments, and blocks until all tokens are there. Where there is neither a ring nor a
-    default process group, the process does it alone. The tokens are those that the model gives in one process.
+    Every rank of the ring calls it with the same arguments, and blocks until all tokens are there. Without a ring and a default process
+    group, the process does it alone. The tokens are those that the model gives in one process.
 
-    A batch goes on to the last token even when its prompts have all stopped: so every rank knows, without being told, which messages come.
+    A batch goes on to the last token even if all its prompts have stopped: so every rank knows which messages come.
 
     Args:
         model: the whole model, the same on every rank; it is used as in ``eval`` mode.
         prompts: token ids of each prompt, of any lengths.
         max_new_tokens: tokens to generate for each prompt, 1 or more.
-        num_inner_iterations: batches on their way at a time; None for as many as there are stages, which keeps all of them busy.
+        num_inner_iterations: batches under way at a time; None for as many as there are stages, which keeps all of them busy.
         async_comm: whether a step's send and receive are posted together; else one after the other, stage 0 receiving first.
         batch_size: prompts in a batch, at most; None for all prompts in one round.
         temperature: 0 for the likeliest token at each place; else tokens are drawn, with the logits divided by it.
@@ -299,7 +293,7 @@ def generate(
         The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or up to and with the first stop token.
 
     Raises:
-        ScheduleError: the ring would never end with these settings; raised before anything is sent, with the nearest that work.
+        ScheduleError: the ring would never end with these settings; raised before anything is sent, with the nearest ones that work.
         ArgumentError: an argument breaks its rule.
         MessageMismatch: the ranks were not given the same arguments.
 

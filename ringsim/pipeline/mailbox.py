@@ -1,17 +1,17 @@
-"""The messages of one rank during one step: many are under way at a time.
+"""The messages of one rank during one step; many are under way at a time.
 
 ::
 
     post(1RECV_F2) --->  waiting: 1RECV_F1 1RECV_F2  -- the shape is known -->  posted: 1RECV_F0  --->  take(1RECV_F0)
     send(1SEND_B0) --->  sent: 1SEND_B0              ---------------------------------------------->  finish() waits for all
 
-A receive needs a buffer that fits, so it is posted once the shape is known. Where all microbatches of a step are alike, the first
-activation over a boundary has a header that says so, and those after it need none. Else each activation has a header. A gradient never has:
-it is like its activation.
+A receive needs a buffer that fits, so it is posted once the shape is known. If all microbatches of a step are alike, the first activation
+over a boundary has a header that says so, and the others have none. Otherwise each activation has a header. A gradient never has one: it
+has the shape of its activation.
 
-Transports without tags match by order: what a rank sends to another must be posted there in the same order, which is how `lower` writes it.
-Those that do all messages of two ranks one after the other want one order in both directions (`lower_in_step`), and each payload right
-behind its header: a receive waits for the header where it stands.
+Transports without tags match by order: a rank must post its receives in the order in which the other side sends, as `lower` writes them.
+Transports that do all messages between two ranks one after the other need one order for both directions (`lower_in_step`), and each payload
+right behind its header: a receive then waits for its header.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["Mailbox", "about", "find_boundary"]
 class Mailbox:
     """Sends and receives the messages of one step on one rank.
 
-    Every rank of the ring makes one for the same step, and calls `finish` at its end. The first `send` or `post` blocks until both
-    neighbours have one too, to compare ``agreed``.
+    Every rank of the ring makes one for the same step, and calls `finish` at the end. The first `send` or `post` blocks until both
+    neighbours have made theirs, to compare ``agreed``.
 
     Args:
         ring: this rank's ring, of two ranks or more.
@@ -76,9 +76,9 @@ class Mailbox:
             self._sent[action] = route.isend(tensor)
 
     def post(self, action: Action) -> None:
-        """Says that a receive comes next from its rank; it is posted when its shape is known.
+        """Announces the next receive from its rank; it is posted when its shape is known.
 
-        Does not block, but where the transport does messages one after the other: there a header is read before anything else is posted.
+        Does not block, unless the transport does messages one after the other: then its header is read before anything else is posted.
 
         Args:
             action: a receive of one of this rank's stages.
@@ -105,7 +105,7 @@ class Mailbox:
             MessageMismatch: another rank sends something else.
         """
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
-        if action.kind == "RECV_B" and received is not None:  # the answer to an activation, whose send is over therefore
+        if action.kind == "RECV_B" and received is not None:  # the answer to an activation, so the send of that is over
             self._sent.pop(Action(action.stage, "SEND_F", action.microbatch)).wait()
         return received
 
@@ -117,7 +117,7 @@ class Mailbox:
         self._sent.clear()
 
     def _greet(self) -> None:
-        """Compares with the neighbours what both sides take for agreed, once; both raise where they differ."""
+        """Compares with the neighbours what both sides must agree on, once; both raise if they differ."""
         theirs = {}
         for peer, (sent, received) in self._greetings.items():
             theirs[peer] = Header.unpack(received.wait())
@@ -131,10 +131,10 @@ class Mailbox:
                 )
 
     def _tell_difference(self, peer: int, theirs: Header) -> str:
-        """Says in what the greeting of a neighbour differs from this rank's."""
+        """Says how the greeting of a neighbour differs from this rank's."""
         mine, here = self._agreed, self._rank
         words = []
-        if theirs.microbatch != mine.microbatch:  # of which every schedule makes another order
+        if theirs.microbatch != mine.microbatch:  # then the digests differ too
             words.append(f"one of {mine.microbatch} microbatches on rank {here} and one of {theirs.microbatch} on rank {peer}")
         elif theirs.digest != mine.digest:
             words.append(f"another schedule on rank {peer} than on rank {here}")
@@ -147,11 +147,11 @@ class Mailbox:
         announced = self._shapes.find(action)
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
-            # Its handle can wait with that of the payload: the two go one after the other.
+            # Waited for with the payload, which follows it.
             self._sent[Action(action.stage, "header", action.microbatch)] = route.isend(header.pack(), HEADER_TAG)
         elif announced != payload:
             raise MessageMismatch(
-                f"the activations of a boundary must be alike where all microbatches are, {announced}, got {payload} "
+                f"the activations of a boundary must be alike if all microbatches are, {announced}, got {payload} "
                 f"({action} on rank {self._rank}). Make the shape of a stage's output depend on that of its input alone."
             )
         self._shapes.learn(action, payload, every=self._alike)
@@ -159,7 +159,7 @@ class Mailbox:
 
 
 class _Shapes:
-    """What messages are like, as far as it is known: of one, or of all that a stage sends or receives of a kind."""
+    """What is known of the shapes of messages: of one, or of all of a kind that a stage sends or receives."""
 
     def __init__(self) -> None:
         self._one: dict[Action, Payload] = {}
@@ -190,7 +190,7 @@ class _Incoming:
         self._advance()
 
     def read_headers(self) -> None:
-        """Posts all that waits, and blocks until it is known what that is like."""
+        """Posts everything that waits, and blocks until its shape is known."""
         while self._waiting:
             self._read_header()
             self._advance()
@@ -204,7 +204,7 @@ class _Incoming:
         return None if posted is None else posted.wait()
 
     def _advance(self) -> None:
-        """Posts what can be posted: payloads of known shape, and the header of the first one that is not known."""
+        """Posts what can be posted: payloads of known shape, and the header of the first one of unknown shape."""
         while self._waiting:
             first = self._waiting[0]
             payload = self._shapes.find(first)
@@ -219,7 +219,7 @@ class _Incoming:
                 self._header = self._route.irecv_header()
 
     def _read_header(self) -> None:
-        """Learns from its header what the first one is like; blocks until it is there."""
+        """Learns the shape of the first message from its header; blocks until that is there."""
         action, posted = self._waiting[0], self._header
         assert posted is not None, f"{action} before the forward pass that it answers"
         self._header = None
@@ -239,7 +239,7 @@ def find_boundary(action: Action) -> int:
 
 @contextmanager
 def about(action: Action) -> Iterator[None]:
-    """Gives the operations inside their stage and microbatch in the trace, as a span does, without being one."""
+    """Gives the operations inside their stage and microbatch in the trace, as a span does, without recording a span."""
     outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:
         yield

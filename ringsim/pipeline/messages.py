@@ -1,27 +1,21 @@
-"""The header that goes ahead of a message: one int64 tensor of fixed size that says what comes.
+"""Messages between stages, one at a time: headers, the group that carries a message, activations and gradients.
 
-::
+A header goes ahead of a message, one int64 tensor of fixed size::
 
-    | magic | kind | microbatch | dtype | alike | digest | ndim | dim 0 ... dim 7 |
+    | magic | kind | microbatch | dtype | has data | alike | digest | ndim | dim 0 ... dim 7 |
 
-The transports carry bytes and compare nothing: a receive buffer that is too small ends the process on Gloo, one of another dtype is filled
-with nonsense. With a header the receiver makes the buffer that fits.
+The transports carry bytes and compare nothing: a receive buffer that is too small ends the process on Gloo, and one of another dtype is
+filled with nonsense. With a header, the receiver makes a buffer that fits.
 
-The way from this rank to another of its ring: which group carries a message.
-
-Boundary between two stages, on ranks 1 and 2 (the ring's edge 1 -> 2)::
+Messages go over the ring's pair groups. A boundary between two stages on ranks 1 and 2 (the ring's edge 1 -> 2)::
 
     rank 1  -- activations, forward ------>  rank 2
             <------- gradients, backward --             both on the group "ring:1>2"
 
-A V-shaped placement also has activations from rank 2 to rank 1. They go over the same edge, in the group's other direction. Two ranks that
-are no neighbours use the default group.
+A V-shaped placement also has activations from rank 2 to rank 1. They go over the same edge, in the other direction. Two ranks that are not
+neighbours use the default group.
 
-The ring that a pipeline runs on: the one that is there, or one that is built over the default process group.
-
-Activations to the stage after, gradients to the stage before: one message at a time.
-
-::
+Sending and receiving one message, for a loop that one writes oneself::
 
     stage r                                          stage r + 1
     send_activation(y, 3)  -- header, payload --->   x = recv_activation(3)
@@ -29,8 +23,8 @@ Activations to the stage after, gradients to the stage before: one message at a 
     recv_gradient(3)       <--- header, payload --   send_gradient(x.grad, 3)
                            -- answer: taken ----->
 
-All four block until the message has arrived. The receiver compares the header with what it waits for and answers: where the two disagree,
-both sides raise the same error. The executor, which has many messages under way at a time, has a `Mailbox` for them.
+All four block until the message has arrived. The receiver compares the header with what it waits for and answers: if the two disagree, both
+sides raise the same error. The executor has many messages under way at a time, and uses a `Mailbox`.
 """
 
 from __future__ import annotations
@@ -86,7 +80,7 @@ class Payload(NamedTuple):
     Attributes:
         shape: its dimensions.
         dtype: of its elements.
-        has_data: whether it has any; a tensor of device "meta" has not, and only simulated ranks can send one.
+        has_data: whether it has data; a tensor of device "meta" has none, and only simulated ranks can send one.
     """
 
     shape: tuple[int, ...]
@@ -95,7 +89,7 @@ class Payload(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Payload:
-        """Returns that of a tensor."""
+        """Returns what a buffer must be to hold this tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, not tensor.is_meta)
 
     def __str__(self) -> str:
@@ -103,15 +97,15 @@ class Payload(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a header says.
+    """The content of a header.
 
     Attributes:
         kind: "activation", "gradient", or "greeting", after which nothing comes.
         microbatch: index of the microbatch; in a greeting their number.
         payload: shape and dtype of what comes; in the greeting of a step its shape is a digest of the partition.
         alike: whether all further messages of the step on this boundary are like this one, so that they come without a header.
-        digest: a number that both sides have computed from what they must agree on, in the greeting of a step from the schedule; 0 where
-            there is nothing.
+        digest: a number that both sides compute from what they must agree on (in the greeting of a step, the schedule); 0 if there is
+            nothing to agree on.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
@@ -129,7 +123,7 @@ class Header(NamedTuple):
         """Returns the header as a tensor, shape (16,), int64.
 
         Raises:
-            ArgumentError: the payload has too many dimensions, or a dtype that no header can say.
+            ArgumentError: the payload has too many dimensions, or a dtype that a header cannot name.
         """
         shape, dtype, has_data = self.payload
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
@@ -144,7 +138,7 @@ class Header(NamedTuple):
         """Returns the header that a tensor holds.
 
         Raises:
-            MessageMismatch: it holds none: the other side sent something else.
+            MessageMismatch: it is not a header: the other side sent something else.
         """
         numbers: list[int] = tensor.tolist()
         magic, kind, microbatch, dtype, has_data, alike, digest, ndim, *dims = numbers
@@ -156,7 +150,7 @@ class Header(NamedTuple):
         return cls(KINDS[kind], microbatch, Payload(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)), bool(alike), digest)
 
 
-# Which of the messages between two ranks it is; those of one tag arrive in the order in which they were sent.
+# Tags tell messages between two ranks apart; those with one tag arrive in the order in which they were sent.
 PAYLOAD_TAG: Final = 0
 HEADER_TAG: Final = 1
 ANSWER_TAG: Final = 2
@@ -165,10 +159,10 @@ SHARED_TAG: Final = 3
 
 @dataclass
 class Posted:
-    """A send or a receive that has begun: the buffer must stay as it is until `wait` is over.
+    """A send or a receive that has begun: the buffer must not be changed until `wait` returns.
 
     Attributes:
-        work: the handle, None where there was nothing to send.
+        work: the handle, None if there was nothing to send.
         tensor: the buffer.
     """
 
@@ -176,7 +170,7 @@ class Posted:
     tensor: Tensor
 
     def wait(self) -> Tensor:
-        """Blocks until the message is there, or gone; returns the buffer. A handle of Gloo bears one wait only."""
+        """Blocks until the message has arrived, or has been sent; returns the buffer. A Gloo handle can be waited for only once."""
         work, self.work = self.work, None
         if work is not None:
             work.wait()
@@ -199,7 +193,7 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the way to the other of two ranks, over the edge of the ring that activations from one to the other take.
+        """Returns the way to the other of two ranks, over the edge that activations from one to the other take.
 
         Args:
             ring: this rank's ring.
@@ -223,14 +217,14 @@ class Route:
         return cls(ring.ranks[other], group, device)
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Posted:
-        """Begins to send a tensor; does not block. Nothing is sent of a tensor without elements."""
+        """Begins to send a tensor; does not block. A tensor without elements is not sent."""
         buffer = tensor.detach() if tensor.is_meta else tensor.detach().to(self.device)
         buffer = buffer.contiguous()
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Posted(work, buffer)
 
     def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Posted:
-        """Begins to receive into a buffer of its own; does not block."""
+        """Begins to receive into a new buffer; does not block."""
         buffer = torch.empty(payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta")
         work = dist.irecv(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Posted(work, buffer)
@@ -253,14 +247,14 @@ class Route:
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
-    """Returns the way over each boundary between two stages that this rank has a part in.
+    """Returns the way over each boundary between stages that this rank takes part in.
 
     Args:
         ring: this rank's ring.
         stage_ranks: for each stage, the place in the ring of the rank that has it.
 
     Returns:
-        The ways by boundary; a boundary has the number of the stage before it.
+        The ways by boundary; a boundary is numbered by the stage before it.
 
     Example:
         >>> ring = Ring(rank=1, world_size=3, pred=0, succ=2, ranks=(0, 1, 2))
@@ -278,8 +272,8 @@ def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
 def find_ring() -> Ring:
     """Returns the ring of this rank.
 
-    Where there is none, every rank calls it, and it blocks until all have: it builds one over the default process group, and hides nobody's
-    prints. So it does where the group that the ring stood on is gone. Where there is not even a default group, this process is alone.
+    If there is no ring, or the group that it was built on is gone, a ring is built over the default process group, without hiding anybody's
+    prints; then every rank must call this, and it blocks until all have. Without a default group, this process is alone.
 
     Example:
         >>> find_ring().ranks
@@ -299,7 +293,7 @@ def find_ring() -> Ring:
 
 
 def _is_gone(ring: Ring) -> bool:
-    """Tells whether the script has taken down the default group that the ring was built on, and the ring's groups with it."""
+    """Tells whether the script has destroyed the default group that the ring was built on, and the ring's groups with it."""
     if get_state().backend is not None:  # torch knows nothing of these groups
         return False
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
@@ -309,9 +303,6 @@ def _is_gone(ring: Ring) -> bool:
     except ValueError:  # a group that torch has forgotten
         return True
     return False
-
-
-_KINDS: Final = ("activation", "gradient")
 
 
 def send_activation(tensor: Tensor, microbatch: int) -> None:
@@ -405,14 +396,14 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
     if not isinstance(tensor, Tensor):
         raise ArgumentError(
             f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank {current_ring().rank} to rank {route.peer}). "
-            "A gradient is None where x was no leaf that requires one: feed forward, and keep, x.requires_grad_(), as forward_stage does."
+            "A gradient is None if x was not a leaf that requires one: feed forward, and keep, x.requires_grad_(), as forward_stage does."
         )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
     answer = route.irecv(Payload((2,), torch.int64), ANSWER_TAG).wait()
-    for part in parts:  # taken by the receiver, also where it refuses the message
+    for part in parts:  # the receiver takes them even if it refuses the message
         part.wait()
-    wanted_kind, wanted_microbatch = _KINDS[int(answer[0])], int(answer[1])
+    wanted_kind, wanted_microbatch = KINDS[int(answer[0])], int(answer[1])
     if (wanted_kind, wanted_microbatch) != (kind, microbatch):
         here = current_ring().rank
         raise _mismatch((kind, microbatch), (wanted_kind, wanted_microbatch), sender=here, receiver=route.peer)
@@ -421,7 +412,7 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
 def _recv(kind: str, microbatch: int, route: Route) -> Tensor:
     header = Header.unpack(route.irecv_header().wait())
     payload = route.irecv(header.payload)
-    answer = route.isend(torch.tensor([_KINDS.index(kind), microbatch]), ANSWER_TAG)
+    answer = route.isend(torch.tensor([KINDS.index(kind), microbatch]), ANSWER_TAG)
     received = payload.wait()
     answer.wait()
     if (header.kind, header.microbatch) != (kind, microbatch):

@@ -1,29 +1,24 @@
-"""What the ranks of a ring tell each other at the end of a step: the loss, the gradients of tied parameters, the size of all gradients.
+"""What ranks share at the end of a step: the loss, gradients of tied parameters, the norm of all gradients. Replicas; dropout.
 
-Everything goes over the pair groups, so that a ring needs no group of all its ranks, and several rings in one world do not meet.
+Within a ring everything goes over the pair groups, so a ring needs no group of all its ranks.
 
-Parameters that stages on several ranks use, such as a weight shared by embedding and head.
-
-Each of these ranks finds the gradient of its own use. That of the parameter is the sum::
+A tied parameter, such as a weight shared by embedding and head, is used by stages on several ranks. Each of them computes the gradient of
+its own use, and the parameter's gradient is the sum::
 
     rank 0, embedding:  g0 --.
                               +--> g0 + g1 on both; their optimizers then do the same
     rank 1, head:       g1 --'
 
-Gradient clipping over all stages: the norm is that of the whole model's gradients, though no rank has them all.
+Gradients are clipped by the norm of the whole model's gradients, although no rank has them all.
 
-Data parallel around pipelines: several rings in one world, each with the whole model and its own share of the batch.
-
-::
+Data parallel around pipelines: several rings in one world, each with the whole model and its own share of the batch::
 
     ring 0:  rank 0 -> rank 1        each ring runs a step on its microbatches, then
              |         |             the ranks of one column, which have the same stages, average their gradients
     ring 1:  rank 2 -> rank 3
 
-Dropout that can be repeated: the same masks on any number of ranks, in any schedule, and when an activation is computed again.
-
-Random numbers are drawn in the order of the computation, which every schedule changes. Here each layer gets, for each microbatch, a seed of
-its own::
+Random numbers are drawn in the order of the computation, which depends on the schedule. To drop the same values on any number of ranks, in
+any schedule, and when an activation is computed again, each layer gets a seed of its own for each microbatch::
 
     seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever they are drawn
 """
@@ -59,9 +54,9 @@ __all__ = [
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
-    """Tells every rank what one of them knows; every rank of the ring calls it, and it blocks until the neighbours have.
+    """Passes a value of one rank to all others; every rank of the ring calls it, and it blocks until the neighbours have.
 
-    It goes from rank to rank against the ring, like the gradients: the last stage, which knows the loss, is also the first to finish::
+    The value goes from rank to rank against the ring, like the gradients: the last stage, which knows the loss, is the first to finish::
 
         rank 0 <--- rank 1 <--- rank 2 <--- rank 3, the owner
 
@@ -88,7 +83,7 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 
 
 def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
-    """Tells every rank what each of them knows; every rank of the ring calls it, and it blocks until all have.
+    """Passes a value of each rank to all others; every rank of the ring calls it, and it blocks until all have.
 
     In N - 1 rounds, each rank passes on to its successor what it got in the round before.
 
@@ -115,7 +110,7 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up what some ranks of the ring have; each of them calls it, and it blocks until they have.
+    """Adds up the values of some ranks of the ring; each of them calls it, and it blocks until they have.
 
     Args:
         ring: this rank's ring.
@@ -146,8 +141,8 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
 class TiedGradients:
     """Adds up the gradients of tied parameters; a block around the passes of a step.
 
-    Every rank that holds such a parameter enters it, and leaving it blocks until they all do. What was accumulated before the block is put
-    aside: it has been added up already.
+    Every rank that holds such a parameter enters the block, and leaving it blocks until all of them do. Gradients from before the block are
+    put aside: they have been added up already.
 
     Args:
         ring: this rank's ring; in a ring of one there is nothing to do.
@@ -193,15 +188,15 @@ def _find_shared(stages: Sequence[Stage], stage_ranks: Sequence[int], here: int)
 def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     """Scales the gradients of all ranks so that their joint norm is at most ``max_norm``.
 
-    Every rank of the ring calls it after a step and before its optimizer; it blocks until all have. Where pipelines are averaged over
-    several rings, average first.
+    Every rank of the ring calls it after a step and before its optimizer; it blocks until all have. If gradients are averaged over several
+    rings, average them first.
 
     Args:
         model: the whole model; parameters of other ranks have no gradient here.
-        max_norm: the largest norm that is left as it is, more than 0.
+        max_norm: the largest norm that is not scaled down, more than 0.
 
     Returns:
-        The norm before, the same number on every rank: that of a single process. A parameter that several ranks hold counts once.
+        The norm before clipping, the same number on every rank, and that of a single process. A tied parameter counts once.
 
     Raises:
         ArgumentError: ``max_norm`` is not more than 0.
@@ -213,7 +208,7 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
         (5.0, [0.6, 0.8])
 
     Source:
-        ``torch.nn.utils.clip_grad_norm_``: the rule, and the 1e-6 that keeps a norm of 0 from being divided by.
+        ``torch.nn.utils.clip_grad_norm_``: the rule, and the 1e-6 that avoids a division by 0.
     """
     if not max_norm > 0:
         raise ArgumentError(f"max_norm must be more than 0, got {max_norm}. Leave the call out to clip nothing.")
@@ -221,7 +216,7 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None:
             squares[index] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64) ** 2
-    # Who holds a tied parameter has the same gradient of it, the sum of all holders': the largest is the one.
+    # All holders of a tied parameter have the same gradient of it, so the largest of their squares is the one to count.
     squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
     norm = float(squares.sum().sqrt())
     factor = max_norm / (norm + 1e-6)
@@ -233,12 +228,12 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Makes the group of this rank and those at its place in the other rings.
+    """Makes the group of this rank and the ranks at its place in the other rings.
 
     Every rank of the world calls it, with the same rings, once; it blocks as ``new_group`` does.
 
     Args:
-        rings: the global ranks of each ring in order, as ``ring_ranks`` of ``initialize_distributed`` says them; all of one length.
+        rings: the global ranks of each ring in order, as in ``ring_ranks`` of ``initialize_distributed``; all of one length.
 
     Returns:
         The group, for `average_gradients`; None on a rank that is in no ring.
@@ -263,11 +258,11 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 def average_gradients(model: nn.Module, group: Any) -> None:
     """Averages this rank's gradients with those of the ranks that have the same stages.
 
-    Every rank of every ring calls it after a step, before gradients are clipped; it blocks until those of its group have. The rings' losses
-    are not averaged.
+    Every rank of every ring calls it after a step, before gradients are clipped; it blocks until the ranks of its group have. The losses of
+    the rings are not averaged.
 
     Args:
-        model: the whole model; parameters without a gradient are other ranks'.
+        model: the whole model; parameters without a gradient belong to other ranks.
         group: from `new_replica_group`.
 
     Example:
@@ -297,15 +292,15 @@ def average_gradients(model: nn.Module, group: Any) -> None:
 class SeededAdapter(Adapter):
     """Sees a model as another adapter does, and seeds the random numbers of each of its parts.
 
-    Those of the rank itself go on as if nothing had been drawn.
+    The rank's own random numbers are not used up.
 
     Args:
         adapter: the model's own.
         model: the whole model.
-        seed: the same on every rank; another one for each step, or all steps drop the same.
+        seed: the same on every rank; another one for each step, or all steps drop the same values.
 
     Attributes:
-        microbatch: the one that is computed now; to be set before each.
+        microbatch: the one that is computed now; set it before each.
 
     Example:
         >>> from ringsim.pipeline.adapters import adapter_of

@@ -1,25 +1,21 @@
-"""The part of a model that one stage runs.
+"""The part of a model that one stage runs, its forward and backward pass for one microbatch, and how much arithmetic it takes.
 
 ::
 
     stage 0                       stage 1                     stage 2
     ids -> embed -> layer 0, 1 -> hidden -> layer 2, 3 -----> hidden -> layer 4 -> head -> logits
 
-Every rank has the whole model, and a stage refers to its modules: gradients land in the user's own parameters, and what belongs to other
-stages is left alone.
+Every rank has the whole model, and a stage refers to its modules: gradients land in the user's own parameters, and the rest of the model is
+left alone.
 
-One stage, one microbatch: its forward and its backward pass.
-
-What happens at a boundary between two stages::
+At a boundary between two stages::
 
     stage 0            y  -- sent -->  x            stage 1       x is a leaf: autograd's graph of stage 1 begins there
     (graph of stage 0) ^               |  (graph of stage 1)
                        grad <- sent -- x.grad                     its gradient is that of y, where the graph of stage 0 ends
 
-The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a leaf*. A copy of it gets no gradient.
-A tensor that has just been received has no graph behind it, so that making it a leaf cuts nothing.
-
-Counts the arithmetic of a stage, from the shapes of its layers and of what it is fed.
+The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a leaf*: a copy of it gets no gradient. A
+tensor that has just been received has no graph behind it, so making it a leaf cuts nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +95,7 @@ class Stage(nn.Module):
         return self.adapter.head(model, hidden) if self.is_last else hidden
 
     def attention_widths(self) -> list[int]:
-        """Returns how wide the attention of each layer is, 0 for a layer without; see `Adapter.attention_width`."""
+        """Returns how wide the attention of each layer is, 0 for a layer without attention; see `Adapter.attention_width`."""
         (model,) = self._model
         return [self.adapter.attention_width(model, layer) for layer in self.layers]
 
@@ -152,14 +148,14 @@ def tied_parameters(model: nn.Module, partition: Sequence[range], *, adapter: Ad
 
 
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Runs a stage on what came from the stage before, and makes ``x`` ready to receive a gradient.
+    """Runs a stage on what came from the previous stage, and makes ``x`` ready to receive a gradient.
 
     Keep ``x`` and the result for `backward_stage`. It sends nothing.
 
     Args:
         stage: the stage: a module, or any function of one tensor.
         x: its input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq), which have no gradient. It must be a
-            leaf, and ``requires_grad`` is set on it where it holds floating-point numbers.
+            leaf; ``requires_grad`` is set on it if it holds floating-point numbers.
 
     Returns:
         The output ``y``, hidden states or logits.
@@ -191,10 +187,10 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     Args:
         x: what was given to `forward_stage`.
         y: what that returned.
-        grad: gradient of ``y``, same shape, from the stage after; None on the last stage, where ``y`` is the loss.
+        grad: gradient of ``y``, same shape, from the next stage; None on the last stage, where ``y`` is the loss.
 
     Returns:
-        Gradient of ``x``, for the stage before; None where ``x`` has none (token ids), or nothing of the stage needs one.
+        Gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or nothing in the stage needs one.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -209,21 +205,21 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
 
 
 def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
-    """Runs the first half of a backward pass: the gradient of ``x``, which the stage before waits for. Parameters get nothing.
+    """Runs the first half of a backward pass: the gradient of ``x``, which the previous stage waits for. Parameters get nothing.
 
-    `backward_weight` must follow, any time later: until then the graph is kept, and so are the activations in it. On the first stage,
-    where ``x`` needs no gradient, this half is nothing.
+    `backward_weight` must follow at some time: until then the graph is kept, and so are the activations in it. On the first stage, where
+    ``x`` needs no gradient, this half does nothing.
 
-    The two halves together cost more than `backward_stage`: the second walks back through the layers once more to reach their weights,
-    since autograd keeps no gradients between the layers. What the schedules with split backward passes save is waiting, not work.
+    The two halves together cost more than `backward_stage`: autograd keeps no gradients between the layers, so the second half walks back
+    through them once more. Schedules with split backward passes save waiting, not work.
 
     Args:
         x: what was given to `forward_stage`.
         y: what that returned.
-        grad: gradient of ``y`` from the stage after; None on the last stage.
+        grad: gradient of ``y`` from the next stage; None on the last stage.
 
     Returns:
-        Gradient of ``x``; None where it has none.
+        Gradient of ``x``; None if it has none.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -257,16 +253,16 @@ def backward_weight(y: Tensor, grad: Tensor | None, parameters: Iterable[nn.Para
 
 
 def count_stage_flops(stage: Stage, x: Tensor, tokens_so_far: int | None = None, *, recomputed: bool = False) -> Flops:
-    """Counts a stage, for one microbatch: its linear layers, and the attention that its adapter tells of.
+    """Counts the arithmetic of a stage for one microbatch: its linear layers, and the attention that its adapter describes.
 
     Args:
         stage: the stage.
         x: its input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens, hidden) or (batch, features).
         tokens_so_far: tokens of each sequence that attention looks at; None for those of ``x``.
-        recomputed: whether the backward pass does the forward pass again, before it finds the gradient of the input.
+        recomputed: whether the backward pass does the forward pass again first.
 
     Returns:
-        The counts. Those of inputs are for stages that need the gradient of their input, which is all of a language model in training.
+        The counts. Those of input gradients are for stages that need them, as all stages of a language model do in training.
 
     Example:
         >>> import torch
@@ -281,7 +277,7 @@ def count_stage_flops(stage: Stage, x: Tensor, tokens_so_far: int | None = None,
 
 
 def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tokens: int) -> Costs:
-    """Says what the computations of a training step cost, by stage, so that its schedule can be simulated alone.
+    """Returns what the computations of a training step cost, by stage, so that its schedule can be simulated alone.
 
     The stages may be of device "meta": nothing is computed.
 

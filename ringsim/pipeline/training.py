@@ -6,8 +6,8 @@
         its stages' layers        partition_model, build_stages
         its list of actions       make_schedule, lower
     and does                      Executor.run: compute, send, receive
-    then the ranks tell           the gradients of tied parameters, the loss
-    and each of its own parameters has its gradient, as on a single process
+    then the ranks share          the gradients of tied parameters, the loss
+    and its own parameters have their gradients, as in a single process
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: shape (batch, seq, vocabulary). Half-precision ones are compared in float32.
-        targets: token ids, shape (batch, seq), already aligned: the target of a position is what its logits are to predict.
+        targets: token ids, shape (batch, seq), already aligned: the target of a position is what its logits should predict.
 
     Returns:
         A scalar.
@@ -81,9 +81,9 @@ def train_step_pipeline(
 
         the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
 
-    What it leaves to the caller: the optimizer, which may be given all parameters of the model, for those of other ranks have no gradient.
+    The optimizer is left to the caller; it may be given all parameters of the model, because those of other ranks have no gradient.
 
-    A ring is built where there is none and ``torch.distributed`` is initialised. Without it, this process is the only rank.
+    If there is no ring but ``torch.distributed`` is initialised, a ring is built. Otherwise this process is the only rank.
 
     Args:
         model: the whole model, the same on every rank, in training or evaluation mode.
@@ -93,8 +93,8 @@ def train_step_pipeline(
         partition: "count", "parameters", the number of layers of each stage, or ranges from `partition_model`.
         attention_masks: one tensor a microbatch: 1 for a token, 0 for padding, shape (batch, seq).
         loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean of a microbatch.
-        checkpoint: whether stages forget their inner activations, and compute them again for the backward pass.
-        dropout_seed: makes dropout the same for any schedule and number of ranks; another one for each step. None: drawn as it comes.
+        checkpoint: whether stages drop their inner activations and compute them again for the backward pass.
+        dropout_seed: makes dropout the same for any schedule and number of ranks; use another one for each step. None: not repeatable.
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
@@ -134,8 +134,8 @@ def eval_step_pipeline(
 ) -> float:
     """Runs the forward passes alone, without gradients, and returns the loss.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until it is done everywhere. Call ``model.eval()`` before, so
-    that nothing is dropped.
+    Every rank of the ring calls it with the same arguments, and it blocks until all are done. Call ``model.eval()`` first, so that nothing
+    is dropped.
 
     Args:
         model: the whole model.
@@ -217,11 +217,11 @@ class _Microbatches:
 
     @property
     def alike(self) -> bool:
-        """Whether one shape and dtype serves all."""
+        """Whether all inputs have one shape and dtype."""
         return len({(each.shape, each.dtype) for each in self.inputs}) == 1
 
     def run_of(self, stage: Stage) -> StageRun:
-        """Returns how to run a stage on microbatch ``i``: up to its output; on the last stage up to the share of ``i`` in the loss."""
+        """Returns how to run a stage on a microbatch: up to its output, or on the last stage up to the microbatch's share in the loss."""
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if isinstance(stage.adapter, SeededAdapter):
@@ -230,7 +230,7 @@ class _Microbatches:
 
         def run(x: Tensor, microbatch: int) -> Tensor:
             y: Tensor = recompute(compute, x, microbatch, use_reentrant=False) if self.checkpoint else compute(x, microbatch)
-            # Divided here, before the backward pass, and not in what is reported alone: so the gradients are those of the mean.
+            # Divided before the backward pass, so that the gradients are those of the mean.
             return self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
 
         return StageRun(run, list(stage.parameters()), lambda x: count_stage_flops(stage, x, recomputed=self.checkpoint))
@@ -244,10 +244,11 @@ def _run_step(
     dropout_seed: int | None,
     adapter: Adapter | None,
 ) -> float:
-    """Runs a step, the backward passes only where gradients are enabled; see `train_step_pipeline`."""
+    """Runs a step, with backward passes only if gradients are enabled; see `train_step_pipeline`."""
     ring = find_ring()
     here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
-    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), in_step=ring.in_order)
+    forward_only = not torch.is_grad_enabled()
+    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), forward_only=forward_only, in_step=ring.in_order)
     if dropout_seed is not None:
         adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
     ranges = _cut(model, lowered.num_stages, partition, adapter)
@@ -255,13 +256,13 @@ def _run_step(
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
     mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
-    with TiedGradients(ring, stages, lowered.stage_ranks) if torch.is_grad_enabled() else nullcontext():
+    with nullcontext() if forward_only else TiedGradients(ring, stages, lowered.stage_ranks):
         executor.run(here)
     return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))
 
 
 def _sum_up(losses: Collection[Tensor]) -> Tensor:
-    """Returns the sum of losses, on the CPU; 0 where there are none, NaN where they are of device "meta" and have no value."""
+    """Returns the sum of losses, on the CPU; 0 if there are none, NaN if they are of device "meta" and have no value."""
     if not losses:
         return torch.zeros((), dtype=torch.float64)
     total = torch.stack(list(losses)).double().sum()
@@ -275,8 +276,9 @@ def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     return Header("greeting", schedule.num_microbatches, Payload((cut,), torch.float32), digest=order)
 
 
-def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, in_step: bool) -> Schedule:
-    """Returns the schedule, checked, with its sends and receives; its forward passes alone where gradients are not enabled."""
+@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
+def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, forward_only: bool, in_step: bool) -> Schedule:
+    """Returns the schedule, checked, with its sends and receives, or its forward passes alone."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
@@ -284,11 +286,6 @@ def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *,
             f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, got one ({schedule.name}) for "
             f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and this batch."
         )
-    return _lower(schedule, forward_only=not torch.is_grad_enabled(), in_step=in_step)
-
-
-@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
-def _lower(schedule: Schedule, *, forward_only: bool, in_step: bool) -> Schedule:
     validate(schedule)
     if forward_only:
         forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)

@@ -1,7 +1,9 @@
-"""What others measured with NCCL and wrote down in public: reference figures for charts drawn where no GPU is.
+"""Charts: bandwidth and time of messages by their size, and how busy the stages of a generation ring are.
 
-Every figure has its source, a public discussion that anybody can open. Most sources give one number, the bandwidth that large messages
-come to; few give times of single sizes. Nothing in between is filled in::
+A chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta line does not hold. Of a trace,
+every message is a point. On machines without a GPU, what others measured with NCCL and published stands beside: every figure has its
+source, a public discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the times of single
+sizes, and nothing in between is filled in::
 
     link                       small messages       large messages
     NVLink 4, H100             3 us                 180 GB/s measured, 370 GB/s to be expected (line rate 450)
@@ -12,22 +14,6 @@ come to; few give times of single sizes. Nothing in between is filled in::
 
 ``sendrecv_perf`` of nccl-tests sends and receives at once on every rank, so its figures compare with the pattern "exchange" rather than
 with "pingpong".
-
-A table of bandwidths as curves: one for each pattern, backend and edge, cut where a single alpha-beta line does not hold.
-
-Labels at the right edge of a chart, each beside the height that it names, moved apart where they would cover each other.
-
-The two panels of a bandwidth chart, over one another: bandwidth and time against the size of a message, all on logarithmic scales.
-
-What the messages of a trace achieved: a bandwidth for each, and whether it could have been more.
-
-The lines of a bandwidth chart: medians and their band, the fit through them, and the ceilings of the machine.
-
-What others published of NCCL, in a chart of a machine that has none: dashed, hollow, and named with its source.
-
-Bandwidth and time against the size of a message: what links gave, and what the messages of a trace achieved.
-
-How busy the stages of a generation ring are, by how many batches are on their way: the closed forms, and what was measured.
 """
 
 from __future__ import annotations
@@ -38,9 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
@@ -49,7 +33,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MultipleL
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.plot import style
-from ringsim.plot.style import BLUE, GREEN, LETTER, MUTED, ORANGE, PURPLE
+from ringsim.plot.style import BLUE, GREEN, LETTER, MUTED, ORANGE, PURPLE, Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
@@ -63,7 +47,6 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 __all__ = [
-    "BELOW",
     "FIGURES",
     "LINE_RATES",
     "Achieved",
@@ -73,119 +56,190 @@ __all__ = [
     "Pen",
     "PublishedFigure",
     "achieved",
-    "add_time_panel",
     "bandwidth_png",
-    "curve_legend",
-    "draw_curves",
-    "draw_published",
-    "fit_notes",
-    "is_sure",
-    "label_heights",
+    "link_text",
     "make_curves",
-    "measured_groups",
     "pen",
     "plot_bandwidth",
     "plot_inner_iterations",
-    "published_legend",
-    "published_notes",
-    "scale_sizes",
     "spread",
 ]
 
+SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
+MOST_NAMED: Final = 3  # measurements that the title names
 
-@dataclass(frozen=True)
-class PublishedFigure:
-    """One number that somebody published, either the time of a size or the bandwidth that large messages come to.
+
+def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, published: bool = True, ax: Axes | None = None) -> Axes:
+    """Draws bandwidth and, below, time against message size.
+
+    A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
+    A curve is interrupted where one line does not hold (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no
+    NCCL, the published figures of NCCL stand beside, dashed, with their source.
+
+    Of a trace, every message is a point: its size, and the time from when both sides had posted it until it had arrived. Open points are
+    lower bounds: the receiver began to wait only later.
 
     Args:
-        link: what connected the GPUs, and which GPUs.
-        date: when it was written, "YYYY-MM-DD".
-        source: where, in short.
-        url: where, to be opened.
-        size_bytes: size of the message; None where the source says "large", or nothing.
-        latency_us: the time of such a message; None where the source gives a bandwidth.
-        bandwidth_gb_per_s: one way, in GB/s (10**9 bytes/s); None where the source gives a time.
-        remark: what else has to be known to read it.
+        trace: a trace, or a table of bandwidths.
+        curve: a measured table to draw behind the messages of a trace.
+        published: False leaves out the figures of others.
+        ax: where to draw the upper panel; the lower one goes below it. A new figure by default.
+
+    Returns:
+        The axes of the upper panel; the lower one is its child.
+
+    Raises:
+        ArgumentError: a curve is given for a table, which has its own.
 
     Example:
-        >>> figure = PublishedFigure("NVLink", "2025-07-14", "nccl-tests #331", "https://example.org", size_bytes=8, latency_us=9.85)
-        >>> figure.latency_us, figure.bandwidth_gb_per_s
-        (9.85, None)
+        >>> import matplotlib; matplotlib.use("Agg")
+        >>> from ringsim.traces.bandwidths import make_bandwidths
+        >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
+        >>> times_us = {2**k: 40 + 2**k / 4e3 for k in range(3, 28)}
+        >>> rows = [{**row, "size_bytes": size, "latency_us": t} for size, t in times_us.items()]
+        >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
+        'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
-
-    link: str
-    date: str
-    source: str
-    url: str
-    size_bytes: int | None = None
-    latency_us: float | None = None
-    bandwidth_gb_per_s: float | None = None
-    remark: str = ""
+    if isinstance(trace, Bandwidths) and curve is not None:
+        raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
+    return style.show([Picture(lambda ax: _draw(trace, curve, ax, published), *SIZE_INCHES)], ax)
 
 
-@dataclass(frozen=True)
-class LineRate:
-    """What the wires of a link can carry by specification: an upper limit that no program reaches.
-
-    Args:
-        link: what it is.
-        one_way_gb_per_s: in one direction.
-        both_ways_gb_per_s: in both together, the number that advertisements give.
-        source: where it is said, in short.
-        url: where, to be opened.
-    """
-
-    link: str
-    one_way_gb_per_s: float
-    both_ways_gb_per_s: float
-    source: str
-    url: str
+def bandwidth_png(table: Bandwidths) -> bytes:
+    """Draws a table's chart for a notebook: a PNG, 100 pixels an inch, with the table's description in the file."""
+    return style.picture_png([Picture(lambda ax: _draw_table(table, ax, published=True), *SIZE_INCHES)], table.describe())
 
 
-_TESTS: Final = "https://github.com/NVIDIA/nccl-tests/issues/"
-_NCCL: Final = "https://github.com/NVIDIA/nccl/issues/"
-_A40: Final = "network, A40"
-_A100_4: Final = "NVLink 3, A100, 4 links"
-_H100: Final = "NVLink 4, H100"
-_A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
-_A100_TIMES_US: Final = {8: 9.85, 16: 9.76}
-
-FIGURES: Final[tuple[PublishedFigure, ...]] = (
-    PublishedFigure(
-        _H100, "2024-05-06", "nccl-tests #212", f"{_TESTS}212", bandwidth_gb_per_s=370.0,
-        remark="what NCCL's maintainer says is to be expected of 450 GB/s",
-    ),
-    PublishedFigure(_H100, "2024-11-19", "nccl-tests #268", f"{_TESTS}268", bandwidth_gb_per_s=180.0, remark="two GPUs, to 4 GiB"),
-    PublishedFigure(_H100, "2024-10-18", "nccl #1487", f"{_NCCL}1487", size_bytes=1000, latency_us=3.0, remark="about, by nccl-tests"),
-    PublishedFigure(
-        "NVLink 3, A100, 12 links", "2023-07-05", "nccl-tests #149", f"{_TESTS}149", bandwidth_gb_per_s=230.0,
-        remark="what NCCL's maintainer says is to be expected beyond 1 GiB",
-    ),
-    *(
-        PublishedFigure(_A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", size, time_us, remark="sendrecv_perf, NCCL 2.22.3")
-        for size, time_us in _A100_TIMES_US.items()
-    ),
-    PublishedFigure(
-        _A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", bandwidth_gb_per_s=72.0, remark="sendrecv_perf, NCCL 2.22.3; 71 to 73"
-    ),
-    PublishedFigure(
-        "InfiniBand HDR, 200 Gbit/s", "2022-11-17", "nccl-tests #119", f"{_TESTS}119", bandwidth_gb_per_s=24.0,
-        remark="what NCCL's maintainer takes for the peak of one adapter",
-    ),
-    *(
-        PublishedFigure(_A40, "2024-11-21", "nccl-tests #214", f"{_TESTS}214", size, time_us, remark="sendrecv_perf between two machines")
-        for size, time_us in _A40_TIMES_US.items()
-    ),
-)  # fmt: skip
-
-LINE_RATES: Final[tuple[LineRate, ...]] = (
-    LineRate("NVLink 4, H100", 450.0, 900.0, "nccl #1264", f"{_NCCL}1264"),
-    LineRate("NVLink 3, A100, 12 links", 300.0, 600.0, "nccl-tests #149", f"{_TESTS}149"),
-    LineRate("NVLink 3, A100, 4 links", 100.0, 200.0, "nccl-tests #331", f"{_TESTS}331"),
-)
+def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, published: bool) -> style.Margins:
+    """Draws on axes that have their size already; returns the room that the words around take."""
+    if isinstance(trace, Bandwidths):
+        return _draw_table(trace, ax, published=published)
+    return _draw_trace(trace, curve, ax)
 
 
-Dashes = tuple[float, tuple[float, ...]] | str
+def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> style.Margins:
+    curves = make_curves(table)
+    below = _add_time_panel(ax)
+    sizes = np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])])
+    _scale_sizes(ax, below, float(sizes.min()), float(sizes.max()))
+    labels = _draw_curves(curves, ax, below)
+    with_published = published and bool(curves) and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
+    if with_published:
+        labels += _draw_published(ax, below)
+    right = _label_heights(ax, labels)
+    ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if {one.bus_factor for one in curves} <= {1.0} else "bus bandwidth, GB/s")
+    title, subtitle = _message(curves)
+    handles = _curve_legend(curves) + (_published_legend() if with_published else [])
+    notes = (
+        _fit_notes(curves)
+        + _counts(curves)
+        + (_published_notes() if with_published else [])
+        + _circumstances(table.metadata)
+        + [str(note) for note in table.metadata.get("notes", ())]
+    )
+    return _dress(ax, title, subtitle, notes, handles, table.metadata, right)
+
+
+def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> style.Margins:
+    found = achieved(trace)
+    curves = make_curves(table) if table is not None else []
+    below = _add_time_panel(ax)
+    sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
+    _scale_sizes(ax, below, float(sizes.min(initial=2**20)), float(sizes.max(initial=2**10)))
+    labels = _draw_curves(curves, ax, below, name_half=False)
+    backend = str(trace.metadata.get("backend") or "")
+    handles = _curve_legend(curves)
+    points, look = found.points(), pen(backend)
+    for is_bound, words in ((False, "watched from the start"), (True, "waited for later: a lower bound")):
+        here = points.is_bound == is_bound
+        if here.any():
+            face = "none" if is_bound else look.colour
+            for panel, values in ((ax, points.gb_per_s), (below, points.time_us)):
+                (line,) = panel.plot(
+                    points.size_bytes[here], values[here], "o", color=look.colour, markerfacecolor=face, markersize=5,
+                    markeredgewidth=1.0, label=f"a message, {words}", gid=f"messages {'bound' if is_bound else 'exact'}", zorder=6,
+                )  # fmt: skip
+            handles.append(line)
+    right = _label_heights(ax, labels)
+    notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
+    title, subtitle = _trace_message(found, trace)
+    return _dress(ax, title, subtitle, notes + _left_out(found), handles, trace.metadata, right)
+
+
+def _dress(
+    ax: Axes, title: str, subtitle: str, notes: list[str], handles: list[Any], metadata: dict[str, Any], right: float
+) -> style.Margins:
+    below = BELOW * style.points(ax)[1] + 42
+    return style.dress(
+        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=metadata, columns=3, left=76, right=right + 8, below=below
+    )
+
+
+def _message(curves: Sequence[Curve]) -> tuple[str, str]:
+    """The chart's message in one line, and what follows from it in another."""
+    slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in _group(curves).values()]
+    if not slowest:
+        return "No backend was measured", ""
+    curve = slowest[0]
+    first, last = bytes_text(curve.size_bytes[0]), bytes_text(curve.size_bytes[-1])
+    if len(slowest) > 1:
+        rates = ", ".join(f"{one.label} {one.gb_per_s[-1]:.3g}" for one in slowest[:MOST_NAMED])
+        times = ", ".join(f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in slowest[:MOST_NAMED])
+        return f"{last}: {rates} GB/s", f"{first}: {times}"
+    title = f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at {curve.gb_per_s[-1]:.3g} GB/s"
+    link = curve.regimes[-1].link
+    if len(curve.regimes) > 1 or link is None or not _is_sure(link) or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
+        return title, "each point is a median; the line is what two numbers, alpha and beta, make of them"
+    return title, f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost of a message, alpha"
+
+
+def _counts(curves: Sequence[Curve]) -> list[str]:
+    """Says how many messages the medians are of."""
+    counts = np.concatenate([curve.n for curve in curves if not curve.is_ceiling] or [np.zeros(0)])
+    if not len(counts) or not counts.max():
+        return []
+    low, high = int(counts.min()), int(counts.max())
+    if all(curve.kind == "simulated" for curve in curves):
+        return ["Each size once: on a virtual clock no repetition differs."]
+    return [f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions of each size, warm-up left out."]
+
+
+def _circumstances(metadata: dict[str, Any]) -> list[str]:
+    """Says what carried the messages and what else the machine was doing, as far as that is known."""
+    parts = []
+    if metadata.get("interface"):
+        parts.append(f"sockets over {metadata['interface']}")
+    if metadata.get("paths"):
+        parts.append("between the GPUs " + ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items()))
+    if len(metadata.get("load") or ()) == 2:
+        parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
+    text = "; ".join(parts)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []
+
+
+def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
+    if not len(found):
+        return ("NCCL's messages have no times of their own" if found.queued else "No message arrived"), ""
+    best = int(np.argmax(found.gb_per_s))
+    bounds = int(np.count_nonzero(found.is_bound))
+    title = f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with {bytes_text(found.size_bytes[best])}"
+    moved = f"{bytes_text(int(found.size_bytes.sum()))} among {count(trace.world_size, 'rank')}"
+    return title, f"{moved}; {bounds:,} of the bandwidths are lower bounds" if bounds else moved
+
+
+def _left_out(found: Achieved) -> list[str]:
+    """Says what is not drawn."""
+    notes = []
+    if found.queued:
+        notes.append(f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of queueing, not of the transfer.")
+    if found.empty:
+        notes.append(f"Not drawn: {count(found.empty, 'message')} of 0 bytes.")
+    if found.unfinished:
+        notes.append(f"Not drawn: {count(found.unfinished, 'message')} that never arrived.")
+    return notes
+
+
+# -- a table as curves
 
 
 @dataclass(frozen=True)
@@ -202,7 +256,7 @@ class Pen:
     name: str
     colour: str
     ink: str
-    line: Dashes = "-"
+    line: tuple[float, tuple[float, ...]] | str = "-"
 
 
 PENS: Final = {
@@ -308,6 +362,199 @@ def make_curves(table: Bandwidths) -> list[Curve]:
     return curves
 
 
+MARKERS: Final = {"pingpong": "o", "oneway": ">", "exchange": "D", "shift": "s", "all_reduce": "^"}
+OTHER_MARKER: Final = "P"
+FIT_LINE: Final = (0, (4, 2))
+NOT_MEASURED_LINE: Final = (0, (3, 2))
+MOST_NOTES: Final = 3
+MOST_ERROR: Final = 0.25  # of alpha
+Groups = dict[tuple[str, str, str], list[Curve]]
+
+
+def _group(curves: Sequence[Curve]) -> Groups:
+    """Returns the curves that are no ceilings by (backend, pattern, kind): the edges of one measurement."""
+    groups: Groups = {}
+    for curve in curves:
+        if not curve.is_ceiling:
+            groups.setdefault((curve.backend, curve.pattern, curve.kind), []).append(curve)
+    return groups
+
+
+def _draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bool = True) -> list[tuple[float, str, str]]:
+    """Draws curves into both panels.
+
+    Args:
+        curves: ceilings and others.
+        ax: the panel of bandwidths.
+        below: the panel of times.
+        name_half: write beside n½ what it is, where there is a single measurement.
+
+    Returns:
+        Labels for the right edge: height, words and colour of each.
+    """
+    labels = []
+    for curve in curves:
+        if curve.is_ceiling:
+            look = pen(curve.backend)
+            for panel, values in ((ax, curve.gb_per_s), (below, curve.latency_us)):
+                for regime in curve.regimes:
+                    part = slice(regime.first, regime.last + 1)
+                    panel.plot(
+                        curve.size_bytes[part], values[part], color=look.colour, linestyle=look.line, linewidth=1.5,
+                        marker="." if regime.first == regime.last else "", gid=f"ceiling {curve.backend}",
+                    )  # fmt: skip
+            labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
+    groups = _group(curves)
+    for (backend, pattern, kind), edges in groups.items():
+        for curve in edges:
+            _draw_edge(curve, ax, below, alone=len(edges) == 1)
+        look = pen(backend)
+        words = look.name if len({other for other in groups if other[0] == backend}) == 1 else f"{look.name} {pattern}"
+        several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (f", {kind}" if kind != "measured" else "")
+        labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink))
+    slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()]
+    for curve in slowest:
+        _draw_fit(curve, ax, below, name=name_half and len(slowest) == 1)
+    return labels
+
+
+def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
+    """Returns the legend's entries: what the marks mean. Which line is whose stands beside the lines."""
+    groups = _group(curves)
+    if not groups:
+        return []
+    colour = pen(next(iter(groups))[0]).colour if len({backend for backend, _, _ in groups}) == 1 else style.INK
+    entries: list[Any] = [
+        Line2D([], [], color=colour, marker=MARKERS.get(pattern, OTHER_MARKER), markersize=5, label=f"{pattern}: median")
+        for pattern in dict.fromkeys(pattern for _, pattern, _ in groups)
+    ]
+    if any(len(edges) == 1 for edges in groups.values()):
+        entries.append(Patch(facecolor=colour, alpha=0.22, linewidth=0, label="p10 to p90"))
+    entries.append(Line2D([], [], color=style.INK, linestyle=FIT_LINE, linewidth=1.1, label="fit: time = alpha + beta · size"))
+    return entries
+
+
+def _fit_notes(curves: Sequence[Curve]) -> list[str]:
+    """Returns the numbers of the fits in sentences, of the slowest edge where there are several; and what a break means."""
+    groups = list(_group(curves).values())
+    notes = []
+    for edges in groups[:MOST_NOTES]:
+        curve = max(edges, key=lambda curve: float(curve.latency_us[-1]))
+        which = f"{curve.name}, the slowest of {len(edges)} edges" if len(edges) > 1 else curve.name
+        fitted = [(curve.size_bytes[regime.last], regime.link) for regime in curve.regimes if regime.link is not None]
+        if len(curve.regimes) == 1 and fitted:
+            notes.append(f"{which}: {link_text(fitted[0][1])}.")
+        elif fitted:
+            notes.append(f"{which}:")
+            notes += [f"    up to {bytes_text(last)}: {link_text(link)};" for last, link in fitted[:-1]]
+            notes.append(f"    beyond: {link_text(fitted[-1][1])}.")
+    if any(len(curve.regimes) > 1 for curve in curves):
+        notes.append("Interrupted where the time jumps by more than the fits of both sides explain.")
+    return notes
+
+
+def _is_sure(link: Link) -> bool:
+    """Tells whether a fit knows its alpha well enough for more to be said of it: n½ follows from it."""
+    return not link.alpha_error_s > MOST_ERROR * link.alpha_s
+
+
+def link_text(link: Link) -> str:
+    """Writes a fit: alpha, 1 / beta and n½, with one standard error each where it is known."""
+    alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
+    if not link.beta_s_per_byte:
+        return f"{alpha}, no cost that grows with the size"
+    relative = link.beta_error_s_per_byte / link.beta_s_per_byte
+    rate = f"1/beta = {_with_error(link.bandwidth_gb_per_s, link.bandwidth_gb_per_s * relative)} GB/s"
+    return f"{alpha}, {rate}, n½ = {bytes_text(round(link.n_half_bytes))}"
+
+
+def _with_error(value: float, error: float) -> str:
+    """A number and its error: both end where the error has its first digit."""
+    if not error > 0 or not math.isfinite(error):
+        return f"{value:.3g}"
+    digits = max(0, min(6, -math.floor(math.log10(error))))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _draw_edge(curve: Curve, ax: Axes, below: Axes, *, alone: bool) -> None:
+    """Draws the medians of one edge, each regime by itself, and the band where the edge stands alone."""
+    look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
+    line = look.line if curve.kind == "measured" else NOT_MEASURED_LINE
+    marker = MARKERS.get(curve.pattern, OTHER_MARKER)
+    for panel, values, band in ((ax, curve.gb_per_s, curve.band_gb_per_s), (below, curve.latency_us, curve.latency_band_us)):
+        for regime in curve.regimes:
+            part = slice(regime.first, regime.last + 1)
+            panel.plot(
+                curve.size_bytes[part], values[part], color=look.colour, linestyle=line, linewidth=1.6 if alone else 0.8,
+                marker=marker, markersize=4 if alone else 2, gid=f"median {name}", zorder=4,
+            )  # fmt: skip
+            if alone and np.isfinite(band[:, part]).all():
+                panel.fill_between(
+                    curve.size_bytes[part], *band[:, part], color=look.colour, alpha=0.22, linewidth=0, gid=f"band {name}", zorder=2
+                )
+
+
+def _draw_fit(curve: Curve, ax: Axes, below: Axes, *, name: bool) -> None:
+    """Draws the line of each regime, and marks n½ where it lies among the regime's sizes; with its name if asked to."""
+    for regime in curve.regimes:
+        link = regime.link
+        if link is None:
+            continue
+        ends = curve.size_bytes[regime.first], curve.size_bytes[regime.last]
+        sizes = np.geomspace(*ends, 100)
+        times_s = link.alpha_s + link.beta_s_per_byte * sizes
+        for panel, values in ((ax, curve.bus_factor * sizes / times_s * 1e-9), (below, times_s * 1e6)):
+            panel.plot(sizes, values, color=style.INK, linestyle=FIT_LINE, linewidth=1.1, gid=f"fit {curve.name}", zorder=5)
+        half = link.n_half_bytes
+        if ends[0] <= half <= ends[1] and _is_sure(link):
+            points = ((ax, curve.bus_factor * link.bandwidth_gb_per_s / 2), (below, 2e6 * link.alpha_s))
+            for panel, value in points:
+                panel.plot(half, value, "D", color=style.INK, markerfacecolor="white", markersize=6, gid="n half", zorder=7)
+            if name:
+                text = f"n½ = {bytes_text(round(half))}\nhalf of 1/beta"
+                ax.annotate(
+                    text, (half, points[0][1]), xytext=(9, -6), textcoords="offset points", va="top", fontsize=9, zorder=7,
+                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                )  # fmt: skip
+
+
+# -- panels and labels
+
+BELOW: Final = 0.74  # of the upper panel's height: the gap and the lower panel
+GAP: Final = 0.08
+MOST_TICKS: Final = 9
+
+
+def _add_time_panel(ax: Axes) -> Axes:
+    """Adds the panel of times under axes, outside of their frame, and returns it."""
+    below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
+    for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
+        panel.set_ylabel(label)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.grid(color=style.FAINT, linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
+        panel.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip(".")))
+    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value * 1e3)))
+    ax.tick_params(labelbottom=False)
+    below.set_xlabel("size of a message")
+    return below
+
+
+def _scale_sizes(ax: Axes, below: Axes, smallest: float, largest: float) -> None:
+    """Sets the range of sizes, with a mark at every power of two, or every second, third, ... where that would be too many."""
+    low, high = math.floor(math.log2(smallest)), math.ceil(math.log2(largest))
+    step = max(1, -(-(high - low + 1) // MOST_TICKS))
+    ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
+    for panel in (ax, below):
+        panel.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(low, high + 1, step)]))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+    ax.tick_params(labelbottom=False)
+
+
 LABEL_SIZE: Final = 8.5
 LINE_POINTS: Final = 11.0
 OFFSET_POINTS: Final = 12.0
@@ -333,7 +580,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
     return [float(place) for place in found]
 
 
-def label_heights(ax: Axes, labels: Sequence[tuple[float, str, str]]) -> float:
+def _label_heights(ax: Axes, labels: Sequence[tuple[float, str, str]]) -> float:
     """Writes labels to the right of axes that have their size and range already.
 
     Args:
@@ -356,40 +603,7 @@ def label_heights(ax: Axes, labels: Sequence[tuple[float, str, str]]) -> float:
     return OFFSET_POINTS + LABEL_SIZE * LETTER * max(len(text) for _, text, _ in labels)
 
 
-BELOW: Final = 0.74  # of the upper panel's height: the gap and the lower panel
-GAP: Final = 0.08
-MOST_TICKS: Final = 9
-
-
-def add_time_panel(ax: Axes) -> Axes:
-    """Adds the panel of times under axes, outside of their frame, and returns it."""
-    below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
-    for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
-        panel.set_ylabel(label)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.grid(color=style.FAINT, linewidth=0.6)
-        panel.set_axisbelow(True)
-        panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
-        panel.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip(".")))
-    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value * 1e3)))
-    ax.tick_params(labelbottom=False)
-    below.set_xlabel("size of a message")
-    return below
-
-
-def scale_sizes(ax: Axes, below: Axes, smallest: float, largest: float) -> None:
-    """Sets the range of sizes, with a mark at every power of two, or every second, third, ... where that would be too many."""
-    low, high = math.floor(math.log2(smallest)), math.ceil(math.log2(largest))
-    step = max(1, -(-(high - low + 1) // MOST_TICKS))
-    ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
-    for panel in (ax, below):
-        panel.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(low, high + 1, step)]))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-    ax.tick_params(labelbottom=False)
-
+# -- what the messages of a trace achieved
 
 LATE: Final = 0.05  # of a message's time: with so much of it unwatched, the bandwidth may be that much higher
 STEPS: Final = 100  # to a factor of ten in time: points that are closer are one point in a picture
@@ -467,167 +681,105 @@ def achieved(trace: Trace) -> Achieved:
     )  # fmt: skip
 
 
-MARKERS: Final = {"pingpong": "o", "oneway": ">", "exchange": "D", "shift": "s", "all_reduce": "^"}
-OTHER_MARKER: Final = "P"
-FIT_LINE: Final = (0, (4, 2))
-NOT_MEASURED_LINE: Final = (0, (3, 2))
-MOST_NOTES: Final = 3
-MOST_ERROR: Final = 0.25  # of alpha
-Groups = dict[tuple[str, str, str], list[Curve]]
+# -- what others published
 
 
-def measured_groups(curves: Sequence[Curve]) -> Groups:
-    """Returns the curves that are no ceilings by (backend, pattern, kind): the edges of one measurement."""
-    groups: Groups = {}
-    for curve in curves:
-        if not curve.is_ceiling:
-            groups.setdefault((curve.backend, curve.pattern, curve.kind), []).append(curve)
-    return groups
-
-
-def draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bool = True) -> list[tuple[float, str, str]]:
-    """Draws curves into both panels.
+@dataclass(frozen=True)
+class PublishedFigure:
+    """One number that somebody published, either the time of a size or the bandwidth that large messages come to.
 
     Args:
-        curves: ceilings and others.
-        ax: the panel of bandwidths.
-        below: the panel of times.
-        name_half: write beside n½ what it is, where there is a single measurement.
+        link: what connected the GPUs, and which GPUs.
+        date: when it was written, "YYYY-MM-DD".
+        source: where, in short.
+        url: where, to be opened.
+        size_bytes: size of the message; None where the source says "large", or nothing.
+        latency_us: the time of such a message; None where the source gives a bandwidth.
+        bandwidth_gb_per_s: one way, in GB/s (10**9 bytes/s); None where the source gives a time.
+        remark: what else has to be known to read it.
 
-    Returns:
-        Labels for the right edge: height, words and colour of each.
+    Example:
+        >>> figure = PublishedFigure("NVLink", "2025-07-14", "nccl-tests #331", "https://example.org", size_bytes=8, latency_us=9.85)
+        >>> figure.latency_us, figure.bandwidth_gb_per_s
+        (9.85, None)
     """
-    labels = []
-    for curve in curves:
-        if curve.is_ceiling:
-            look = pen(curve.backend)
-            for panel, values in ((ax, curve.gb_per_s), (below, curve.latency_us)):
-                for regime in curve.regimes:
-                    part = slice(regime.first, regime.last + 1)
-                    panel.plot(
-                        curve.size_bytes[part], values[part], color=look.colour, linestyle=look.line, linewidth=1.5,
-                        marker="." if regime.first == regime.last else "", gid=f"ceiling {curve.backend}",
-                    )  # fmt: skip
-            labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
-    groups = measured_groups(curves)
-    for (backend, pattern, kind), edges in groups.items():
-        for curve in edges:
-            _draw_edge(curve, ax, below, alone=len(edges) == 1)
-        look = pen(backend)
-        words = look.name if len({other for other in groups if other[0] == backend}) == 1 else f"{look.name} {pattern}"
-        several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (f", {kind}" if kind != "measured" else "")
-        labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink))
-    slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()]
-    for curve in slowest:
-        _draw_fit(curve, ax, below, name=name_half and len(slowest) == 1)
-    return labels
+
+    link: str
+    date: str
+    source: str
+    url: str
+    size_bytes: int | None = None
+    latency_us: float | None = None
+    bandwidth_gb_per_s: float | None = None
+    remark: str = ""
 
 
-def curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries: what the marks mean. Which line is whose stands beside the lines."""
-    groups = measured_groups(curves)
-    if not groups:
-        return []
-    colour = pen(next(iter(groups))[0]).colour if len({backend for backend, _, _ in groups}) == 1 else style.INK
-    entries: list[Any] = [
-        Line2D([], [], color=colour, marker=MARKERS.get(pattern, OTHER_MARKER), markersize=5, label=f"{pattern}: median")
-        for pattern in dict.fromkeys(pattern for _, pattern, _ in groups)
-    ]
-    if any(len(edges) == 1 for edges in groups.values()):
-        entries.append(Patch(facecolor=colour, alpha=0.22, linewidth=0, label="p10 to p90"))
-    entries.append(Line2D([], [], color=style.INK, linestyle=FIT_LINE, linewidth=1.1, label="fit: time = alpha + beta · size"))
-    return entries
+@dataclass(frozen=True)
+class LineRate:
+    """What the wires of a link can carry by specification: an upper limit that no program reaches.
+
+    Args:
+        link: what it is.
+        one_way_gb_per_s: in one direction.
+        both_ways_gb_per_s: in both together, the number that advertisements give.
+        source: where it is said, in short.
+        url: where, to be opened.
+    """
+
+    link: str
+    one_way_gb_per_s: float
+    both_ways_gb_per_s: float
+    source: str
+    url: str
 
 
-def fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns the numbers of the fits in sentences, of the slowest edge where there are several; and what a break means."""
-    groups = list(measured_groups(curves).values())
-    notes = []
-    for edges in groups[:MOST_NOTES]:
-        curve = max(edges, key=lambda curve: float(curve.latency_us[-1]))
-        which = f"{curve.name}, the slowest of {len(edges)} edges" if len(edges) > 1 else curve.name
-        fitted = [(curve.size_bytes[regime.last], regime.link) for regime in curve.regimes if regime.link is not None]
-        if len(curve.regimes) == 1 and fitted:
-            notes.append(f"{which}: {link_text(fitted[0][1])}.")
-        elif fitted:
-            notes.append(f"{which}:")
-            notes += [f"    up to {bytes_text(last)}: {link_text(link)};" for last, link in fitted[:-1]]
-            notes.append(f"    beyond: {link_text(fitted[-1][1])}.")
-    if any(len(curve.regimes) > 1 for curve in curves):
-        notes.append("Interrupted where the time jumps by more than the fits of both sides explain.")
-    return notes
+_TESTS: Final = "https://github.com/NVIDIA/nccl-tests/issues/"
+_NCCL: Final = "https://github.com/NVIDIA/nccl/issues/"
+_A40: Final = "network, A40"
+_A100_4: Final = "NVLink 3, A100, 4 links"
+_H100: Final = "NVLink 4, H100"
+_A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
+_A100_TIMES_US: Final = {8: 9.85, 16: 9.76}
+
+FIGURES: Final[tuple[PublishedFigure, ...]] = (
+    PublishedFigure(
+        _H100, "2024-05-06", "nccl-tests #212", f"{_TESTS}212", bandwidth_gb_per_s=370.0,
+        remark="what NCCL's maintainer says is to be expected of 450 GB/s",
+    ),
+    PublishedFigure(_H100, "2024-11-19", "nccl-tests #268", f"{_TESTS}268", bandwidth_gb_per_s=180.0, remark="two GPUs, to 4 GiB"),
+    PublishedFigure(_H100, "2024-10-18", "nccl #1487", f"{_NCCL}1487", size_bytes=1000, latency_us=3.0, remark="about, by nccl-tests"),
+    PublishedFigure(
+        "NVLink 3, A100, 12 links", "2023-07-05", "nccl-tests #149", f"{_TESTS}149", bandwidth_gb_per_s=230.0,
+        remark="what NCCL's maintainer says is to be expected beyond 1 GiB",
+    ),
+    *(
+        PublishedFigure(_A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", size, time_us, remark="sendrecv_perf, NCCL 2.22.3")
+        for size, time_us in _A100_TIMES_US.items()
+    ),
+    PublishedFigure(
+        _A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", bandwidth_gb_per_s=72.0, remark="sendrecv_perf, NCCL 2.22.3; 71 to 73"
+    ),
+    PublishedFigure(
+        "InfiniBand HDR, 200 Gbit/s", "2022-11-17", "nccl-tests #119", f"{_TESTS}119", bandwidth_gb_per_s=24.0,
+        remark="what NCCL's maintainer takes for the peak of one adapter",
+    ),
+    *(
+        PublishedFigure(_A40, "2024-11-21", "nccl-tests #214", f"{_TESTS}214", size, time_us, remark="sendrecv_perf between two machines")
+        for size, time_us in _A40_TIMES_US.items()
+    ),
+)  # fmt: skip
+
+LINE_RATES: Final[tuple[LineRate, ...]] = (
+    LineRate("NVLink 4, H100", 450.0, 900.0, "nccl #1264", f"{_NCCL}1264"),
+    LineRate("NVLink 3, A100, 12 links", 300.0, 600.0, "nccl-tests #149", f"{_TESTS}149"),
+    LineRate("NVLink 3, A100, 4 links", 100.0, 200.0, "nccl-tests #331", f"{_TESTS}331"),
+)
+
+PUBLISHED_DASHES: Final = (0, (3, 2))
+PUBLISHED_SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
 
 
-def is_sure(link: Link) -> bool:
-    """Tells whether a fit knows its alpha well enough for more to be said of it: n½ follows from it."""
-    return not link.alpha_error_s > MOST_ERROR * link.alpha_s
-
-
-def link_text(link: Link) -> str:
-    """Writes a fit: alpha, 1 / beta and n½, with one standard error each where it is known."""
-    alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
-    if not link.beta_s_per_byte:
-        return f"{alpha}, no cost that grows with the size"
-    relative = link.beta_error_s_per_byte / link.beta_s_per_byte
-    rate = f"1/beta = {_with_error(link.bandwidth_gb_per_s, link.bandwidth_gb_per_s * relative)} GB/s"
-    return f"{alpha}, {rate}, n½ = {bytes_text(round(link.n_half_bytes))}"
-
-
-def _with_error(value: float, error: float) -> str:
-    """A number and its error: both end where the error has its first digit."""
-    if not error > 0 or not math.isfinite(error):
-        return f"{value:.3g}"
-    digits = max(0, min(6, -math.floor(math.log10(error))))
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
-
-
-def _draw_edge(curve: Curve, ax: Axes, below: Axes, *, alone: bool) -> None:
-    """Draws the medians of one edge, each regime by itself, and the band where the edge stands alone."""
-    look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
-    line = look.line if curve.kind == "measured" else NOT_MEASURED_LINE
-    marker = MARKERS.get(curve.pattern, OTHER_MARKER)
-    for panel, values, band in ((ax, curve.gb_per_s, curve.band_gb_per_s), (below, curve.latency_us, curve.latency_band_us)):
-        for regime in curve.regimes:
-            part = slice(regime.first, regime.last + 1)
-            panel.plot(
-                curve.size_bytes[part], values[part], color=look.colour, linestyle=line, linewidth=1.6 if alone else 0.8,
-                marker=marker, markersize=4 if alone else 2, gid=f"median {name}", zorder=4,
-            )  # fmt: skip
-            if alone and np.isfinite(band[:, part]).all():
-                panel.fill_between(
-                    curve.size_bytes[part], *band[:, part], color=look.colour, alpha=0.22, linewidth=0, gid=f"band {name}", zorder=2
-                )
-
-
-def _draw_fit(curve: Curve, ax: Axes, below: Axes, *, name: bool) -> None:
-    """Draws the line of each regime, and marks n½ where it lies among the regime's sizes; with its name if asked to."""
-    for regime in curve.regimes:
-        link = regime.link
-        if link is None:
-            continue
-        ends = curve.size_bytes[regime.first], curve.size_bytes[regime.last]
-        sizes = np.geomspace(*ends, 100)
-        times_s = link.alpha_s + link.beta_s_per_byte * sizes
-        for panel, values in ((ax, curve.bus_factor * sizes / times_s * 1e-9), (below, times_s * 1e6)):
-            panel.plot(sizes, values, color=style.INK, linestyle=FIT_LINE, linewidth=1.1, gid=f"fit {curve.name}", zorder=5)
-        half = link.n_half_bytes
-        if ends[0] <= half <= ends[1] and is_sure(link):
-            points = ((ax, curve.bus_factor * link.bandwidth_gb_per_s / 2), (below, 2e6 * link.alpha_s))
-            for panel, value in points:
-                panel.plot(half, value, "D", color=style.INK, markerfacecolor="white", markersize=6, gid="n half", zorder=7)
-            if name:
-                text = f"n½ = {bytes_text(round(half))}\nhalf of 1/beta"
-                ax.annotate(
-                    text, (half, points[0][1]), xytext=(9, -6), textcoords="offset points", va="top", fontsize=9, zorder=7,
-                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
-                )  # fmt: skip
-
-
-DASHES: Final = (0, (3, 2))
-SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
-
-
-def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
+def _draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
     """Draws the published figures: times as points, bandwidths of large messages as dashes at the right edge.
 
     Args:
@@ -644,8 +796,8 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
             times.setdefault(f"{figure.link} ({figure.source})", []).append(figure)
         elif figure.bandwidth_gb_per_s is not None:
             ax.plot(
-                (1 - SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), color=look.colour, linestyle=DASHES,
-                linewidth=1.6, gid=f"published {figure.source}", zorder=3,
+                (1 - PUBLISHED_SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), color=look.colour,
+                linestyle=PUBLISHED_DASHES, linewidth=1.6, gid=f"published {figure.source}", zorder=3,
             )  # fmt: skip
             labels.append((figure.bandwidth_gb_per_s, f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})", look.ink))
     low, high = ax.get_xlim()
@@ -653,7 +805,7 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
         shown = [(figure.size_bytes, figure.latency_us) for figure in figures if figure.size_bytes and low <= figure.size_bytes <= high]
         if shown:
             below.plot(
-                *zip(*shown, strict=True), color=look.colour, linestyle=DASHES, linewidth=1.2, marker="s", markersize=4.5,
+                *zip(*shown, strict=True), color=look.colour, linestyle=PUBLISHED_DASHES, linewidth=1.2, marker="s", markersize=4.5,
                 markerfacecolor="white", gid=f"published {name}", zorder=3,
             )  # fmt: skip
             beside = len(shown) == 1  # a row has its name below it
@@ -665,205 +817,23 @@ def draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
     return labels
 
 
-def published_notes() -> list[str]:
+def _published_notes() -> list[str]:
     """Names the sources of the points; those of the dashes stand beside them."""
     points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
     return [f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}."]
 
 
-def published_legend() -> list[Any]:
+def _published_legend() -> list[Any]:
     """Returns the legend's entry."""
     label = "NCCL, published by others (not measured here)"
-    return [Line2D([], [], color=pen("nccl").colour, linestyle=DASHES, marker="s", markersize=4.5, markerfacecolor="white", label=label)]
+    return [
+        Line2D(
+            [], [], color=pen("nccl").colour, linestyle=PUBLISHED_DASHES, marker="s", markersize=4.5, markerfacecolor="white", label=label
+        )
+    ]
 
 
-SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
-MOST_NAMED: Final = 3  # measurements that the title names
-
-
-def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, published: bool = True, ax: Axes | None = None) -> Axes:
-    """Draws bandwidth and, below, time against message size.
-
-    A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
-    A curve is interrupted where one line does not hold (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no NCCL, what
-    others published of NCCL stands beside, dashed, with its source.
-
-    Of a trace, every message is a point: its size by the time from the moment at which both sides had posted it until it was there. Open
-    points are lower bounds, of messages that the receiver began to wait for only later.
-
-    Args:
-        trace: a trace, or a table of bandwidths.
-        curve: a measured table to draw behind the messages of a trace.
-        published: False leaves the figures of others away.
-        ax: where to draw the upper panel; the lower one goes below it. A new figure by default.
-
-    Returns:
-        The axes of the upper panel; the lower one is its child.
-
-    Raises:
-        ArgumentError: a curve is given for a table, which has its own.
-
-    Example:
-        >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.traces.bandwidths import make_bandwidths
-        >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
-        >>> times_us = {2**k: 40 + 2**k / 4e3 for k in range(3, 28)}
-        >>> rows = [{**row, "size_bytes": size, "latency_us": t} for size, t in times_us.items()]
-        >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
-        'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
-    """
-    if isinstance(trace, Bandwidths) and curve is not None:
-        raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
-    with style.drawing():
-        if ax is not None:
-            _draw(trace, curve, ax, published)
-            return ax
-        figure = plt.figure(figsize=SIZE_INCHES)
-        ax = figure.add_axes((0, 0, 1, 1))
-        style.fit(figure, [(ax, *SIZE_INCHES, style.Margins(0, 0, 0, 0))])
-        style.fit(figure, [(ax, *SIZE_INCHES, _draw(trace, curve, ax, published))])
-    return ax
-
-
-def bandwidth_png(table: Bandwidths) -> bytes:
-    """Draws a table's chart for a notebook: a PNG, 100 pixels an inch, with the table's description in the file."""
-    with style.drawing():
-        figure = Figure()
-        ax = figure.add_axes((0, 0, 1, 1))
-        style.fit(figure, [(ax, *SIZE_INCHES, style.Margins(0, 0, 0, 0))])
-        style.fit(figure, [(ax, *SIZE_INCHES, _draw(table, None, ax, True))])
-    return style.figure_png(figure, description=table.describe())
-
-
-def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, published: bool) -> style.Margins:
-    """Draws on axes that have their size already; returns the room that the words around take."""
-    if isinstance(trace, Bandwidths):
-        return _draw_table(trace, ax, published)
-    return _draw_trace(trace, curve, ax)
-
-
-def _draw_table(table: Bandwidths, ax: Axes, published: bool) -> style.Margins:
-    curves = make_curves(table)
-    below = add_time_panel(ax)
-    sizes = np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])])
-    scale_sizes(ax, below, float(sizes.min()), float(sizes.max()))
-    labels = draw_curves(curves, ax, below)
-    with_published = published and bool(curves) and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
-    if with_published:
-        labels += draw_published(ax, below)
-    right = label_heights(ax, labels)
-    ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if {one.bus_factor for one in curves} <= {1.0} else "bus bandwidth, GB/s")
-    title, subtitle = _message(curves)
-    handles = curve_legend(curves) + (published_legend() if with_published else [])
-    notes = (
-        fit_notes(curves)
-        + _counts(curves)
-        + (published_notes() if with_published else [])
-        + _circumstances(table.metadata)
-        + [str(note) for note in table.metadata.get("notes", ())]
-    )
-    return _dress(ax, title, subtitle, notes, handles, table.metadata, right)
-
-
-def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> style.Margins:
-    found = achieved(trace)
-    curves = make_curves(table) if table is not None else []
-    below = add_time_panel(ax)
-    sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
-    scale_sizes(ax, below, float(sizes.min(initial=2**20)), float(sizes.max(initial=2**10)))
-    labels = draw_curves(curves, ax, below, name_half=False)
-    backend = str(trace.metadata.get("backend") or "")
-    handles = curve_legend(curves)
-    points, look = found.points(), pen(backend)
-    for is_bound, words in ((False, "watched from the start"), (True, "waited for later: a lower bound")):
-        here = points.is_bound == is_bound
-        if here.any():
-            face = "none" if is_bound else look.colour
-            for panel, values in ((ax, points.gb_per_s), (below, points.time_us)):
-                (line,) = panel.plot(
-                    points.size_bytes[here], values[here], "o", color=look.colour, markerfacecolor=face, markersize=5,
-                    markeredgewidth=1.0, label=f"a message, {words}", gid=f"messages {'bound' if is_bound else 'exact'}", zorder=6,
-                )  # fmt: skip
-            handles.append(line)
-    right = label_heights(ax, labels)
-    notes = [f"Lines: {footer(table.metadata)}.", *fit_notes(curves)] if table is not None else []
-    title, subtitle = _trace_message(found, trace)
-    return _dress(ax, title, subtitle, notes + _left_out(found), handles, trace.metadata, right)
-
-
-def _dress(
-    ax: Axes, title: str, subtitle: str, notes: list[str], handles: list[Any], metadata: dict[str, Any], right: float
-) -> style.Margins:
-    height_points = ax.get_window_extent().height * 72 / ax.figure.dpi
-    return style.dress(
-        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=metadata, columns=3, left=76, right=right + 8,
-        below=BELOW * height_points + 42,
-    )  # fmt: skip
-
-
-def _message(curves: Sequence[Curve]) -> tuple[str, str]:
-    """The chart's message in one line, and what follows from it in another."""
-    slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in measured_groups(curves).values()]
-    if not slowest:
-        return "No backend was measured", ""
-    curve = slowest[0]
-    first, last = bytes_text(curve.size_bytes[0]), bytes_text(curve.size_bytes[-1])
-    if len(slowest) > 1:
-        rates = ", ".join(f"{one.label} {one.gb_per_s[-1]:.3g}" for one in slowest[:MOST_NAMED])
-        times = ", ".join(f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in slowest[:MOST_NAMED])
-        return f"{last}: {rates} GB/s", f"{first}: {times}"
-    title = f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at {curve.gb_per_s[-1]:.3g} GB/s"
-    link = curve.regimes[-1].link
-    if len(curve.regimes) > 1 or link is None or not is_sure(link) or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
-        return title, "each point is a median; the line is what two numbers, alpha and beta, make of them"
-    return title, f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost of a message, alpha"
-
-
-def _counts(curves: Sequence[Curve]) -> list[str]:
-    """Says how many messages the medians are of."""
-    counts = np.concatenate([curve.n for curve in curves if not curve.is_ceiling] or [np.zeros(0)])
-    if not len(counts) or not counts.max():
-        return []
-    low, high = int(counts.min()), int(counts.max())
-    if all(curve.kind == "simulated" for curve in curves):
-        return ["Each size once: on a virtual clock no repetition differs."]
-    return [f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions of each size, warm-up left out."]
-
-
-def _circumstances(metadata: dict[str, Any]) -> list[str]:
-    """Says what carried the messages and what else the machine was doing, as far as that is known."""
-    parts = []
-    if metadata.get("interface"):
-        parts.append(f"sockets over {metadata['interface']}")
-    if metadata.get("paths"):
-        parts.append("between the GPUs " + ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items()))
-    if len(metadata.get("load") or ()) == 2:
-        parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
-    text = "; ".join(parts)
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
-
-
-def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
-    if not len(found):
-        return ("NCCL's messages have no times of their own" if found.queued else "No message arrived"), ""
-    best = int(np.argmax(found.gb_per_s))
-    bounds = int(np.count_nonzero(found.is_bound))
-    title = f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with {bytes_text(found.size_bytes[best])}"
-    moved = f"{bytes_text(int(found.size_bytes.sum()))} among {count(trace.world_size, 'rank')}"
-    return title, f"{moved}; {bounds:,} of the bandwidths are lower bounds" if bounds else moved
-
-
-def _left_out(found: Achieved) -> list[str]:
-    """Says what is not drawn."""
-    notes = []
-    if found.queued:
-        notes.append(f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of queueing, not of the transfer.")
-    if found.empty:
-        notes.append(f"Not drawn: {count(found.empty, 'message')} of 0 bytes.")
-    if found.unfinished:
-        notes.append(f"Not drawn: {count(found.unfinished, 'message')} that never arrived.")
-    return notes
-
+# -- how busy the stages of a generation ring are
 
 USE_INCHES: Final = (7.2, 3.8)
 _LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (  # matplotlib types its line styles as literals
@@ -901,14 +871,7 @@ def plot_inner_iterations(
         >>> plot_inner_iterations(4).get_title(loc="left")
         'With 4 stages, 4 batches on their way keep all of them busy'
     """
-    with style.drawing():
-        if ax is not None:
-            _draw_use(num_stages, measured, metadata, ax)
-            return ax
-        figure = plt.figure(figsize=USE_INCHES)
-        ax = figure.add_axes((0, 0, 1, 1))
-        style.fit(figure, [(ax, *USE_INCHES, _draw_use(num_stages, measured, metadata, ax))])
-    return ax
+    return style.show([Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax)
 
 
 def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes) -> style.Margins:
@@ -925,7 +888,7 @@ def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[s
     ax.set_ylim(-0.04, 1.06)
     ax.xaxis.set_major_locator(MultipleLocator(1 if num_stages <= 12 else num_stages // 6))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.grid(axis="y", color="#E9E9E9", linewidth=0.8)
+    ax.grid(axis="y", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     handles = [
         Line2D([], [], color=colour, linestyle=line, marker=marker, markersize=7, markerfacecolor="white", label=f"{name}, closed form")

@@ -1,41 +1,35 @@
-"""What a timeline shows, as numbers: one bar for each stretch of time that an event spent in one way.
+"""What pictures of time are made of: rows of ranks with lanes in them, the time axis, bars with level of detail, and arrows.
 
-A bar lies in a lane of its rank's row. Spans have a lane for each depth of nesting, sends and recvs one each under them::
+A bar is a stretch of time that an event spent in one way. It lies in a lane of its rank's row: marks at the top, then spans, one lane for
+each depth of nesting, then sends and recvs::
 
     rank 0   | forward                |        span, depth 0
              | attention | | mlp |             span, depth 1
                               ..======         send: posted, then blocked
                  ............//////===         recv: posted, late sender, transfer
 
-A collective takes both of the lower lanes: while it lasts, its rank does neither.
+A collective takes both lanes of sends and recvs: while it lasts, its rank does neither.
 
-Where things lie within a rank's row: marks at the top, spans below them, then sends, then recvs.
-
-Level of detail: bars too short for a pixel are added up, never left out.
-
-Time is cut into slots one pixel wide. What is shorter than a slot gives each slot that it touches its share of the slot's time; slots are
-drawn as little stacked bars, whose height is that share::
+Bars that are too short for a pixel are added up, never left out. Time is cut into slots one pixel wide, and a slot is drawn as small
+stacked bars, whose height is the share of its time that they take::
 
     100 % |                        lane
           |     _                  in slot 2, transfers take 60 % of the time and late senders 30 %
           |  _ |/|  _
           |_|=||=|_|=|___
            0 1  2 3 4  5           slots
-
-The time axis of a timeline: where it begins, in which unit it counts, and how long a pixel of it is.
-
-The boxes of a timeline: bars to scale, merged bars, ends that never came, and the words inside.
-
-The arrows of a timeline: from where a message's send was posted to where its recv was done.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.collections import PolyCollection
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator
 
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
@@ -48,6 +42,7 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 __all__ = [
+    "MESSAGE_LOOK",
     "OPERATION_LOOKS",
     "SPAN_LOOKS",
     "Bars",
@@ -56,21 +51,26 @@ __all__ = [
     "TimeAxis",
     "choose_messages",
     "draw_arrows",
+    "draw_bars",
+    "draw_boxes",
     "draw_density",
-    "draw_long",
     "draw_open_ends",
     "draw_span_names",
+    "label_time",
     "look_of",
     "make_bars",
     "merge_short",
+    "prepare_rows",
+    "row_points",
     "span_texts",
     "time_range",
+    "write_inside",
 ]
 
 POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED, UNWAITED, UNFINISHED, FAILED = range(9)
 OPERATION_LOOKS: Final = (
     Look("posted, not waited for yet", "#E4E4E4", "", MUTED),
-    Look("transfer", BLUE, "", "white"),
+    Look("transfer", BLUE),
     Look("blocked: late sender", VERMILLION, "////", "white"),
     Look("blocked: late receiver", ORANGE, "\\\\\\\\", INK),
     Look("blocked, other side unknown", "#9A9A9A", "||", "white"),
@@ -79,9 +79,10 @@ OPERATION_LOOKS: Final = (
     Look("never finished", "#FFFFFF", "xxxx", VERMILLION),
     Look("failed", INK, "xxxx", "white"),
 )
+MESSAGE_LOOK: Final = Look("message on its way", BLUE)
 # Paler than what tells of waiting and sending, so that names can be read inside.
 SPAN_LOOKS: Final = (
-    Look("span", "#9AD2F4", "", "white"),
+    Look("span", "#9AD2F4"),
     Look("span", "#F6EE96", "////", "#DDCF3A"),
     Look("span", "#8AD0BB", "||", "white"),
     Look("span", "#CFCFCF", "\\\\\\\\", "white"),
@@ -319,7 +320,7 @@ class Density:
 
 
 def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Density]:
-    """Tells long bars from short ones, and adds up the short ones.
+    """Separates long bars from short ones, and adds up the short ones.
 
     Args:
         bars: all bars.
@@ -425,17 +426,47 @@ class TimeAxis:
         place: Ints = (time_ns - self.first_ns) / self.unit_ns  # type: ignore[assignment]
         return place
 
-    def limit(self, ax: Axes) -> None:
-        """Sets the axes' limits and label."""
-        length = max(self.last_ns - self.first_ns, 1) / self.unit_ns
-        ax.set_xlim(-0.004 * length, 1.012 * length)
-        ax.set_xlabel(self.label, loc="left")
-
 
 HATCHED_FROM: Final = 8  # slots: in a narrower bar no texture can be seen
 MOST_NAMES: Final = 500  # words in boxes
 LETTER: Final = 0.62  # width of a letter, as a share of the font's size
 NAME_SIZE: Final = 8.0  # points
+LEAST_SIZE: Final = 5.0  # points: smaller words cannot be read
+ROW_NAME_POINTS: Final = 18.0  # from one row's name to the next, at least
+
+
+def prepare_rows(ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0) -> None:
+    """Gives axes a row for each name, the first on top, and a time axis from 0.
+
+    Args:
+        ax: the axes, which have their size already.
+        names: of the rows.
+        length: where the time ends, in the unit of the axis.
+        time: what stands under the axis.
+        above: room to leave over the first row, in points.
+    """
+    ax.set_xlim(-0.004 * length, 1.012 * length)
+    ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
+    every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
+    ax.yaxis.set_major_locator(FixedLocator(range(0, len(names), every)))
+    ax.yaxis.set_major_formatter(FixedFormatter(names[::every]))
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x", color=style.GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    label_time(ax, time)
+
+
+def label_time(ax: Axes, text: str) -> None:
+    """Labels the horizontal axis, and puts round numbers on it."""
+    ax.set_xlabel(text, loc="left")
+    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+
+
+def row_points(ax: Axes, rows: int) -> float:
+    """Returns the height of a row in points."""
+    return style.points(ax)[1] / max(rows, 1)
 
 
 def look_of(number: int) -> Look:
@@ -445,23 +476,25 @@ def look_of(number: int) -> Look:
     return SPAN_LOOKS[(number - len(OPERATION_LOOKS)) % len(SPAN_LOOKS)]
 
 
-def draw_long(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> None:
-    """Draws the bars numbered ``which``, to scale, those of one look together."""
+def draw_boxes(ax: Axes, corners: Any, look: Look, *, gid: str, textured: bool = True, linewidth: float = 0.0, zorder: float = 3.0) -> None:
+    """Draws boxes of one look, with corners as ``Rows.boxes`` returns them."""
+    hatch = look.hatch or None if textured else None
+    boxes = PolyCollection(corners, facecolors=look.colour, edgecolors=look.ink, hatch=hatch, linewidths=linewidth, zorder=zorder, gid=gid)
+    ax.add_collection(boxes, autolim=False)
+
+
+def draw_bars(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> None:
+    """Draws the bars numbered ``which``, to scale."""
     hatched = bars.end_ns - bars.start_ns >= HATCHED_FROM * axis.slot_ns
     for number in np.unique(bars.look[which]).tolist():
         look = look_of(number)
         for textured in (True, False):
             some = which[(bars.look[which] == number) & (hatched[which] == textured)]
-            if len(some) == 0:
-                continue
-            boxes: Any = rows.boxes(bars.rank[some], bars.lane[some], axis.at(bars.start_ns[some]), axis.at(bars.end_ns[some]))
-            hatch = look.hatch if textured and look.hatch else None
-            linewidth = 0.8 if look.colour == "#FFFFFF" else 0.5 if textured and not hatch else 0.0
-            collection = PolyCollection(
-                boxes, facecolors=look.colour, hatch=hatch, edgecolors=look.ink, linewidths=linewidth,
-                zorder=2 if number in (POSTED, UNWAITED) else 3, gid=f"boxes-{number}",
-            )  # fmt: skip
-            ax.add_collection(collection, autolim=False)
+            if len(some):
+                corners = rows.boxes(bars.rank[some], bars.lane[some], axis.at(bars.start_ns[some]), axis.at(bars.end_ns[some]))
+                linewidth = 0.8 if look.colour == "#FFFFFF" else 0.5 if textured and not look.hatch else 0.0
+                zorder = 2 if number in (POSTED, UNWAITED) else 3
+                draw_boxes(ax, corners, look, gid=f"boxes-{number}", textured=textured, linewidth=linewidth, zorder=zorder)
 
 
 def draw_density(ax: Axes, density: Density, rows: Rows, axis: TimeAxis) -> None:
@@ -470,10 +503,10 @@ def draw_density(ax: Axes, density: Density, rows: Rows, axis: TimeAxis) -> None
     for number in np.unique(density.look).tolist():
         some = density.look == number
         start = density.slot[some] * slot
-        boxes: Any = rows.boxes(density.rank[some], density.lane[some], start, start + slot, density.bottom[some], density.top[some])
+        corners = rows.boxes(density.rank[some], density.lane[some], start, start + slot, density.bottom[some], density.top[some])
         look = look_of(number)
-        colour = look.ink if look.colour == "#FFFFFF" else look.colour
-        ax.add_collection(PolyCollection(boxes, facecolors=colour, linewidths=0.0, zorder=2.5, gid=f"density-{number}"), autolim=False)
+        plain = Look(look.name, look.ink if look.colour == "#FFFFFF" else look.colour)
+        draw_boxes(ax, corners, plain, gid=f"density-{number}", zorder=2.5)
 
 
 def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
@@ -481,8 +514,7 @@ def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
     some = np.flatnonzero(bars.is_open)
     if len(some):
         height = rows.middle(bars.rank[some], bars.lane[some])
-        stuck = bars.look[some] == UNFINISHED
-        colours = np.where(stuck, style.VERMILLION, style.MUTED)
+        colours = np.where(bars.look[some] == UNFINISHED, VERMILLION, MUTED)
         ax.scatter(axis.at(bars.end_ns[some]), height, s=26, marker=">", c=colours, linewidths=0, zorder=6, clip_on=False, gid="open-ends")
 
 
@@ -491,31 +523,24 @@ def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAx
     spans = np.flatnonzero(bars.look >= len(OPERATION_LOOKS))
     if len(spans) == 0:
         return
-    left, right = ax.get_xlim()
-    points = ax.get_window_extent().width * 72 / ax.figure.dpi
-    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / (right - left) * points - 4
-    lane_points = (
-        ax.get_window_extent().height
-        * 72
-        / ax.figure.dpi
-        / max(trace.world_size, 1)
-        * float(np.min((rows.bottom - rows.top)[: bars.depths]))
-    )
+    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / style.per_point(ax) - 4
+    lane_points = row_points(ax, trace.world_size) * float(np.min((rows.bottom - rows.top)[: bars.depths]))
     size = min(NAME_SIZE, lane_points * 0.85)
-    if size < 5:
+    if size < LEAST_SIZE:
         return
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
     for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
         fitting = [text for text in span_texts(trace, int(bars.event[bar])) if len(text) * LETTER * size <= space]
-        if not fitting:
-            continue
-        lane = int(bars.lane[bar])
-        # A patch of the plain colour, so that neither texture nor arrows cross the letters.
-        plain = {"boxstyle": "square,pad=0.12", "facecolor": look_of(int(bars.look[bar])).colour, "edgecolor": "none"}
-        ax.text(
-            float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2)), float(rows.middle(bars.rank[bar], lane)), fitting[0],
-            ha="center", va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=plain,
-        )  # fmt: skip
+        if fitting:
+            middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
+            height = float(rows.middle(bars.rank[bar], bars.lane[bar]))
+            write_inside(ax, middle, height, fitting[0], size=size, colour=look_of(int(bars.look[bar])).colour)
+
+
+def write_inside(ax: Axes, x: float, y: float, text: str, *, size: float, colour: str) -> None:
+    """Writes words into a box, on a patch of its plain colour, so that neither texture nor arrows cross the letters."""
+    patch = {"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"}
+    ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=patch)
 
 
 def span_texts(trace: Trace, event: int) -> list[str]:
@@ -537,7 +562,7 @@ HEAD_POINTS: Final = 1.0  # width of the shaft, by which matplotlib measures the
 def choose_messages(trace: Trace, first_ns: int, last_ns: int, most: int = MOST_ARROWS) -> Ints:
     """Picks the messages that get an arrow: all of them, or as many as keep the picture readable.
 
-    Of those that go the same way at about the same time the first is taken; how long "about" is grows until few enough are left.
+    Of messages that go the same way at about the same time, the first is taken; "about" grows until few enough are left.
 
     Args:
         trace: any trace.
@@ -558,9 +583,8 @@ def choose_messages(trace: Trace, first_ns: int, last_ns: int, most: int = MOST_
     slots = most
     while True:
         slot = np.floor(post * slots + phase).astype(np.int64)
-        whole = (
-            np.flatnonzero(slot > 0) if (slot > 0).any() else np.arange(len(done))
-        )  # the first slot of a pair is cut short: none from it
+        # The first slot of a pair is cut short: none from it.
+        whole = np.flatnonzero(slot > 0) if (slot > 0).any() else np.arange(len(done))
         chosen = whole[np.unique((pair * (slots + 2) + slot)[whole], return_index=True)[1]]
         if len(chosen) <= most or slots == 1:
             # More pairs than arrows: every n-th pair, then.
@@ -569,7 +593,7 @@ def choose_messages(trace: Trace, first_ns: int, last_ns: int, most: int = MOST_
 
 
 def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:
-    """Draws the arrows, from the lane of sends to that of recvs; returns how many."""
+    """Draws arrows from where sends were posted to where their recvs were done; returns how many."""
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, axis.first_ns, axis.last_ns)
     if len(chosen) == 0:
@@ -578,11 +602,10 @@ def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAx
     x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
     far = abs(dst - src) > 1  # an arrow across many rows steps back
-    for some, colour, zorder in ((far, "#8C8C8C", 4.0), (~far, style.INK, 4.5)):
+    for some, colour, zorder, gid in ((far, "#8C8C8C", 4.0, "arrows-far"), (~far, INK, 4.5, "arrows")):
         if some.any():
             ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy", scale=1, units="inches",
-                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0, color=colour, zorder=zorder,
-                gid="arrows-far" if zorder == 4 else "arrows",
+                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0, color=colour, zorder=zorder, gid=gid,
             )  # fmt: skip
     return len(chosen)

@@ -1,30 +1,18 @@
-r"""Who could talk to whom, and who did: a trace as a networkx graph.
+r"""The ring: which process groups were built, and what was really sent on them. As a circle of ranks, or, of many, as a matrix.
 
-A group that was built is an edge, whether or not anything was sent on it; so are the messages that went elsewhere::
+A trace becomes a graph. A group that was built is an edge, whether or not anything was sent on it; so are messages that went elsewhere::
 
     rank 0 --ring:0>1--> rank 1        lane "forward": along the group, activations
     rank 0 <--ring:0>1-- rank 1        lane "backward": against it, gradients
     rank 0 ---world----> rank 2        lane "outside": on none of the ring's groups
 
-Paths between the nodes of a ring: points along an arc or a chord, and the ribbons and arrows that follow them.
-
-A path is an array of points, shape (points, 2), in the axes' coordinates; the first rank is at the top and the ranks go clockwise.
-
-Labels beside the arrows between nodes, each where it covers neither a node, nor another label, nor, if it can be, an arrow.
-
-The circle of ranks.
-
-A process group is a tube between two ranks, and its messages are the arrows inside it::
+In the circle, whose first rank is at the top, a process group is a tube between two ranks, and its messages are the arrows inside::
 
     (0)                  tube, solid outline: a group with messages
   //   \\                tube, dashed outline: built, nothing sent
 (3)     (1)              arrow: messages, as wide as their bytes
   \\   //
     (2)                  arrow across: messages outside the ring's groups
-
-The communication matrix: the ring's picture where there are too many ranks for nodes.
-
-The ring: which process groups were built, and what was really sent on them.
 """
 
 from __future__ import annotations
@@ -34,16 +22,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import LogNorm
-from matplotlib.patches import Circle, Patch, Polygon
+from matplotlib.patches import Circle, Patch, Polygon, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from ringsim.plot import style
-from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND, Ints
+from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import count
 
@@ -59,22 +46,97 @@ __all__ = [
     "arc",
     "arrow",
     "beside",
-    "bowed",
+    "bow",
     "bytes_matrix",
-    "chord",
-    "circle_legend",
     "communication_graph",
-    "draw_circle",
-    "draw_matrix",
     "label_edges",
     "node_angle",
     "place",
     "plot_ring",
     "ribbon",
+    "ring_picture",
     "words_box",
 ]
 
+MOST_NODES: Final = 16
+SIZE_INCHES: Final = (7.2, 6.2)
 RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")  # a name is anybody's: int() refuses thousands of digits
+
+
+def plot_ring(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draws who sent to whom: the ring's groups as tubes, the messages as arrows as wide as their bytes.
+
+    Ranks go clockwise from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
+
+    Args:
+        trace: any trace; one without messages shows the groups alone.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. ``ax.figure.savefig(...)`` writes them.
+
+    Example:
+        >>> import matplotlib; matplotlib.use("Agg")
+        >>> from ringsim.traces.events import make_events
+        >>> from ringsim.traces.value import Trace
+        >>> trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 1})
+        >>> plot_ring(trace).get_title(loc="left")
+        'A ring of one rank has no edges'
+    """
+    return style.show([ring_picture(trace)], ax)
+
+
+def ring_picture(trace: Trace) -> style.Picture:
+    """Returns the ring as a picture."""
+    return style.Picture(lambda ax: _draw(trace, ax), *SIZE_INCHES)
+
+
+def _draw(trace: Trace, ax: Axes) -> style.Margins:
+    """Draws the ring on axes that have their size already; returns the room that the words around it take."""
+    graph = communication_graph(trace)
+    title, subtitle = _message(graph)
+    if len(graph) > MOST_NODES:
+        notes = _draw_matrix(graph, ax) + _left_out(graph)
+        return style.dress(ax, title, subtitle=subtitle, notes=notes, metadata=trace.metadata, left=56, right=100, below=40)
+    notes = _draw_circle(graph, ax) + _left_out(graph)
+    return style.dress(ax, title, subtitle=subtitle, notes=notes, handles=_circle_legend(graph), metadata=trace.metadata, columns=2)
+
+
+def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
+    """The picture's message in one line, and what follows from it in another."""
+    edges = [data for _, _, data in graph.edges(data=True)]
+    sent = sum(data["messages"] for data in edges)
+    total = sum(data["size_bytes"] for data in edges)
+    outside = sum(data["messages"] for data in edges if data["lane"] == "outside")
+    ring = graph.graph["ring"]
+    if len(graph) == 1 and not sent:
+        return "A ring of one rank has no edges", "nobody to send to: everything stays on rank 0"
+    used = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]} & set(ring)
+    built = count(len(ring), "pair group") + " built" if ring else "no ring was built"
+    ranks = count(len(graph), "rank")
+    if not sent:
+        return f"{ranks} sent nothing", built
+    amount = f"{count(sent, 'message')}, {bytes_text(total)}"
+    if outside == sent:
+        return f"{ranks}: {amount}" + (", none on the ring" if ring else ""), built
+    if outside:
+        return f"{ranks}: {amount}; {outside:,} outside the ring", f"{built}, {len(used)} used"
+    lanes = {data["lane"] for data in edges if data["messages"]}
+    way = "both ways" if len(lanes) == 2 else "clockwise" if "forward" in lanes else "anticlockwise"
+    return f"{ranks} sent {amount}", f"{way} round the ring; {built}, {'all' if len(used) == len(ring) else len(used)} used"
+
+
+def _left_out(graph: nx.MultiDiGraph) -> list[str]:
+    """Sentences on what was recorded and is not drawn."""
+    sentences = []
+    if graph.graph["unfinished"]:
+        sentences.append(f"Not drawn: {count(graph.graph['unfinished'], 'send')} that never finished.")
+    if graph.graph["collectives"]:
+        sentences.append(f"Not drawn: {count(graph.graph['collectives'], 'collective operation')}.")
+    return sentences
+
+
+# -- the graph
 
 
 def communication_graph(trace: Trace) -> nx.MultiDiGraph:
@@ -104,8 +166,7 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     ring = _ring_groups(trace)
     sends = events.kind == SEND
     sent = sends & (events.status == OK)
-    messages = trace.messages
-    sent[messages.send[events.status[messages.recv] == OK]] = True
+    sent[trace.messages.send[events.status[trace.messages.recv] == OK]] = True
     graph = nx.MultiDiGraph(
         ring=ring,
         unfinished=int((sends & ~sent).sum()),
@@ -118,10 +179,14 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
         graph.add_edge(pred, succ, key=name, lane="forward", messages=0, size_bytes=0)
 
     done = np.flatnonzero(sent & (events.peer >= 0))
-    for group, src, dst, number, size_bytes in _totals(events.group[done], events.rank[done], events.peer[done], events.size_bytes[done]):
+    keys, which = np.unique(np.stack([events.group[done], events.rank[done], events.peer[done]]), axis=1, return_inverse=True)
+    messages = np.bincount(which, minlength=keys.shape[1])
+    size_bytes = np.zeros(keys.shape[1], dtype=np.int64)
+    np.add.at(size_bytes, which, np.maximum(events.size_bytes[done], 0))
+    for (group, src, dst), number, total in zip(keys.T.tolist(), messages.tolist(), size_bytes.tolist(), strict=True):
         name = events.tables.groups[group].name if group != NONE else "no group"
         lane = "forward" if ring.get(name) == (src, dst) else "backward" if ring.get(name) == (dst, src) else "outside"
-        graph.add_edge(src, dst, key=name, lane=lane, messages=number, size_bytes=size_bytes)
+        graph.add_edge(src, dst, key=name, lane=lane, messages=number, size_bytes=total)
     return graph
 
 
@@ -134,17 +199,11 @@ def _ring_groups(trace: Trace) -> dict[str, tuple[int, int]]:
     return {name: ends for name, ends in ring.items() if max(ends) < trace.world_size and ends[0] != ends[1]}
 
 
-def _totals(group: Ints, src: Ints, dst: Ints, size_bytes: Ints) -> list[tuple[int, int, int, int, int]]:
-    """Number of messages and of bytes for each (group, src, dst), in ascending order."""
-    keys, which = np.unique(np.stack([group, src, dst]), axis=1, return_inverse=True)
-    messages = np.bincount(which, minlength=keys.shape[1])
-    total = np.zeros(keys.shape[1], dtype=np.int64)
-    np.add.at(total, which, np.maximum(size_bytes, 0))
-    return list(zip(*keys.tolist(), messages.tolist(), total.tolist(), strict=True)) if len(group) else []
+# -- paths: arrays of points, shape (points, 2), in the coordinates of the axes
 
 
 Points = npt.NDArray[Any]
-STEPS: Final = 48
+STEPS: Final = 49
 
 
 def node_angle(rank: int, world_size: int) -> float:
@@ -172,7 +231,19 @@ def arc(start: float, end: float, radius: float = 1.0) -> Points:
     return place(np.linspace(start, end, STEPS), radius)
 
 
-def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
+def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
+    """Path that bows from one point to another, towards a third: a quadratic Bezier curve; shape (steps, 2).
+
+    Example:
+        >>> bow(np.array([0.0, 0.0]), np.array([0.0, 1.0]), np.array([0.18, 0.5]))[24].round(3).tolist()  # its middle
+        [0.09, 0.5]
+    """
+    t = np.linspace(0, 1, steps)[:, None]
+    path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    return path
+
+
+def _chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     """Path between two nodes that bows towards the centre, and a little to the left of its way, so that the way back lies apart.
 
     Args:
@@ -180,14 +251,9 @@ def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
         end: last node.
         pull: how far it bows to the centre: 0 not at all, 1 all the way.
         gap: how far from both nodes it stays.
-
-    Returns:
-        A path.
     """
     way = end - start
-    control = (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]])
-    t = np.linspace(0, 1, 4 * STEPS)[:, None]
-    path = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    path = bow(start, end, (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]]), 4 * STEPS)
     clear = (np.hypot(*(path - start).T) >= gap) & (np.hypot(*(path - end).T) >= gap)
     return path[clear] if clear.sum() >= 2 else path
 
@@ -233,11 +299,11 @@ def _normals(path: Points) -> Points:
     return unit
 
 
+# -- labels beside arrows: they cover neither a node nor another label, nor, where there is room elsewhere, an arrow
+
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in the axes' data
 
 LABEL_SIZE: Final = 8.5
-BOW: Final = 0.18  # how far an arrow bows to the right of its way, as a share of its length
-BOW_STEPS: Final = 49
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
 RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # and then how far up or down, as shares of its height
@@ -248,22 +314,6 @@ OFF: Final = 0.3
 INSIDE: Final = 0.2
 ON_ITS_ARROW: Final = 0.05
 ON_ANOTHER: Final = 0.15
-
-
-def bowed(start: Points, end: Points) -> Points:
-    """Path of an arrow that bows to the right of its way, so that the way back lies apart; shape (points, 2).
-
-    It is the one that matplotlib draws with ``connectionstyle="arc3,rad=0.18"``.
-
-    Example:
-        >>> bowed(np.array([0.0, 0.0]), np.array([0.0, 1.0]))[24].round(3).tolist()  # its middle
-        [0.09, 0.5]
-    """
-    way = end - start
-    control = (start + end) / 2 + BOW * np.array([way[1], -way[0]])
-    t = np.linspace(0, 1, BOW_STEPS)[:, None]
-    path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
-    return path
 
 
 def words_box(ax: Axes, x: float, y: float, text: str) -> Box:
@@ -285,8 +335,7 @@ def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[
     Returns:
         How many found no room, and are not written.
     """
-    left, right = sorted(ax.get_xlim())
-    bottom, top = sorted(ax.get_ylim())
+    (left, right), (bottom, top) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
     boxes = list(taken)
     missing = 0
     points = np.concatenate([np.empty((0, 2)), *paths])
@@ -342,6 +391,8 @@ def _covered(box: Box, points: Points) -> Points:
     return inside
 
 
+# -- the circle
+
 MOST_DETAILED: Final = 8  # nodes up to which the label of a group has room for its name and for each way
 MOST_CHORD_LABELS: Final = 12
 LIMITS: Final = (1.8, 1.55)  # of the axes, to each side
@@ -360,7 +411,7 @@ CLOSING_COLOUR: Final = style.PURPLE  # the edge from the last rank back to the 
 CLOSING_TEXTURE: Final = (0, (0.5, 1.8))
 
 
-def draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
+def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     """Draws ranks, groups and messages on axes that have their size already.
 
     Args:
@@ -378,10 +429,10 @@ def draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     _draw_groups(graph, ax, radius)
     notes = _draw_messages(graph, ax, radius)
     for rank, data in graph.nodes(data=True):
-        x, y = place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0).tolist()
+        x, y = _node(graph, rank).tolist()
         ax.add_patch(Circle((x, y), radius, facecolor="white", edgecolor=style.INK, linewidth=1.6, zorder=6, gid=f"rank-{rank}"))
         pid = f"pid {data['pid']}"
-        small = data["pid"] is not None and len(pid) * LETTER * PID_SIZE * _per_point(ax) < 1.5 * radius
+        small = data["pid"] is not None and len(pid) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
         ax.text(
             x, y + (0.05 if small else 0), str(rank), ha="center", va="center", zorder=7, weight="bold",
             fontsize=18 if world_size <= 6 else 15 if world_size <= 10 else 11,
@@ -430,7 +481,8 @@ def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]
         if src == dst:
             to_itself += data["messages"]
         elif data["lane"] == "outside":
-            path = _chord(graph, src, dst, gap)
+            clockwise = (dst - src) % len(graph) <= len(graph) // 2  # the way back bows further in
+            path = _chord(_node(graph, src), _node(graph, dst), pull=0.4 if clockwise else 1.0, gap=gap)
             _draw_arrow(ax, path, width, style.MUTED, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
             if data["size_bytes"] >= least_named:
                 text = f"{key}\n{_amount(data).replace('message', 'msg')}"  # the middle of a small ring has little room
@@ -464,17 +516,12 @@ def _write(ax: Axes, at: Points, away: Points, distance: float, text: str, colou
     """Writes beside a path: ``distance`` and the text's own extent away from the point ``at``."""
     fontsize = 9 if world_size <= MOST_DETAILED else 8
     lines = text.split("\n")
-    extent = np.array([max(map(len, lines)) * LETTER, len(lines) * 1.25]) * fontsize / 2 * _per_point(ax)
+    extent = np.array([max(map(len, lines)) * LETTER, len(lines) * 1.25]) * fontsize / 2 * style.per_point(ax)
     away = away / np.hypot(*away)
     x, y = at + away * (distance + 0.03 + float(extent @ np.abs(away)))
     side = "left" if away[0] > 0.3 else "right" if away[0] < -0.3 else "center"
     x += {"left": -1, "right": 1, "center": 0}[side] * extent[0]
     ax.text(x, y, text, ha=side, va="center", fontsize=fontsize, color=colour, linespacing=1.2, zorder=8)
-
-
-def _per_point(ax: Axes) -> float:
-    """How much of the axes' own unit a point of a font is."""
-    return 2 * LIMITS[0] / (ax.get_window_extent().width * 72 / ax.figure.dpi)
 
 
 def _middle(path: Points) -> Points:
@@ -483,7 +530,7 @@ def _middle(path: Points) -> Points:
     return point
 
 
-def circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
+def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
     """Entries of the legend for what occurs in the circle."""
     edges = [data for _, _, data in graph.edges(data=True)]
     busy = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]}
@@ -522,22 +569,22 @@ def _look(pred: int, succ: int) -> tuple[str, Any]:
     return PAIR_COLOURS[pred % 3], PAIR_TEXTURES[pred % 3]
 
 
+def _node(graph: nx.MultiDiGraph, rank: int) -> Points:
+    """Returns where a rank stands: on the circle, or, alone, in its middle."""
+    return place(node_angle(rank, len(graph)), 1.0 if len(graph) > 1 else 0.0)
+
+
 def _centre_line(graph: nx.MultiDiGraph, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
     """Path of a ring edge from pred to succ, ``lane`` outside its middle: along the circle to the next node, else across."""
     world_size = len(graph)
     if (pred + 1) % world_size == succ:
         start = node_angle(pred, world_size)
         return arc(start + gap, start + 2 * np.pi / world_size - gap, 1 + lane)
-    path = chord(place(node_angle(pred, world_size)), place(node_angle(succ, world_size)), pull=0.3, gap=gap)
+    path = _chord(_node(graph, pred), _node(graph, succ), pull=0.3, gap=gap)
     return beside(path, lane)
 
 
-def _chord(graph: nx.MultiDiGraph, src: int, dst: int, gap: float) -> Points:
-    """Path of messages outside the ring's groups; the way back bows further in."""
-    world_size = len(graph)
-    clockwise = (dst - src) % world_size <= world_size // 2
-    return chord(place(node_angle(src, world_size)), place(node_angle(dst, world_size)), pull=0.4 if clockwise else 1.0, gap=gap)
-
+# -- the matrix
 
 MOST_CELLS: Final = 256  # a side; more would be less than a pixel each
 MOST_OUTLINES: Final = 64  # ranks up to which an unused group's cell can be seen
@@ -563,7 +610,7 @@ def bytes_matrix(graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS) -> tuple[
     return cells, shared
 
 
-def draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
+def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale; returns notes for below."""
     cells, shared = bytes_matrix(graph)
     ax.set(xlabel="receiving rank", ylabel="sending rank")
@@ -587,97 +634,8 @@ def draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     unused = [ends for name, ends in graph.graph["ring"].items() if graph.edges[(*ends, name)]["messages"] == 0]
     if unused and len(graph) <= MOST_OUTLINES:
         for pred, succ in unused:
-            ax.add_patch(
-                mpl.patches.Rectangle(
-                    (succ - 0.5, pred - 0.5), 1, 1, fill=False, edgecolor=style.MUTED, linestyle=(0, (2, 2)), linewidth=0.8
-                )
-            )
+            ax.add_patch(Rectangle((succ - 0.5, pred - 0.5), 1, 1, fill=False, edgecolor=style.MUTED, linestyle=(0, (2, 2)), linewidth=0.8))
         notes.append("Dashed cells: pair groups that were built; nothing was sent along them.")
     elif unused:
         notes.append(f"{len(unused):,} of {len(graph.graph['ring']):,} pair groups were built and not used.")
     return notes
-
-
-MOST_NODES: Final = 16
-SIZE_INCHES: Final = (7.2, 6.2)
-
-
-def plot_ring(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draws who sent to whom: the ring's groups as tubes, the messages as arrows as wide as their bytes.
-
-    Ranks go clockwise from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
-
-    Args:
-        trace: any trace; one without messages shows the groups alone.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. ``ax.figure.savefig(...)`` writes them.
-
-    Example:
-        >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.traces.events import make_events
-        >>> from ringsim.traces.value import Trace
-        >>> trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 1})
-        >>> plot_ring(trace).get_title(loc="left")
-        'A ring of one rank has no edges'
-    """
-    with style.drawing():
-        if ax is not None:
-            draw_ring(trace, ax)
-            return ax
-        figure = plt.figure(figsize=SIZE_INCHES)
-        ax = figure.add_axes((0, 0, 1, 1))
-        style.fit(figure, [(ax, *SIZE_INCHES, draw_ring(trace, ax))])
-    return ax
-
-
-def draw_ring(trace: Trace, ax: Axes) -> style.Margins:
-    """Draws the ring on axes that have their size already; returns the room that the words around it take."""
-    graph = communication_graph(trace)
-    title, subtitle = _message(graph)
-    if len(graph) > MOST_NODES:
-        notes = draw_matrix(graph, ax) + _left_out(graph)
-        return style.dress(ax, title, subtitle=subtitle, notes=notes, metadata=trace.metadata, left=56, right=100, below=40)
-    notes = draw_circle(graph, ax) + _left_out(graph)
-    return style.dress(ax, title, subtitle=subtitle, notes=notes, handles=circle_legend(graph), metadata=trace.metadata, columns=2)
-
-
-def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
-    """The picture's message in one line, and what follows from it in another."""
-    edges = [data for _, _, data in graph.edges(data=True)]
-    sent = sum(data["messages"] for data in edges)
-    total = sum(data["size_bytes"] for data in edges)
-    outside = sum(data["messages"] for data in edges if data["lane"] == "outside")
-    ring = graph.graph["ring"]
-    if len(graph) == 1 and not sent:
-        return "A ring of one rank has no edges", "nobody to send to: everything stays on rank 0"
-    used = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]} & set(ring)
-    built = count(len(ring), "pair group") + " built" if ring else "no ring was built"
-    ranks = count(len(graph), "rank")
-    if not sent:
-        return f"{ranks} sent nothing", built
-    amount = f"{count(sent, 'message')}, {bytes_text(total)}"
-    if outside == sent:
-        return f"{ranks}: {amount}" + (", none on the ring" if ring else ""), built
-    if outside:
-        return f"{ranks}: {amount}; {outside:,} outside the ring", f"{built}, {len(used)} used"
-    lanes = {data["lane"] for data in edges if data["messages"]}
-    way = (
-        "both ways round the ring"
-        if len(lanes) == 2
-        else "clockwise round the ring"
-        if "forward" in lanes
-        else "anticlockwise round the ring"
-    )
-    return f"{ranks} sent {amount}", f"{way}; {built}, {'all' if len(used) == len(ring) else len(used)} used"
-
-
-def _left_out(graph: nx.MultiDiGraph) -> list[str]:
-    """Sentences on what was recorded and is not drawn."""
-    sentences = []
-    if graph.graph["unfinished"]:
-        sentences.append(f"Not drawn: {count(graph.graph['unfinished'], 'send')} that never finished.")
-    if graph.graph["collectives"]:
-        sentences.append(f"Not drawn: {count(graph.graph['collectives'], 'collective operation')}.")
-    return sentences

@@ -1,7 +1,7 @@
 """How ringsim's pictures look: colours, textures, fonts, the words around the axes, and files that are the same byte for byte.
 
-Colours are those of Okabe and Ito, told apart with every common colour blindness; each goes with a texture, so that a picture also
-works in grey. A hue means the same in all pictures.
+The colours are those of Okabe and Ito, which can be told apart with every common colour blindness. Each goes with a texture, so that a
+picture also works in grey. A hue means the same in all pictures.
 
 Source:
     M. Okabe and K. Ito, "Color Universal Design", 2008: the eight colours.
@@ -10,7 +10,7 @@ Source:
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
 from ringsim.provenance import footer
@@ -27,7 +30,24 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["Look", "Margins", "drawing", "dress", "figure_png", "fit", "save_figure"]
+__all__ = [
+    "Look",
+    "Margins",
+    "Picture",
+    "drawing",
+    "dress",
+    "fade",
+    "figure_png",
+    "lay_out",
+    "per_point",
+    "percent",
+    "picture_png",
+    "points",
+    "save_figure",
+    "show",
+    "swatch",
+    "write_beside",
+]
 
 BLACK: Final = "#000000"
 ORANGE: Final = "#E69F00"
@@ -40,6 +60,7 @@ PURPLE: Final = "#CC79A7"
 
 INK: Final = "#222222"
 MUTED: Final = "#5F5F5F"  # contrast with white 6.4 : 1
+GRID: Final = "#E9E9E9"
 FAINT: Final = "#D9D9D9"
 
 TITLE_SIZE: Final = 12.5
@@ -51,6 +72,7 @@ BOLD_LETTER: Final = 0.66
 LEGEND_ROW_POINTS: Final = 15.0
 FOOTER_POINTS: Final = 12.0
 TITLE_POINTS: Final = 20.0  # height of its line
+GAP_POINTS: Final = 16.0  # between two pictures
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
     "font.family": "sans-serif",
@@ -117,6 +139,111 @@ class Margins(NamedTuple):
     below: float
 
 
+class Picture(NamedTuple):
+    """A picture that any axes can hold: the function that draws it on axes of their final size, and the size in inches that suits it."""
+
+    draw: Callable[[Axes], Margins]
+    width: float
+    height: float
+
+
+def show(pictures: Sequence[Picture], ax: Axes | None = None) -> Axes:
+    """Draws pictures on a new figure of the size they need, or the first of them on the given axes; returns the axes of the first."""
+    with drawing():
+        if ax is None:
+            return lay_out(plt.figure(), pictures)[0]
+        pictures[0].draw(ax)
+    return ax
+
+
+def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
+    """Draws pictures side by side for a notebook.
+
+    Args:
+        pictures: from left to right.
+        description: said in the file, for those who cannot see the picture.
+
+    Returns:
+        A PNG, 100 pixels an inch; the same bytes for the same pictures.
+    """
+    figure = Figure()
+    with drawing():
+        lay_out(figure, pictures)
+    return figure_png(figure, description=description)
+
+
+def lay_out(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
+    """Draws pictures on a figure from left to right, their tops in line, and gives it the size that they need; returns their axes."""
+    axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
+    # Sizes first: what is written into a picture depends on the room there is.
+    _fit(figure, axes, pictures, [Margins(0, 0, 0, 0)] * len(pictures))
+    margins = [picture.draw(ax) for ax, picture in zip(axes, pictures, strict=True)]
+    spaced = [each._replace(right=each.right + GAP_POINTS) for each in margins[:-1]]
+    _fit(figure, axes, pictures, [*spaced, margins[-1]])
+    return axes
+
+
+def _fit(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], margins: Sequence[Margins]) -> None:
+    """Gives a figure the size that its pictures need, and puts their axes in place."""
+    width = sum(picture.width + (around.left + around.right) / 72 for picture, around in zip(pictures, margins, strict=True))
+    above = max(around.above for around in margins) / 72
+    height = above + max(picture.height + around.below / 72 for picture, around in zip(pictures, margins, strict=True))
+    figure.set_size_inches(width, height)
+    x = 0.0
+    for ax, picture, around in zip(axes, pictures, margins, strict=True):
+        x += around.left / 72
+        ax.set_position((x / width, (height - above - picture.height) / height, picture.width / width, picture.height / height))
+        x += picture.width + around.right / 72
+
+
+def points(ax: Axes) -> tuple[float, float]:
+    """Returns width and height of axes in points."""
+    extent = ax.get_window_extent()
+    return float(extent.width * 72 / ax.figure.dpi), float(extent.height * 72 / ax.figure.dpi)
+
+
+def per_point(ax: Axes) -> float:
+    """Returns how much of the horizontal axis is one point wide."""
+    left, right = ax.get_xlim()
+    return float((right - left) / points(ax)[0])
+
+
+def swatch(look: Look, label: str | None = None) -> Patch:
+    """Returns the legend's entry for a look; its own name by default."""
+    hatch = look.hatch or None
+    return Patch(facecolor=look.colour, edgecolor=look.ink, hatch=hatch, linewidth=0.5, label=look.name if label is None else label)
+
+
+def fade(colour: str, share: float) -> str:
+    """Returns a colour on its way to white: 0 as it is, 1 white.
+
+    Example:
+        >>> fade("#000000", 0.6)
+        '#999999'
+    """
+    red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def percent(share: float) -> str:
+    """Writes a share in percent: whole ones, but for small shares.
+
+    Example:
+        >>> percent(3 / 11), percent(0.042), percent(0), percent(0.0002)
+        ('27 %', '4.2 %', '0 %', 'under 0.1 %')
+    """
+    if 0 < share < 0.0005:
+        return "under 0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+
+
+def write_beside(
+    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], *, where: Any = "axes fraction", **look: Any
+) -> None:
+    """Writes words a fixed distance in points from a place, also outside of the axes; ``where`` says what the place is measured in."""
+    ax.annotate(text, at, xycoords=where, xytext=offset, textcoords="offset points", annotation_clip=False, **look)
+
+
 def dress(
     ax: Axes,
     title: str,
@@ -130,9 +257,9 @@ def dress(
     right: float = 8.0,
     below: float = 8.0,
 ) -> Margins:
-    """Puts the words around a picture: its message above; legend, notes and where the numbers come from below.
+    """Puts the words around a picture: above it what it says; below it the legend, notes, and where the numbers come from.
 
-    Distances are in points, so that they hold for axes of any size.
+    Distances are in points, so that they suit axes of any size.
 
     Args:
         ax: the axes, drawn already.
@@ -149,12 +276,12 @@ def dress(
     Returns:
         The room that all of it takes.
     """
-    room = ax.get_window_extent().width * 72 / ax.figure.dpi + right
+    room = points(ax)[0] + right
     title_size = _size_that_fits(title, TITLE_SIZE, BOLD_LETTER, room)
     ax.set_title(title, loc="left", pad=TITLE_POINTS + 2 if subtitle else 8, x=0, fontsize=title_size)
     if subtitle:
         size = _size_that_fits(subtitle, SUBTITLE_SIZE, LETTER, room)
-        _beside(ax, subtitle, (0, 1), (0, 7), va="bottom", fontsize=size, color=MUTED)
+        write_beside(ax, subtitle, (0, 1), (0, 7), ha="left", va="bottom", fontsize=size, color=MUTED)
     if handles:
         columns = _columns_that_fit([str(handle.get_label()) for handle in handles], columns, room)
         legend = ax.legend(
@@ -164,28 +291,10 @@ def dress(
         legend.set_zorder(20)
         below += LEGEND_ROW_POINTS * -(-len(handles) // columns) + 5
     for line in notes:
-        _beside(ax, line, (0, 0), (0, -below), va="top", fontsize=9, color=INK)
+        write_beside(ax, line, (0, 0), (0, -below), ha="left", va="top", fontsize=9, color=INK)
         below += FOOTER_POINTS + 1
-    _beside(ax, footer(metadata), (0, 0), (0, -below - 2), va="top", fontsize=8.5, color=MUTED)
+    write_beside(ax, footer(metadata), (0, 0), (0, -below - 2), ha="left", va="top", fontsize=8.5, color=MUTED)
     return Margins(left, right, 2 * TITLE_POINTS + 12 if subtitle else TITLE_POINTS + 16, below + FOOTER_POINTS + 6)
-
-
-def fit(figure: Figure, pictures: Sequence[tuple[Axes, float, float, Margins]]) -> None:
-    """Gives a figure the size that its pictures need, and lays them out from left to right, their tops in line.
-
-    Args:
-        figure: the figure.
-        pictures: for each its axes, their width and height in inches, and the margins around them.
-    """
-    width = sum(inner + (margins.left + margins.right) / 72 for _, inner, _, margins in pictures)
-    above = max(margins.above for *_, margins in pictures) / 72
-    height = above + max(inner + margins.below / 72 for _, _, inner, margins in pictures)
-    figure.set_size_inches(width, height)
-    x = 0.0
-    for ax, inner_width, inner_height, margins in pictures:
-        x += margins.left / 72
-        ax.set_position((x / width, (height - above - inner_height) / height, inner_width / width, inner_height / height))
-        x += inner_width + margins.right / 72
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
@@ -240,7 +349,3 @@ def _columns_that_fit(labels: Sequence[str], most: int, room: float) -> int:
         if sum(letters * LETTER + LEGEND_ENTRY for letters in widest) * LEGEND_SIZE <= room:
             return columns
     return 1
-
-
-def _beside(ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any) -> None:
-    ax.annotate(text, at, xycoords="axes fraction", xytext=offset, textcoords="offset points", ha="left", annotation_clip=False, **look)

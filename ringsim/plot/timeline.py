@@ -1,18 +1,11 @@
-"""The timeline: what each rank did when, and who waited for whom.
-
-The picture of a trace in a notebook: ring and timeline in one.
-"""
+"""The timeline: what each rank did when, and who waited for whom; and what a notebook shows of a trace, ring and timeline in one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from ringsim.plot import style
 from ringsim.plot.layout import (
@@ -22,18 +15,19 @@ from ringsim.plot.layout import (
     Rows,
     TimeAxis,
     draw_arrows,
+    draw_bars,
     draw_density,
-    draw_long,
     draw_open_ends,
     draw_span_names,
     look_of,
     make_bars,
     merge_short,
+    prepare_rows,
+    row_points,
 )
-from ringsim.plot.ring import SIZE_INCHES, draw_ring
-from ringsim.plot.steps import draw_step, microbatch_entry, picture_step, plot_step, shows_step, step_height
+from ringsim.plot.ring import ring_picture
+from ringsim.plot.steps import microbatch_entry, picture_step, plot_step, shows_step, step_picture
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
-from ringsim.traces.steps import find_step
 from ringsim.traces.units import time_text
 from ringsim.traces.value import count
 
@@ -43,12 +37,14 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_timeline", "trace_png"]
+__all__ = ["plot_timeline", "timeline_picture", "trace_png"]
 
 WIDTH_INCHES: Final = 9.6
+MOST_STRIPES: Final = 64  # ranks up to which every other row has a background
 MOST_SPAN_NAMES: Final = 8  # in the legend: as many as have a look of their own
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
+SMALLER: Final = 0.68  # of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the picture is shrunk
 
 
 def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = None) -> Axes:
@@ -57,9 +53,9 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
     Ranks are rows, rank 0 on top; time runs to the right, to scale, from the start of the run. The time for which an operation was
     blocked is split into waiting for a late partner and transfer. What is shorter than a pixel is merged, and the picture says so.
 
-    A trace of ``train_step_pipeline`` is drawn as papers draw it, one step: forwards and backwards with the number of their microbatch,
-    the bubbles shaded, warm-up, steady and cool-down marked; and, on a new figure, the activations that were alive. Where something is
-    stuck or has failed, it is drawn like any other trace.
+    A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and backwards with the number of their
+    microbatch, the bubbles shaded, and warm-up, steady phase and cool-down marked; on a new figure, the live activations stand below.
+    A trace in which something is stuck or has failed is drawn like any other.
 
     Args:
         trace: any trace, with any number of events.
@@ -79,40 +75,54 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
         >>> plot_timeline(Trace(make_events({"rank": [], "op": []}), {"world_size": 4})).get_title(loc="left")
         'Nothing was recorded on 4 ranks'
     """
-    with style.drawing():
-        if ax is not None:
-            draw_timeline(trace, ax, step)
-            return ax
-        if step is not None or shows_step(trace):
-            return plot_step(picture_step(trace, step))
-        size_inches = (WIDTH_INCHES, timeline_height(trace))
-        figure = plt.figure(figsize=size_inches)
-        ax = figure.add_axes((0, 0, 1, 1))
-        style.fit(figure, [(ax, *size_inches, draw_timeline(trace, ax))])
-    return ax
+    if step is not None or shows_step(trace):
+        return plot_step(picture_step(trace, step), ax)
+    return style.show([timeline_picture(trace)], ax)
 
 
-def timeline_height(trace: Trace) -> float:
-    """Height in inches that suits the number of ranks and what their rows hold."""
+def trace_png(trace: Trace) -> bytes:
+    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened.
+
+    Args:
+        trace: any trace.
+
+    Returns:
+        A PNG, 100 pixels an inch; the same bytes for the same trace. The trace's description is in the file.
+
+    Example:
+        >>> from ringsim.traces.events import make_events
+        >>> from ringsim.traces.value import Trace
+        >>> trace_png(Trace(make_events({"rank": [], "op": []}), {"world_size": 2}))[1:4]
+        b'PNG'
+    """
+    pictures = [ring_picture(trace)] + ([timeline_picture(trace)] if len(trace.events) else [])
+    small = [picture._replace(width=picture.width * SMALLER, height=picture.height * SMALLER) for picture in pictures[:1]]
+    small += [picture._replace(width=picture.width * SMALLER, height=max(picture.height, 2.6)) for picture in pictures[1:]]
+    return style.picture_png(small, trace.describe())
+
+
+def timeline_picture(trace: Trace) -> style.Picture:
+    """Returns the timeline as a picture; of a pipeline its last step."""
     if shows_step(trace):
-        return step_height(find_step(trace))
+        return step_picture(picture_step(trace))
     events = trace.events
     row = 0.62 + (0.22 if (events.kind == SPAN).any() else 0) + (0.14 if (events.kind == MARK).any() else 0)
-    return float(np.clip(row * trace.world_size, 1.2, 8.5))
+    return style.Picture(lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5)))
 
 
-def draw_timeline(trace: Trace, ax: Axes, step: int | None = None) -> style.Margins:
+def _draw(trace: Trace, ax: Axes) -> style.Margins:
     """Draws the timeline on axes that have their size already; returns the room that the words around it take."""
-    if step is not None or shows_step(trace):
-        return draw_step(picture_step(trace, step), ax)
     axis = TimeAxis.of(trace.events)
     bars = make_bars(trace)
     rows = Rows.of(trace, bars)
-    _prepare(ax, trace.world_size, axis)
+    length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
+    prepare_rows(ax, [f"rank {rank}" for rank in range(trace.world_size)], length, axis.label)
+    for rank in range(0, trace.world_size if trace.world_size <= MOST_STRIPES else 0, 2):
+        ax.axhspan(rank - 0.5, rank + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
 
     long, density = merge_short(bars, axis.first_ns, axis.slot_ns)
     draw_density(ax, density, rows, axis)
-    draw_long(ax, bars, np.flatnonzero(long), rows, axis)
+    draw_bars(ax, bars, np.flatnonzero(long), rows, axis)
     draw_open_ends(ax, bars, rows, axis)
     draw_span_names(ax, trace, bars, rows, axis)
     _draw_marks(ax, trace, rows, axis)
@@ -157,43 +167,20 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     time = trace.makespan_s * 1e9 * trace.world_size
     blocked = np.maximum(trace.waits.blocked_ns, 0)
     late_sender, late_receiver = trace.waits.late_sender_ns, trace.waits.late_receiver_ns
-    title = f"{ranks}, {length}: {_percent(blocked.sum() / time)} of it blocked in communication"
+    title = f"{ranks}, {length}: {style.percent(blocked.sum() / time)} of it blocked in communication"
     parts = {
         "late senders": late_sender.sum(),
         "late receivers": late_receiver.sum(),
         "transfers": trace.waits.transfer_ns.sum(),
         "collectives": blocked[events.kind == COLLECTIVE].sum(),
     }
-    said = [f"{name} {_percent(part / time)}" for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part > 0][:3]
+    said = [f"{name} {style.percent(part / time)}" for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part > 0][:3]
     by_rank = np.bincount(events.rank, weights=late_sender + late_receiver, minlength=trace.world_size)
     if by_rank.max() > 0:
         worst = int(by_rank.argmax())
         said.append(f"rank {worst} waited longest, {time_text(by_rank[worst])}")
         return title, "; ".join((", ".join(said[:-1]), said[-1]))
     return title, ", ".join(said)
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 0.0005:
-        return "under 0.1 %"
-    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
-
-
-def _prepare(ax: Axes, world_size: int, axis: TimeAxis) -> None:
-    """Sets limits, ticks and the background of the rows."""
-    axis.limit(ax)
-    ax.set_ylim(world_size - 0.5, -0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    ax.yaxis.set_major_locator(MultipleLocator(1) if world_size <= 32 else MaxNLocator(32, integer=True))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"rank {value:.0f}" if 0 <= value < world_size else ""))
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
-    ax.grid(axis="x", color="#E9E9E9", linewidth=0.8)
-    ax.set_axisbelow(True)
-    for rank in range(0, world_size, 2):
-        if world_size <= 64:
-            ax.axhspan(rank - 0.5, rank + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
 
 
 def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
@@ -207,16 +194,15 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     top, bottom = rows.marks
     ax.vlines(x, rank + top, rank + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
     ax.scatter(x, rank + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
-    left, right = ax.get_xlim()
-    per_point = (right - left) / (ax.get_window_extent().width * 72 / ax.figure.dpi)
+    right, per_point = ax.get_xlim()[1], style.per_point(ax)
     until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
-    size = min(MARK_NAME_SIZE, (bottom - top) * ax.get_window_extent().height * 72 / ax.figure.dpi / trace.world_size * 0.95)
+    size = min(MARK_NAME_SIZE, (bottom - top) * row_points(ax, trace.world_size) * 0.95)
     named = 0
     for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
         label = int(events.label[index])
         name = events.tables.labels[label] if label != NONE else ""
         notice = read_notice(name)
-        name = notice[0] if notice is not None else name  # what was found; the sentence would run across the picture
+        name = notice[0] if notice is not None else name  # the kind; the sentence would run across the picture
         if not name or size < 5 or named == MOST_MARK_NAMES:
             continue
         width = (len(name) * 0.6 * size + 5) * per_point
@@ -234,12 +220,12 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     handles: list[Artist] = []
     looks = np.unique(bars.look).tolist()
     for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], len(OPERATION_LOOKS)):
-        handles.append(_patch(look_of(number), trace.events.tables.labels[label] if label != NONE else "span"))
+        handles.append(style.swatch(look_of(number), trace.events.tables.labels[label] if label != NONE else "span"))
     if len(bars.labels) > MOST_SPAN_NAMES:
         handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
         handles.append(microbatch_entry())
-    handles += [_patch(look_of(number), look_of(number).name) for number in looks if number < len(OPERATION_LOOKS)]
+    handles += [style.swatch(look_of(number)) for number in looks if number < len(OPERATION_LOOKS)]
     if arrows:
         handles.append(
             Line2D([], [], color=style.INK, linewidth=1, marker=">", markersize=5, markevery=[1], label="send posted → recv done")
@@ -247,45 +233,3 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     if (trace.events.kind == MARK).any():
         handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="v", markersize=4, label="mark"))
     return handles
-
-
-def _patch(look: style.Look, label: str) -> Any:
-    return Patch(facecolor=look.colour, edgecolor=look.ink, hatch=look.hatch or None, linewidth=0.5, label=label)
-
-
-GAP_POINTS: Final = 16.0
-SHARE: Final = 0.68  # of the pictures' own sizes: the words stay as large, and can be read when a notebook shrinks the picture
-
-
-def trace_png(trace: Trace) -> bytes:
-    """Draws both pictures side by side, for a notebook; the ring alone where nothing happened.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        A PNG, 100 pixels an inch; the same bytes for the same trace. The trace's description is in the file.
-
-    Example:
-        >>> from ringsim.traces.events import make_events
-        >>> from ringsim.traces.value import Trace
-        >>> trace_png(Trace(make_events({"rank": [], "op": []}), {"world_size": 2}))[1:4]
-        b'PNG'
-    """
-    ring_inches = (SIZE_INCHES[0] * SHARE, SIZE_INCHES[1] * SHARE)
-    timeline_inches = (WIDTH_INCHES * SHARE, max(timeline_height(trace), 2.6))
-    with style.drawing():
-        figure = Figure()
-        if not len(trace.events):
-            ring = figure.add_axes((0, 0, 1, 1))
-            style.fit(figure, [(ring, *ring_inches, style.Margins(0, 0, 0, 0))])
-            style.fit(figure, [(ring, *ring_inches, draw_ring(trace, ring))])
-            return style.figure_png(figure, description=trace.describe())
-        ring, timeline = figure.add_axes((0, 0, 1, 1)), figure.add_axes((0, 0, 1, 1), label="timeline")
-        # Sizes first: what is written into a picture depends on the room there is.
-        nothing = style.Margins(0, 0, 0, 0)
-        style.fit(figure, [(ring, *ring_inches, nothing), (timeline, *timeline_inches, nothing)])
-        ring_margins, timeline_margins = draw_ring(trace, ring), draw_timeline(trace, timeline)
-        spaced = ring_margins._replace(right=ring_margins.right + GAP_POINTS)
-        style.fit(figure, [(ring, *ring_inches, spaced), (timeline, *timeline_inches, timeline_margins)])
-    return style.figure_png(figure, description=trace.describe())

@@ -1,4 +1,4 @@
-"""Who waits for whom, with the circle that nobody can leave, beside the last moments of the timeline."""
+"""Who waits for whom, with the cycle that no rank can leave, beside the last moments of the timeline."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from ringsim.plot import style
-from ringsim.plot.ring import BOW, Box, bowed, label_edges, node_angle, place, words_box
-from ringsim.plot.timeline import WIDTH_INCHES, draw_timeline, timeline_height
+from ringsim.plot.ring import Box, bow, label_edges, node_angle, place, words_box
+from ringsim.plot.style import Picture
+from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import join_events
@@ -34,7 +33,7 @@ MOST_TIMELINE_RANKS: Final = 64
 HALF: Final = (2.0, 1.44)  # of the graph's width and height, in units of its circle's radius
 GRAPH_INCHES: Final = (5.0, 3.6)
 TIMELINE_SHARE: Final = 0.6  # of the timeline's own width
-GAP_POINTS: Final = 16.0
+BOW: Final = 0.18  # how far an arrow bows to the right of its way, as a share of its length
 BEFORE: Final = 0.5  # of the time for which ranks have been stuck, that much before it is shown, too
 BEFORE_NS: Final = 20_000_000  # at least this
 RADIUS: Final = 0.2
@@ -57,8 +56,8 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {  # state: its words, fil
 def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
     """Draws who waits for whom: ranks in a circle, an arrow from each that waits to the one it waits for.
 
-    The arrows of a circle that nobody can leave are wide and red. Beside the graph stand the last moments of the timeline, where the
-    diagnosis has a trace.
+    The arrows of a cycle that no rank can leave are wide and red. Where the diagnosis has a trace, the last moments of the timeline stand
+    beside the graph.
 
     Args:
         diagnosis: any diagnosis; one without findings shows the ranks alone.
@@ -74,11 +73,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
         >>> plot_waitfor(Diagnosis((finding,), 2, edges)).get_title(loc="left")
         'Deadlock: ranks 0 and 1'
     """
-    with style.drawing():
-        if ax is not None:
-            _draw_graph(diagnosis, ax)
-            return ax
-        return _draw_both(plt.figure(), diagnosis)
+    return style.show(_pictures(diagnosis), ax)
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
@@ -88,32 +83,22 @@ def waitfor_png(diagnosis: Diagnosis) -> bytes:
         >>> waitfor_png(Diagnosis((), 2))[1:4]
         b'PNG'
     """
-    figure = Figure()
-    with style.drawing():
-        _draw_both(figure, diagnosis)
-    return style.figure_png(figure, description=str(diagnosis))
+    return style.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
-def _draw_both(figure: Figure, diagnosis: Diagnosis) -> Axes:
-    graph = figure.add_axes((0, 0, 1, 1))
-    nothing = style.Margins(0, 0, 0, 0)
+def _pictures(diagnosis: Diagnosis) -> list[Picture]:
+    """Returns the graph, and the last moments of the timeline where there are any."""
+    pictures = [Picture(lambda ax: _draw_graph(diagnosis, ax), *GRAPH_INCHES)]
     moments = _last_moments(diagnosis)
-    if moments is None:
-        style.fit(figure, [(graph, *GRAPH_INCHES, nothing)])
-        style.fit(figure, [(graph, *GRAPH_INCHES, _draw_graph(diagnosis, graph))])
-        return graph
-    timeline = figure.add_axes((0, 0, 1, 1), label="timeline")
-    inches = (WIDTH_INCHES * TIMELINE_SHARE, max(timeline_height(moments), 2.2))
-    # Sizes first: what is written into a picture depends on the room there is.
-    style.fit(figure, [(graph, *GRAPH_INCHES, nothing), (timeline, *inches, nothing)])
-    left, right = _draw_graph(diagnosis, graph), draw_timeline(moments, timeline)
-    style.fit(figure, [(graph, *GRAPH_INCHES, left._replace(right=left.right + GAP_POINTS)), (timeline, *inches, right)])
-    return graph
+    if moments is not None:
+        timeline = timeline_picture(moments)
+        pictures.append(timeline._replace(width=timeline.width * TIMELINE_SHARE, height=max(timeline.height, 2.2)))
+    return pictures
 
 
 def _last_moments(diagnosis: Diagnosis) -> Trace | None:
-    """Cuts out of the trace what the findings are about: the end, where ranks are stuck; all of it where it finished."""
-    trace = diagnosis.trace
+    """Returns the part of the trace that the findings are about: its end where ranks are stuck, all of it where it finished."""
+    trace: Trace | None = diagnosis.trace
     if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
         return None
     events = trace.events
@@ -205,7 +190,7 @@ def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, 
     pairs: dict[tuple[int, int], list[Edge]] = {}
     for edge in sorted(edges, key=lambda one: not one.in_cycle):
         pairs.setdefault((edge.rank, edge.peer), []).append(edge)
-    points = radius / (ax.get_xlim()[1] - ax.get_xlim()[0]) * ax.get_window_extent().width * 72 / ax.figure.dpi
+    points = radius / style.per_point(ax)
     paths, labels = [], []
     for (rank, peer), waits in pairs.items():
         start, end = at[rank], at[peer]
@@ -213,22 +198,16 @@ def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, 
         if rank == peer:
             ax.add_patch(Circle((start[0], start[1] + radius), radius * 0.8, fill=False, edgecolor=colour, linewidth=2, zorder=2))
             continue
+        in_cycle = waits[0].in_cycle
         ax.add_patch(
             FancyArrowPatch(
-                tuple(start),
-                tuple(end),
-                connectionstyle=f"arc3,rad={BOW}",
-                arrowstyle="-|>,head_length=7,head_width=4",
-                shrinkA=points + 1,
-                shrinkB=points + 2,
-                color=colour,
-                linewidth=2.6 if waits[0].in_cycle else 1.2,
-                linestyle="solid" if waits[0].in_cycle else (0, (4, 2)),
-                zorder=3 if waits[0].in_cycle else 2,
-                gid=f"waits-{rank}-{peer}",
+                tuple(start), tuple(end), connectionstyle=f"arc3,rad={BOW}", arrowstyle="-|>,head_length=7,head_width=4",
+                shrinkA=points + 1, shrinkB=points + 2, color=colour, linewidth=2.6 if in_cycle else 1.2,
+                linestyle="solid" if in_cycle else (0, (4, 2)), zorder=3 if in_cycle else 2, gid=f"waits-{rank}-{peer}",
             )
-        )
-        paths.append(bowed(start, end))
+        )  # fmt: skip
+        way = end - start
+        paths.append(bow(start, end, (start + end) / 2 + BOW * np.array([way[1], -way[0]])))  # as matplotlib draws "arc3"
         said = [edge.operation for edge in waits if edge.operation is not None]
         if said:
             labels.append((f"{rank} → {peer}: {_label(said)}", paths[-1]))
@@ -265,16 +244,8 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
     if not all(edge.in_cycle for edge in edges):
         handles.append(Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 2)), label="waits for"))
     if any(diagnosis.states[rank] == "blocked" for rank in ranks if diagnosis.states):
+        colour = style.VERMILLION
         handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                marker="o",
-                markersize=9,
-                markerfacecolor="white",
-                markeredgecolor=style.VERMILLION,
-                label="blocked",
-            )
+            Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="white", markeredgecolor=colour, label="blocked")
         )
     return handles

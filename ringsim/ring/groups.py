@@ -1,15 +1,14 @@
-"""What ``initialize_distributed`` is told: completed by what the launcher says, and checked before any socket is opened.
+"""How the pair groups of a ring are built: the arguments, the groups of two ranks, and the two ways to get all of them.
 
-Process groups of two ranks: the one module that uses torch's private API.
+This is the one module that builds groups by torch's private API. The public ``new_group`` must be called by every rank for every group, also
+by ranks outside it: a ring of N pairs costs each rank N calls. A pair needs only its two members. So each member builds the group by itself,
+under a name that both know, over the store that all ranks share. (Torch's own way for that, ``use_local_synchronization``, puts the number
+of groups that the process has made into the name: both members must then have made equally many, which no order achieves in a ring of odd
+length.)
 
-The public ``new_group`` must be called by every rank for every group, also by those outside it: a ring of N pairs costs each rank N calls.
-A pair needs only its two members to meet. So each of them builds the group by itself, under a name that both know, over the store that all
-ranks share. Torch's own way to let the members alone build a group (``use_local_synchronization``) names it by how many groups the process
-made so far: the members of a pair must then have made equally many, which no order achieves in a ring of odd length.
-
-Gloo, building a group, writes its own address into a store and waits for the other's: ten questions to the shared store for two groups,
-and the order in which a rank builds them could close a circle of ranks that wait for each other. So each of a rank's two groups is built
-over a store of its own in this process, both at once, and only the addresses go through the shared one, in three questions::
+Gloo writes its own address into a store and waits for the other's. Over the shared store that takes ten questions for two groups, and ranks
+that build their groups in an unlucky order wait for each other in a circle. So both groups are built at once, each over a store inside this
+process, and only the addresses go through the shared store, in three questions::
 
     group to pred --- my address --->  |            |  --- both of mine --->  shared store
     (a thread)    <-- its address ---  |  exchange  |
@@ -18,11 +17,8 @@ over a store of its own in this process, both at once, and only the addresses go
 
 Every rank writes before it waits, so no order of ranks can stop them.
 
-How a ring's groups come to be: by rendezvous and torch's own groups, or by what another backend calls its world and its groups.
-
-On torch each rank builds the two groups that it is in, over the store where the ranks met (``pair_groups``). The protocol of backends knows
-no store, and a ``new_group`` that all ranks call for every group, in one order. So on another backend the ranks first tell each other, in
-one all_gather, which ring each is in, and then make all pairs of all rings::
+Other backends know no store, and have a ``new_group`` that all ranks call for every group, in one order. There the ranks first tell each
+other, in one all_gather, which ring each is in, and then make all pairs of all rings::
 
     rank 2 of 4, ring_ranks=[2, 3]          said by all           made by all, in this order
       |-- all_gather(my ring) ------------> [0,1] [0,1]           "ring:0>1" "ring:1>0"
@@ -31,7 +27,6 @@ one all_gather, which ring each is in, and then make all pairs of all rings::
 
 from __future__ import annotations
 
-import operator
 import os
 import socket
 import time
@@ -39,7 +34,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from math import isfinite
 from typing import Any
 
 import torch
@@ -53,23 +47,14 @@ from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, fi
 from ringsim.comm.functions import find
 from ringsim.comm.log import pause_log
 from ringsim.environment import discover
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError, is_number, read_whole
 
-__all__ = [
-    "Pair",
-    "PairGroups",
-    "RingArguments",
-    "build_on_backend",
-    "build_on_torch",
-    "build_pair_groups",
-    "check_ring_arguments",
-    "complete_ring_arguments",
-    "default_store",
-    "destroy_group",
-    "pair_name",
-    "pairs_of",
-]
+__all__ = ["PairGroups", "RingArguments", "build_on_backend", "build_on_torch", "build_pair_groups", "check_ring_arguments"]
 
+Pair = tuple[int, int]
+PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+
+_KNOWN_TORCH = "2.13."  # where Gloo keeps addresses in a store is no public promise: other versions take the public way until tried
 _LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
 
 
@@ -127,19 +112,18 @@ def check_ring_arguments(
         ...
         ringsim.errors.ArgumentError: rank must be a whole number from 0 to 3, got 4 (world_size 4). Give each process its own.
     """
-    world_size = _whole("world_size", world_size, 1, None, "", "Pass the number of processes.")
-    rank = _whole("rank", rank, 0, world_size - 1, f" (world_size {world_size})", "Give each process its own.")
+    world_size = read_whole("world_size", world_size, 1, None, "", "Pass the number of processes.")
+    rank = read_whole("rank", rank, 0, world_size - 1, f" (world_size {world_size})", "Give each process its own.")
     where = f" (rank {rank} of {world_size})"
-    port = _whole("port", port, 1, 65535, where, "Pass a free port of rank 0's machine, the same on every rank.")
-    local_rank = _whole("local_rank", local_rank, 0, None, where, "Pass this process's number on its machine, counted from 0.")
+    port = read_whole("port", port, 1, 65535, where, "Pass a free port of rank 0's machine, the same on every rank.")
+    local_rank = read_whole("local_rank", local_rank, 0, None, where, "Pass this process's number on its machine, counted from 0.")
     if not isinstance(head_ip, str) or not head_ip.strip():
         raise ArgumentError(
             f"head_ip must be an address or a name as text, got {head_ip!r}{where}. Pass rank 0's address, such as '127.0.0.1'."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f"comm_device must be 'cpu' or 'gpu', got {comm_device!r}{where}. Pass 'cpu' for Gloo, 'gpu' for NCCL.")
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not is_number or not isfinite(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+    if not is_number(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}{where}. Pass for example 30.")
     return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), _ring(ring_ranks, rank, world_size))
 
@@ -150,20 +134,16 @@ def complete_ring_arguments(
     """Fills in the arguments of ``initialize_distributed`` that are None.
 
     Args:
-        known: what the ring or the default process group that exists says, by the names of the arguments; it comes before the launcher.
-        head_ip: as in ``check_ring_arguments``, and so for the others; None to find it.
-        port: likewise.
-        world_size: likewise.
-        rank: likewise.
-        local_rank: likewise.
-        comm_device: likewise; "cpu" where nothing is known.
+        known: what the existing ring or default process group says, by the names of the arguments; it takes precedence over the launcher.
+        head_ip, port, world_size, rank, local_rank: as in ``check_ring_arguments``; None to find the value.
+        comm_device: the same; "cpu" where nothing is known.
 
     Returns:
-        The six values in this order, none of them None. They are checked where they are used.
+        The six values in this order, none of them None, still unchecked.
 
     Raises:
-        ArgumentError: a value does not go with what the launcher says.
-        RingError: a value is nowhere to be found.
+        ArgumentError: a value does not fit what the launcher says.
+        RingError: a value cannot be found.
 
     Example:
         >>> complete_ring_arguments({}, "10.0.0.1", 29500, 4, 2, 0, None)
@@ -177,38 +157,20 @@ def complete_ring_arguments(
     return values["head_ip"], values["port"], values["world_size"], values["rank"], values["local_rank"], device
 
 
-def _whole(name: str, value: Any, low: int, high: int | None, where: str, advice: str) -> int:
-    """Returns a whole number as ``int``, also numpy's; text and True are none."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < low or (high is not None and number > high):
-        span = f"of {low} or more" if high is None else f"from {low} to {high}"
-        raise ArgumentError(f"{name} must be a whole number {span}, got {value!r}{where}. {advice}")
-    return number
-
-
 def _ring(ring_ranks: Any, rank: int, world_size: int) -> tuple[int, ...]:
-    """Returns the ring's ranks; they are different, exist, and include this one."""
+    """Returns the ring's ranks, which must exist, be different and include this one."""
     if ring_ranks is None:
         return tuple(range(world_size))
     where = f"(rank {rank} of {world_size})"
     advice = "Pass the global ranks of the ring that this rank is in, in order; [rank] where it is in none."
     if isinstance(ring_ranks, (str, bytes)) or not hasattr(ring_ranks, "__iter__"):
         raise ArgumentError(f"ring_ranks must be a sequence of ranks, got {ring_ranks!r} {where}. {advice}")
-    ranks = tuple(_whole("each of ring_ranks", each, 0, world_size - 1, f" {where}", advice) for each in ring_ranks)
+    ranks = tuple(read_whole("each of ring_ranks", each, 0, world_size - 1, f" {where}", advice) for each in ring_ranks)
     if len(set(ranks)) != len(ranks):
         raise ArgumentError(f"ring_ranks must not name a rank twice, got {list(ranks)} {where}. {advice}")
     if rank not in ranks:
         raise ArgumentError(f"ring_ranks must include the rank that passes it, got {list(ranks)} {where}. {advice}")
     return ranks
-
-
-Pair = tuple[int, int]
-PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
-
-_KNOWN_TORCH = "2.13."  # where Gloo keeps addresses in a store is nobody's promise: another version goes the public way until it is tried
 
 
 def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
@@ -254,14 +216,14 @@ def build_pair_groups(
 ) -> PairGroups:
     """Builds this rank's two pair groups, over the default process group.
 
-    Every rank of the world calls it, each for its own ring. It blocks until its neighbours have come as far; on NCCL they meet at the
-    first message.
+    Every rank of the world calls it, each for its own ring. It blocks until the neighbours have got there; on NCCL they meet at the first
+    message.
 
     Args:
         rank: this global rank.
         ranks: this ring's global ranks in order.
         rings: all rings of the world, the same list on every rank.
-        store: a store all ranks share, unused before under this ring's names.
+        store: a store that all ranks share, in which this ring's names are unused.
         backend: "gloo" or "nccl".
         timeout: limit of each operation on the groups.
 
@@ -286,25 +248,25 @@ def build_pair_groups(
 
 
 def default_store() -> Store | None:
-    """Returns the store of the default process group, None where torch does not show it."""
+    """Returns the store of the default process group, None where torch hides it."""
     return c10d._get_default_store() if hasattr(c10d, "_get_default_store") else None
 
 
 def destroy_group(group: dist.ProcessGroup | None) -> None:
-    """Destroys a group of ours; harmless where there is none, or where it went with the default group. It does not block."""
+    """Destroys a group; harmless where there is none, or where it was destroyed with the default group. It does not block."""
     if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
         dist.destroy_process_group(group)
 
 
 def _builds_privately() -> bool:
-    """Tells whether this torch is known to have everything that building a group by its members takes."""
+    """Tells whether members can build a group by themselves with this torch: a known version that has all private names."""
     gloo = getattr(dist, "ProcessGroupGloo", None)
     needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
     return torch.__version__.startswith(_KNOWN_TORCH) and all(hasattr(owner, name) for owner, name in needed)
 
 
 def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, timeout: timedelta) -> PairGroups:
-    """Builds the groups in the public way: every rank calls for every pair of every ring, in one order."""
+    """Builds the groups the public way: every rank calls ``new_group`` for every pair of every ring, in one order."""
     pred_group: dist.ProcessGroup | None = None
     succ_group: dist.ProcessGroup | None = None
     for ring in rings:
@@ -313,7 +275,7 @@ def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, tim
             if pairs is None:
                 continue
             pair = pairs[1]
-            # The time-out is not inherited from the default group: without it a deadlock on a pair would last half an hour.
+            # The time-out is not inherited from the default group: without it, a deadlock on a pair would last half an hour.
             group = dist.new_group(list(pair), timeout=timeout, backend=backend, group_desc=pair_name(pair))
             if pair[0] == rank:
                 succ_group = group
@@ -323,8 +285,8 @@ def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, tim
 
 
 def _gloo_device() -> object:
-    """Returns what Gloo's connections go through, a listening socket and a thread: the default group's, where that is Gloo's."""
-    with suppress(RuntimeError):  # the default group knows no CPU: NCCL
+    """Returns the device of Gloo's connections, a listening socket and a thread: that of the default group where it is on Gloo."""
+    with suppress(RuntimeError):  # the default group has no CPU backend: NCCL
         default = c10d._get_default_group()._get_backend(torch.device("cpu"))
         if isinstance(default, dist.ProcessGroupGloo):
             device: object = default.options._devices[0]  # type: ignore[attr-defined]  # not in torch's stubs
@@ -336,7 +298,7 @@ def _gloo_device() -> object:
 
 
 class _GlooBuild:
-    """One group being built: Gloo runs in a thread, over a store in this process, until the other member's address is there."""
+    """A group being built: Gloo runs in a thread, over a store in this process, until the other member's address is there."""
 
     def __init__(self, rank: int, pair: Pair, device: object, timeout: timedelta) -> None:
         self.name = GroupName(pair_name(pair))
@@ -347,14 +309,14 @@ class _GlooBuild:
         self._store = HashStore()
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
         options._devices = [device]
-        options._threads = 1  # they run collectives; messages between two ranks need none
+        options._threads = 1  # they run collectives, which pair groups do not
         options._timeout = timeout
         options.global_ranks_in_group = self.members
         options.group_name = self.name
         self._backend = BackgroundCall(lambda: dist.ProcessGroupGloo(self._store, self.here, len(self.members), options))
 
     def address(self) -> bytes:
-        """Waits for what Gloo tells the other member, and returns it."""
+        """Waits for the address that Gloo has for the other member, and returns it."""
         self._store.wait([_gloo_key(self.here)], self._timeout)
         address: bytes = self._store.get(_gloo_key(self.here))
         return address
@@ -364,7 +326,7 @@ class _GlooBuild:
         self._store.set(_gloo_key(self.there), address)  # type: ignore[arg-type]  # torch takes bytes as well as text
 
     def group(self, store: Store) -> dist.ProcessGroup:
-        """Waits until the two are connected; returns the group, entered into torch's tables as ``new_group`` would."""
+        """Waits until the two are connected; returns the group, entered into torch's tables as by ``new_group``."""
         backend = self._backend.result(self._timeout.total_seconds())
         group_store = PrefixStore(f"{self.name}/", store)
         group = dist.ProcessGroup(group_store, self.here, len(self.members))
@@ -396,15 +358,15 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
     Args:
         wanted: the ring.
         listen_socket: for rank 0, a socket that listens already; None to open one.
-        undo: what takes down again what was built goes here.
+        undo: receives the calls that take down what was built.
 
     Returns:
         The group that this rank receives on and the group that it sends on; None and None in a ring of one.
 
     Raises:
-        ArgumentError: there is no such GPU, or the default group that exists is another.
+        ArgumentError: there is no such GPU, or the existing default group differs.
         RendezvousFailed: the ranks did not find each other.
-        RingError: the default group that exists hides its store.
+        RingError: the store of the existing default group is hidden.
     """
     rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
     timeout = timedelta(seconds=timeout_s)
@@ -438,22 +400,22 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
 
 
 def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -> tuple[Any, Any]:
-    """Joins the ranks and builds all pair groups, both as a backend other than torch does it.
+    """Joins the ranks and builds all pair groups by a backend other than torch.
 
     Every rank of the world calls it. It blocks until all have made all groups.
 
     Args:
         backend: makes the world, unless it is there, and the groups.
         wanted: the ring.
-        undo: what takes down again what was built goes here: the world and its groups with it, or the groups of a world that was there.
+        undo: receives the calls that take down what was built: the world with its groups, or only the groups where a world existed.
 
     Returns:
         The group that this rank receives on and the group that it sends on; None and None in a ring of one.
 
     Raises:
-        ArgumentError: ``comm_device`` is "gpu", or rank and number of ranks are others for the backend.
+        ArgumentError: ``comm_device`` is "gpu", or the backend has another rank or number of ranks.
         RendezvousFailed: the ranks do not agree on their rings.
-        RingError: what the backend says where ranks are missing.
+        RingError: ranks are missing; the backend says so.
     """
     rank, world_size = wanted.rank, wanted.world_size
     if wanted.comm_device != "cpu":
@@ -500,7 +462,7 @@ def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, .
     row = torch.full((wanted.world_size,), -1, dtype=torch.int64)
     row[: len(wanted.ranks)] = torch.tensor(wanted.ranks)
     rows = [torch.empty_like(row) for _ in range(wanted.world_size)]
-    with pause_log():  # it is ours, not the program's
+    with pause_log():  # the program did not ask for it
         find(backend, "all_gather")(rows, row)
     cards = [Card(wanted.world_size, wanted.comm_device, tuple(each[each >= 0].tolist())) for each in rows]
     fault = find_fault(cards)
@@ -510,14 +472,14 @@ def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, .
 
 
 def _destroy(backend: Backend, group: Any) -> None:
-    """Ends a group of a backend, or with None its world; harmless where the script has done so."""
+    """Destroys a group of a backend, or with None its world; harmless where the script has done so."""
     if backend.is_initialized():
         with suppress(RingError):
             backend.destroy_process_group(group)
 
 
 def _store_of_default_group(wanted: RingArguments) -> Store:
-    """Returns the store of the group that the script made, if that group is as the arguments say."""
+    """Returns the store of the default group that the script made, if that group fits the arguments."""
     _check_world(wanted, dist.get_rank(), dist.get_world_size())
     store = default_store()
     if store is None:
@@ -529,7 +491,7 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
 
 
 def _select_gpu(wanted: RingArguments) -> str:
-    """Makes this rank's GPU the current device and returns what tells it from every other GPU."""
+    """Makes this rank's GPU the current device; returns a text that identifies it among all GPUs."""
     where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         raise ArgumentError(

@@ -1,8 +1,7 @@
-"""Which rank's prints are shown: rank 0's, and those that say ``force=True``.
+"""Whose prints are shown: those of rank 0, and those with ``force=True``.
 
-Several ranks that all print to one terminal make a text nobody can read. ``suppress_output`` puts a ``print`` in place that shows one
-rank's lines and hands the others' to whoever keeps them (``RankState.hidden_output``); ``restore_output`` gives the built-in ``print``
-back.
+When several ranks print to one terminal, nobody can read it. ``suppress_output`` replaces ``print`` by one that shows the lines of rank 0 and
+passes those of the others to ``RankState.hidden_output``; ``restore_output`` puts the built-in ``print`` back.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import read_whole
 from ringsim.state import change_state, get_state
 
 __all__ = ["Quiet", "make_print", "restore_output", "suppress_output"]
 
 
 def suppress_output(rank: int) -> None:
-    """Replaces ``print`` in this process, so that only rank 0's lines and forced ones are shown.
+    """Replaces ``print`` in this process, so that only the lines of rank 0 and forced ones are shown.
 
-    The new ``print`` takes every argument that the built-in takes, and ``force`` on every rank. What is printed to a file of the caller's
-    own always gets there: only stdout and stderr are governed. Calling it again is harmless; the last ``rank`` counts.
-    ``destroy_distributed`` and ``restore_output`` undo it. Each rank calls it for itself; it does not block.
+    The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. Only stdout and stderr are affected: what is
+    printed to another file always gets there. Calling it again is harmless; the last ``rank`` counts. ``destroy_distributed`` and
+    ``restore_output`` undo it. Each rank calls it for itself; it does not block.
 
     Args:
         rank: the global rank of this process, 0 or more.
 
     Raises:
-        ArgumentError: ``rank`` is no whole number of 0 or more.
+        ArgumentError: ``rank`` is not a whole number of 0 or more.
 
     Example:
         >>> suppress_output(1)
@@ -42,8 +41,7 @@ def suppress_output(rank: int) -> None:
         >>> print("as before")
         as before
     """
-    if type(rank) is not int or rank < 0:
-        raise ArgumentError(f"rank must be a whole number of 0 or more, got {rank!r}. Pass this process's own rank.")
+    rank = read_whole("rank", rank, 0, hint="Pass this process's own rank.")
     restore_output()
     if get_state().clock is not None:
         change_state(undo_print=Quiet(rank))
@@ -61,11 +59,11 @@ def suppress_output(rank: int) -> None:
 
 
 def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Callable[..., None]:
-    """Makes a ``print`` that takes ``force`` and hands to ``RankState.hidden_output`` what is not to be shown.
+    """Makes a ``print`` that takes ``force`` and passes what is not to be shown to ``RankState.hidden_output``.
 
     Args:
         original: prints.
-        hides: whether prints of the calling rank are hidden now.
+        hides: tells whether prints of the calling rank are hidden now.
     """
 
     def print_of_rank(
@@ -76,7 +74,7 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
             original(*values, sep=sep, end=end, file=file, flush=flush)
             return
         text = io.StringIO()
-        original(*values, sep=sep, end=end, file=text)  # also where nobody keeps it: a bad argument must fail on every rank alike
+        original(*values, sep=sep, end=end, file=text)  # even if nobody keeps it: a bad argument must fail on every rank
         keep = get_state().hidden_output
         if keep is not None:
             keep(text.getvalue())
@@ -86,9 +84,9 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """Says that the prints of a simulated rank are governed; in the place of what gives a real rank its ``print`` back.
+    """Marks a simulated rank's prints as suppressed, in the place of the function that restores a real rank's ``print``.
 
-    Simulated ranks share one ``print``, which asks the state of the rank that calls it.
+    Simulated ranks share one ``print``, which looks at the state of the rank that calls it.
 
     Attributes:
         rank: as ``suppress_output`` was told.
@@ -97,11 +95,11 @@ class Quiet:
     rank: int
 
     def __call__(self) -> None:
-        """Nothing is to be given back."""
+        """Does nothing: there is nothing to restore."""
 
 
 def restore_output() -> None:
-    """Gives ``print`` back as it was before ``suppress_output``; harmless where nothing is suppressed.
+    """Restores ``print`` as it was before ``suppress_output``; harmless if nothing is suppressed.
 
     Example:
         >>> import builtins

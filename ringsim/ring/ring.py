@@ -67,7 +67,7 @@ class Ring:
         port: where rank 0 listens.
         timeout_s: limit of one operation, in seconds.
         backend: what made the groups and carries their messages.
-        take_down: destroys what was built for this ring; ``destroy_distributed`` calls it.
+        take_down: destroys what was built for this ring, for ``destroy_distributed``.
 
     Example:
         >>> ring = Ring(rank=2, world_size=4, pred=1, succ=3, ranks=(0, 1, 2, 3))
@@ -92,12 +92,12 @@ class Ring:
 
     @property
     def in_order(self) -> bool:
-        """Whether what a rank posts on a group is carried out one after the other: NCCL, and ``simulate(..., semantics="grouped")``."""
+        """Whether the operations that a rank posts on a group are executed one by one: NCCL, and ``simulate(..., semantics="grouped")``."""
         return self.comm_device == "gpu" or self.backend.in_order
 
     @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
-        """Name and (predecessor, successor) of every group of this ring, in order; this rank has built its own two of them."""
+        """Name and (predecessor, successor) of every group of this ring, in order; this rank has only two of them."""
         pairs = [pairs_of(rank, self.ranks) for rank in self.ranks]
         return [(pair_name(both[1]), both[1]) for both in pairs if both is not None]
 
@@ -115,17 +115,18 @@ def initialize_distributed(
 ) -> None:
     """Joins this process to the others: default process group, ring, and the two pair groups of this rank.
 
-    Every process calls it once, in any order, and each is blocked until all have; a wrong start ends on every rank with the same words.
-    Rank 0 listens at ``head_ip`` and ``port`` (on loopback alone if ``head_ip`` is loopback), the others come to it. Where the script has
-    called ``init_process_group`` already, the ring is built on that group, and ``head_ip`` and ``port`` are only kept. Afterwards only
-    rank 0's prints are shown (``suppress_output``). A second call with the values in force returns at once; what it leaves out, and the
-    default ``timeout_s``, agree with any.
+    Every process calls it once, in any order, and blocks until all have; a wrong start raises the same error on every rank. Rank 0 listens at
+    ``head_ip`` and ``port`` (only on loopback if ``head_ip`` is loopback), and the others connect to it. If the script has already called
+    ``init_process_group``, the ring is built on that group, and ``head_ip`` and ``port`` are only stored. Afterwards only rank 0's prints are
+    shown (``suppress_output``). A second call with the values in force returns at once; arguments that it leaves out, and the default
+    ``timeout_s``, fit any values.
 
-    On a backend other than torch (``ringsim.comm.set_backend`` before this) the ranks are joined and the groups made by that backend, whose
-    errors are then raised; ``head_ip`` and ``port`` are only kept.
+    On a backend other than torch (``ringsim.comm.set_backend`` before this), that backend joins the ranks and makes the groups, and its errors
+    are raised; ``head_ip`` and ``port`` are only stored.
 
-    What is left out is found: in the default process group if there is one, then in what the launcher says (``ringsim.environment``:
-    torchrun, ``srun``, ``mpirun`` and others). A process that no launcher started must be told; ``world_size=1`` is a world of one.
+    Arguments that are left out are found: in the default process group if there is one, then in what the launcher says
+    (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). A process without a launcher must pass them; ``world_size=1`` is a
+    world of one.
 
     Args:
         head_ip: address or name of rank 0's machine.
@@ -133,15 +134,15 @@ def initialize_distributed(
         world_size: how many processes there are.
         rank: this process's number among them, from 0.
         local_rank: its number on its machine, from 0; with "gpu" the number of its GPU.
-        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device. "cpu" if
-            left out, also where there are GPUs, so that a script does the same everywhere.
+        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device. If left out,
+            "cpu", even on machines with GPUs, so that a script does the same everywhere.
         timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
-        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. So several rings share
-            one world. A rank that is in none passes itself: ``[rank]``.
+        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. This is how several rings
+            share one world. A rank that is in no ring passes ``[rank]``.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or differs from those of the ring that exists.
-        RingError: what was left out is nowhere to be found, or variables contradict each other; the message lists them.
+        ArgumentError: an argument breaks its rule, or differs from the existing ring.
+        RingError: an argument that was left out cannot be found, or variables contradict each other; the message lists them.
         RendezvousFailed: the ranks did not find each other; the message names those present and those missing.
 
     Example:
@@ -166,7 +167,7 @@ def initialize(
     ring_ranks: Sequence[int] | None = None,
     listen_socket: socket.socket | None = None,
 ) -> Ring:
-    """Does what ``initialize_distributed`` says, for who starts the ranks; see there for the arguments and errors.
+    """Does what ``initialize_distributed`` does, for the launcher of ranks; see there for the errors.
 
     Args:
         head_ip: where rank 0 is.
@@ -177,7 +178,7 @@ def initialize(
         comm_device: "cpu" or "gpu".
         timeout_s: limit, in seconds.
         ring_ranks: the global ranks of its ring.
-        listen_socket: for rank 0, a socket from ``rendezvous.listen``; it is taken over. So the port is taken before any rank runs.
+        listen_socket: for rank 0, a socket from ``listen``, which is taken over. So the port is reserved before any rank runs.
 
     Returns:
         The ring.
@@ -186,7 +187,7 @@ def initialize(
     ring: Ring | None = get_state().ring
     backend = get_backend_object()
     if ring is not None and not ring.backend.is_initialized():
-        destroy_distributed()  # the script took the default group down, and the pair groups went with it
+        destroy_distributed()  # the script destroyed the default group, and the pair groups with it
     elif ring is not None:
         _check_same(ring, wanted, backend)
         return ring
@@ -213,7 +214,7 @@ def current_ring() -> Ring:
     Any rank calls it at any time; it does not block.
 
     Raises:
-        RingError: there is no ring yet, or no more.
+        RingError: there is no ring yet, or no longer.
 
     Example:
         >>> current_ring()
@@ -228,7 +229,7 @@ def current_ring() -> Ring:
 
 
 def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
-    """Returns the predecessor group: the group in which this rank is the successor. It receives on it.
+    """Returns the predecessor group: the group in which this rank is the successor, and on which it receives.
 
     Any rank calls it at any time after ``initialize_distributed``; it does not block.
 
@@ -255,7 +256,7 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
 
 
 def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
-    """Returns the successor group: the group in which this rank is the predecessor. It sends on it.
+    """Returns the successor group: the group in which this rank is the predecessor, and on which it sends.
 
     Any rank calls it at any time after ``initialize_distributed``; it does not block.
 
@@ -301,8 +302,8 @@ def get_comm_device() -> str:
 def destroy_distributed() -> None:
     """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
 
-    Every rank calls it when its messages are done. On torch, rank 0 stays until the others have called it too, a few seconds at most, since
-    what they share lives in it. A default process group that the script had made itself stays. Harmless where there is no ring.
+    Every rank calls it when its messages are done. On torch, rank 0 waits until the others have called it too, for a few seconds at most, since
+    it holds the store that they share. A default process group that the script made itself stays. Harmless if there is no ring.
 
     Example:
         >>> destroy_distributed()
@@ -316,7 +317,7 @@ def destroy_distributed() -> None:
 
 
 def _known() -> dict[str, Any]:
-    """Returns what the ring or the default process group that exists says of this rank."""
+    """Returns what the existing ring or default process group says about this rank."""
     ring = get_state().ring
     backend = ring.backend if ring is not None else get_backend_object()
     if not backend.is_initialized():
@@ -325,7 +326,7 @@ def _known() -> dict[str, Any]:
 
 
 def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
-    """Raises unless a second call asks for the ring that exists."""
+    """Raises unless a second call asks for the existing ring."""
     if backend is not ring.backend:
         raise ArgumentError(
             f"the backend must be {ring.backend.name!r} as in the ring that exists, got {backend.name!r} (rank {ring.rank} of "

@@ -9,10 +9,10 @@ for a post. A blocking send is a post and its wait::
 The k-th send from one rank to another with a tag meets the k-th receive there; with several groups, a pair (group, tag) serves as the tag.
 Only a receive from any rank cannot be written like this: whom it meets depends on who comes first.
 
-The result does not depend on the order in which ranks really run: each rank does its list in order, so a rank that can go on now can also go
-on later. It is enough to let each rank run until it waits for something that has not been posted, and to come back when it has. When no rank
-can run, either all have ended or those that are left wait for ever: each waits for one other, and following them leads into a circle, or to
-a rank that has ended.
+The result does not depend on the order in which ranks really run: each rank does its list in order, so a rank that can go on now can also
+go on later. It is enough to let each rank run until it waits for something that has not been posted, and to come back when it has. When no
+rank can run, either all have ended or those that are left wait for ever: each waits for one other, and following them leads into a circle,
+or to a rank that has ended.
 
 ``evaluate`` runs a schedule like this. 1F1B over two ranks, backward twice as long as forward, ``.`` a unit of waiting::
 

@@ -1,46 +1,37 @@
-"""What each stage of a generation ring does, step by step: plain data, which the ranks execute and the tests play.
+"""The token ring: what each stage does step by step, how long it takes, and which settings finish. Plain data, no ranks.
 
 A *job* is one token of one batch of prompts at one stage. All stages take the jobs in the same order: in each round T batches take turns,
 token by token. With N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
 
     job              a0   b0   a1   b1   a2   b2
-    rank 0 receives   -    -   a0   b0   a1   b1      the token that the last stage made, over the edge that closes the ring
+    rank 0 receives   -    -   a0   b0   a1   b1      the last stage's token, over the edge that closes the ring
     rank 0 sends      -   a0   b0   a1   b1   a2  b2  its hidden state; the last one in a step of its own
     rank 1 receives  a0   b0   a1   b1   a2   b2
     rank 1 sends      -   a0   b0   a1   b1    -   -  the token; the last token of a batch stays
 
-The output of a job is sent when the next job starts. Where messages are synchronous, rank 0 receives before it sends, and all others send
-before they receive: if everybody sent first, nobody would ever receive.
+The output of a job is sent when the next job starts. With synchronous messages, rank 0 receives before it sends, and all others send before
+they receive: if all sent first, no stage would ever receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times it.
 
-Source:
-    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``, ``generation_loop_normal``: the order of jobs
-    and messages.
+The closed forms: N stages share the layers of a model. T groups of prompts (*inner iterations*) are under way at a time, so that a stage
+has something to do while a token goes round::
 
-The generation ring on a clock, without ranks: the plan that the ranks execute, with times for its jobs.
-
-Which settings of the generation ring finish, how busy they keep a stage, and how long they take: closed forms.
-
-N stages share out the layers of a model. T groups of prompts (*inner iterations*) are on their way at a time, so that a stage has something
-to do while a token goes round::
-
-    T = 1    stage 0  a . . a . .          one group: a stage works one time in N
+    T = 1    stage 0  a . . a . .          one group: a stage works 1/N of the time
              stage 1  . a . . a .
              stage 2  . . a . . a
-    T = N    stage 0  a b c a b c          as many groups as stages: everybody works
+    T = N    stage 0  a b c a b c          as many groups as stages: all stages work
              stage 1  . a b c a b
              stage 2  . . a b c a
 
-A send ends when the other side receives (Gloo's rule at every size), and a job's output is sent when the next job starts. So a ring can
-also be too full: then everyone holds an output that nobody takes. The share of the time in which a stage works, once the prompts are read,
-says both; where it comes down to 0, nothing moves::
+A send ends when the other side receives (as on Gloo, at every size), so a ring can also be too full: then every stage holds an output that
+no other stage takes. The share of the time in which a stage works, once the prompts are read, shows both; where it is 0, nothing moves::
 
     N = 4, T     1    2    3    4    5    6    7    8
     synchronous  0   1/3  2/3   1    0    0    0    0
     asynchronous 1/4 1/2  3/4   1   3/4  1/2  1/4   0
 
 Source:
-    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop. The forms were found for ringsim by
-    playing that loop step by step; its tests hold the two against each other.
+    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``, ``generation_loop_normal``: the order of jobs
+    and messages. The closed forms were found for ringsim by playing that loop, and its tests compare the two.
 """
 
 from __future__ import annotations
@@ -92,7 +83,7 @@ class Step(NamedTuple):
 
 
 def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | None = None) -> list[list[int]]:
-    """Shares prompts out into batches, as evenly as can be: T for each round, and as many rounds as it takes.
+    """Shares prompts out into batches as evenly as possible: T for each round, and as many rounds as needed.
 
     Args:
         num_prompts: how many there are, 1 or more.
@@ -100,8 +91,8 @@ def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | 
         batch_size: prompts in a batch, at most; None for one round, however large its batches are.
 
     Returns:
-        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that every round is full; where the
-        prompts do not suffice, the first one is there once more.
+        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that every round is full; if there are
+        too few prompts, the first one is repeated.
 
     Example:
         >>> plan_batches(5, num_inner_iterations=2)
@@ -170,10 +161,10 @@ def time_generation(
     async_comm: bool = False,
     latency: Time = 0,
 ) -> Run:
-    """Times the generation ring by playing it, with any setting; ``generation_map`` has the closed forms of some.
+    """Times the generation ring by playing it, with any settings.
 
     Args:
-        num_stages: N, 1 or more; all take equally long.
+        num_stages: N, 1 or more; all equally fast.
         num_inner_iterations: T, 1 or more.
         num_rounds: G, how often T new batches start, 1 or more.
         num_tokens: n, tokens generated for each prompt, 1 or more.
@@ -183,7 +174,7 @@ def time_generation(
         latency: how long a message takes, in the same unit.
 
     Returns:
-        When each operation of each stage began and ended, and who waits for ever where it never ends.
+        When each operation of each stage began and ended, and which stages wait for ever if it never ends.
 
     Example:
         >>> run = time_generation(4, 4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
@@ -218,19 +209,19 @@ def _list_messages(step: Step, stage: int, num_stages: int, position: int, async
     return [operation for index, post in enumerate(posts) for operation in (post, Wait(position + 2 * index))]
 
 
-_STARVED: Final = "stage 0 receives before it sends, and what it waits for is made of what it has not sent yet"
+_STARVED: Final = "stage 0 receives before it sends, and waits for a token that depends on what it has not sent yet"
 _FULL: Final = "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits to send it a token"
-_FULLER: Final = "a stage holds two jobs at most, one done and one on its way in, and then each waits for room at the next"
+_FULLER: Final = "a stage holds two jobs at most, one done and one on its way in, and then each waits for space at the next"
 
 
 def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
     """Returns the share of the time in which a stage computes while tokens are decoded, once the ring is full.
 
-    It holds where all stages take equally long and messages take no time. A measured share is lower.
+    It holds if all stages are equally fast and messages take no time. A measured share is lower.
 
     Args:
         num_stages: N, 1 or more.
-        num_inner_iterations: T, the groups of prompts on their way, 1 or more.
+        num_inner_iterations: T, the groups of prompts under way, 1 or more.
         async_comm: whether the sends and receives of a step are posted together; else one after the other.
 
     Returns:
@@ -254,9 +245,7 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 
 
 def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
-    """Tells whether the ring comes to an end when more than one token is generated.
-
-    With a single token nothing goes round, and every setting finishes.
+    """Tells whether the ring finishes when more than one token is generated. With a single token, every setting does.
 
     Args:
         num_stages: N, 1 or more.
@@ -339,8 +328,8 @@ def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
 def idle_of_full_ring(num_stages: int, num_rounds: int, num_tokens: int, prefill: Time, decode: Time) -> Time:
     """Returns how long each stage is idle, from the first job to the last, when T = N.
 
-    Idle is what it takes to fill and drain the ring once, and again at each later round what a prompt takes longer than a token. It
-    holds for stages that take equally long, ``decode <= prefill``, and messages that take no time, synchronous or not.
+    A stage is idle while the ring fills and drains once, and in each later round for as long as a prompt takes longer than a token. This
+    holds for equally fast stages, ``decode <= prefill``, and messages that take no time, synchronous or not.
 
     Args:
         num_stages: N, 1 or more.
@@ -415,7 +404,7 @@ def makespan_of_async_ring(num_stages: int, num_inner_iterations: int, num_round
     if num_inner_iterations > num_stages:
         raise ArgumentError(
             f"num_inner_iterations must be at most num_stages, {num_stages}, got {num_inner_iterations}. "
-            "For more there is steady_use, which tells how far they slow the ring down."
+            "For more, steady_use tells how far they slow the ring down."
         )
     return num_rounds * ((num_tokens - 1) * num_stages + num_inner_iterations) + num_stages - 1
 

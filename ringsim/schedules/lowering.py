@@ -33,8 +33,8 @@ NCCL does. There, 1F1B as ``lower`` writes it would stand still::
     rank 1   1RECV_F0 1RECV_F1 1SEND_B0      nobody sends
 
 So both ranks must post their messages in one order. There is one if all ranks work in step: in each step, every rank does its next
-computation if it has what that needs; then the messages of the step are posted, on both sides, in the order of the sending ranks. Whatever a
-message waits for was posted before it, so the first message that has not arrived can always go on.
+computation if it has what that needs; then the messages of the step are posted, on both sides, in the order of the sending ranks. Whatever
+a message waits for was posted before it, so the first message that has not arrived can always go on.
 
 A receive is then posted no earlier than its send, so less of a message's travel time is hidden.
 """

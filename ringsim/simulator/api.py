@@ -19,9 +19,8 @@ from greenlet import GreenletExit
 from ringsim.compute_costs import PostingCosts, check_costs
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
-from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
+from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.diagnose.waitfor import Snapshot
 from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
 from ringsim.link import Link, check_links
@@ -451,10 +450,10 @@ class _Run:
             return None
         self._write_waiting()
         events = self._recorder.read()
-        world = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns)
-        diagnosis = judge(world)
+        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns).settle()
+        diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
-            diagnosis = _judge_order(world, diagnosis)
+            diagnosis = _judge_order(snapshot, diagnosis)
         text = str(diagnosis)
         self._give_up(stuck)
         for rank in stuck:

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from ringsim.comm.backend import to_index
-from ringsim.comm.follower import disagreement
+from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.links import Links

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 
-from ringsim import __version__
 from ringsim.errors import ArgumentError, ScheduleError, check_integer, is_list, is_number, is_one_of, say
 from ringsim.link import Link
+from ringsim.provenance import __version__
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Semantics, evaluate

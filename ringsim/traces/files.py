@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from ringsim import __version__
 from ringsim.errors import TraceFileError
+from ringsim.provenance import __version__
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,

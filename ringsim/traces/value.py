@@ -444,10 +444,10 @@ def count(number: int, noun: str) -> str:
     """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
 
     Example:
-        >>> count(1, "rank"), count(12000, "message")
-        ('1 rank', '12,000 messages')
+        >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
+        ('1 rank', '12,000 messages', '2 microbatches')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def _events_in_time(trace: Trace) -> str:

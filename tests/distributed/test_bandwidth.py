@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import ringsim
+from ringsim.cli import main
 from ringsim.errors import ArgumentError, Interrupted
 from ringsim.links.plan import PATTERNS, make_plan
 from ringsim.links.worker import measure
@@ -36,7 +37,7 @@ def check_rows(table: Bandwidths) -> None:
 
 
 def test_every_pattern_on_every_edge() -> None:
-    table = ringsim.bandwidth(3, [64, 65536], PATTERNS, limit_s=40)
+    table = ringsim.bandwidth(3, [64, 65536], PATTERNS, limit_s=10)
     check_rows(table)
     edges = {(0, 1), (1, 2), (2, 0)}
     found = {(backend, pattern): set() for pattern, backend, _, _ in table.series()}  # type: ignore[var-annotated]
@@ -65,7 +66,7 @@ def test_where_the_numbers_come_from_is_said() -> None:
     said = table.metadata
     assert (said["source"], said["backend"], said["comm_device"], said["world_size"]) == ("measured", "gloo", "cpu", 2)
     assert said["interface"] in ("lo", "lo0")
-    assert said["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(said["versions"]["torch"])  # which says "+cpu" or "+cu130" where the installed package does
     assert len(said["load"]) == 2
     assert "2.5%" in said["steady"]
     assert not said["interrupted"]
@@ -73,7 +74,7 @@ def test_where_the_numbers_come_from_is_said() -> None:
 
 
 def test_steps_are_spans_of_the_rank_that_tells_and_warm_ups_do_not_count() -> None:
-    plan = make_plan((0, 1), [4096, 2**24], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=40)
+    plan = make_plan((0, 1), [4096, 2**24], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=8)
     frame = ringsim.trace(measure, world_size=2, args=(plan,)).to_pandas()
     for pattern, teller in (("pingpong", 0), ("oneway", 1)):
         for size in (4096, 2**24):
@@ -159,7 +160,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
         timer.cancel()
     check_rows(table.select(table.columns["size_bytes"] == 8))
     assert table.metadata["interrupted"]
-    assert "interrupted: what had been measured by then is here." in table.metadata["notes"]
+    assert "interrupted: only what had been measured by then is here." in table.metadata["notes"]
     assert not any("limit_s" in note for note in table.metadata["notes"])
 
 
@@ -222,7 +223,10 @@ def test_the_command_writes_table_and_chart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [["--sizes", "8,many"], ["--edge", "01"], ["-o", "links.pdf"], ["--edge", "0,3"]])
-def test_the_command_refuses_what_it_does_not_know(wrong: list[str], tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "ringsim", "bandwidth", *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert wrong[1].rpartition(",")[2].strip("0") in done.stderr
+def test_the_command_refuses_what_it_does_not_know(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(["bandwidth", *wrong])
+    except SystemExit as refused:  # by argparse
+        code = refused.code
+    assert code == 2
+    assert wrong[1].rpartition(",")[2].strip("0") in capsys.readouterr().err

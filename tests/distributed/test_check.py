@@ -1,4 +1,4 @@
-"""Checks: right answers pass, and each wrong one fails for its own reason, within its time."""
+"""Checks on real ranks: a right answer passes each; what ends a run early is a reason. Wrong answers are judged on simulated ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import torch
+import test_check_exchanges
+import test_check_fewest
+import test_check_first_lessons as first_lessons
+import test_check_generation
+import test_check_ring
+import test_check_ring_all_reduce
+import test_check_schedules
+import test_check_stages
+from test_check_timed_op import around, looks_until_it_is_done
 from verdicts import never_ends, verdict
 
-import ringsim
 from ringsim import check
 from ringsim.check import examination
 from ringsim.errors import Interrupted
@@ -23,162 +30,28 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a noteboo
 
 Answer = Callable[..., Any]
 
-# -- hello
-
-
-def share(numbers: list[int]) -> int:
-    ring = ringsim.current_ring()
-    with ringsim.span("share"):
-        return sum(numbers[ring.rank :: ring.world_size])
-
-
-def share_in_a_loop(numbers: list[int]) -> torch.Tensor:
-    ring = ringsim.current_ring()
-    total = torch.zeros(1, dtype=torch.float64)
-    with ringsim.span("share"):
-        for index, number in enumerate(numbers):
-            if index % ring.world_size == ring.rank:
-                total += number
-    return total
-
-
-@pytest.mark.parametrize("answer", [share, share_in_a_loop])
-def test_hello_passes_a_right_answer(answer: Answer) -> None:
-    for seed in (1, None):
-        result = verdict(check.hello, answer, seed)
-        assert result.passed, result
-        assert result.trace is not None
-
-
-def share_of_four(numbers: list[int]) -> int:
-    with ringsim.span("share"):
-        return sum(numbers[ringsim.current_ring().rank :: 4])
-
-
-def share_counted_from_one(numbers: list[int]) -> int:
-    ring = ringsim.current_ring()
-    with ringsim.span("share"):
-        return sum(numbers[(ring.rank + 1) % ring.world_size :: ring.world_size])
-
-
-def everything(numbers: list[int]) -> int:
-    with ringsim.span("share"):
-        return sum(numbers)
-
-
-def share_of_rank_0_only(numbers: list[int]) -> int | None:
-    return share(numbers) if ringsim.current_ring().rank == 0 else None
-
-
-def share_without_span(numbers: list[int]) -> int:
-    ring = ringsim.current_ring()
-    return sum(numbers[ring.rank :: ring.world_size])
-
-
-def share_with_another_span(numbers: list[int]) -> int:
-    with ringsim.span("work"):
-        return share_without_span(numbers)
-
-
-def share_with_span_on_rank_0(numbers: list[int]) -> int:
-    return share(numbers) if ringsim.current_ring().rank == 0 else share_without_span(numbers)
-
-
-def raises(numbers: list[int]) -> int:
-    return numbers[len(numbers)]
-
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("examine", "answer"),
     [
-        (lambda numbers: None, "Rank 0 of 3 must return the sum of its share, "),
-        (lambda numbers: 7, "All 3 ranks returned 7, and each must return the sum of its own share."),
-        (lambda numbers: "7", "got '7'."),
-        (lambda numbers: [1], "got [1]."),
-        (everything, "Every rank added up all the numbers"),
-        (share_of_four, "Rank 0 of 3 took every 4th number, and must take every 3rd"),
-        (share_counted_from_one, "Rank 0 of 3 returned the share of rank 1."),
-        (lambda numbers: -share(numbers), "Rank 0 of 3 must return the sum of its share, "),
-        (share_of_rank_0_only, "Rank 1 of 3 must return the sum of its share, "),
-        (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
-        (share_with_another_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
-        (share_with_span_on_rank_0, 'Rank 1 of 3 must record one span named "share", got 0.'),
-        (lambda numbers: share(numbers) + share(numbers) - share(numbers), "got 3."),
-        (raises, "of 3 raised IndexError: list index out of range (line "),
-        (lambda: 3, "takes 0 positional arguments but 1 was given"),
-        (3, "The answer must be a function, got 3."),
-    ],
+        (check.hello, first_lessons.share),
+        (check.pair_groups, first_lessons.pairs),
+        (check.ring, test_check_ring.pass_round),
+        (check.no_deadlock, test_check_exchanges.by_isend),
+        (check.partition, test_check_stages.last_stages_get_more),
+        (check.hand_over, test_check_stages.hand_over),
+        (check.gradients, test_check_stages.step),
+        (check.schedule, test_check_schedules.written_down),
+        (check.fast_schedule, test_check_schedules.zero_bubble),
+        (check.fewest_microbatches, test_check_fewest.by_simulation),
+        (check.token_ring, test_check_generation.posted_first),
+        (check.inner_iterations, test_check_generation.fewest),
+        (check.ring_all_reduce, test_check_ring_all_reduce.right),
+    ],  # test_check_timed_op and test_check_fits have their own
 )
-def test_hello_says_what_is_wrong(answer: Any, reason: str) -> None:
-    result = verdict(check.hello, answer)
-    assert not result.passed
-    assert reason in result.reason
-
-
-def test_an_answer_for_one_size_alone_does_not_pass() -> None:
-    def only_for_three(numbers: list[int]) -> int:
-        with ringsim.span("share"):
-            return sum(numbers[ringsim.current_ring().rank :: 3])
-
-    result = verdict(check.hello, only_for_three)
-    assert "took every 3rd number, and must take every" in result.reason
-    assert result.world_size != 3
-
-
-# -- pair_groups
-
-
-def pairs(n: int) -> list[tuple[int, int]]:
-    return [(rank, (rank + 1) % n) for rank in range(n)] if n > 1 else []
-
-
-def test_pair_groups_passes_a_right_answer() -> None:
-    for seed in (1, None):
-        assert verdict(check.pair_groups, pairs, seed).passed
-    assert verdict(check.pair_groups, lambda n: tuple([a, b] for a, b in pairs(n))).passed
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (lambda n: [], "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got none."),
-        (lambda n: None, "For 1 rank the answer must be a list of pairs of ranks, got None."),
-        (lambda n: "01", "must be a list of pairs of ranks, got '01'."),
-        (lambda n: list(range(n)), "must be a list of pairs of ranks, got [0]."),
-        (lambda n: [(0, 1), (1, 2), (2, 3), (3, 0)], "A ring of 1 rank has no pairs, got 4"),
-        (lambda n: [(rank, (rank + 1) % n) for rank in range(n)], "A ring of 1 rank has no pairs, got 1: (0, 0)."),
-        (lambda n: [(rank, rank + 1) for rank in range(n - 1)], "The ring of 2 ranks is not closed: (1, 0) is missing."),
-        (lambda n: [(rank, rank + 1) for rank in range(n)] if n > 1 else [], "The ring of 2 ranks has no pair (1, 2)"),
-        (lambda n: pairs(n) if n != 2 else [(0, 1), (0, 1)], "A ring of 2 ranks has 2 pairs"),
-        (lambda n: pairs(n) if n != 2 else [(0, 1)], "(1, 0) is missing."),
-        (lambda n: [(b, a) for a, b in pairs(n)], "must come in order"),
-        (lambda n: [(b, a) for a, b in pairs(n)] if n > 2 else pairs(n), "the wrong way round: (1, 0) instead of (0, 1)."),
-        (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, got 4: some are there twice."),
-        (lambda n: pairs(n)[::-1] if n > 2 else pairs(n), "must come in order"),
-        (lambda n: pairs(n) if n < 5 else pairs(4), "has no pair (3, 0), for rank 3's successor is not rank 0."),
-        (lambda n: pairs(n) if n < 5 else pairs(n)[:3], "lacks"),
-        (lambda n: pairs(n) if n < 10 else [], "lacks"),
-        (lambda n: n / 0, "Rank 0 of 1 raised ZeroDivisionError: division by zero"),
-        ([], "The answer must be a function, got []."),
-    ],
-)
-def test_pair_groups_says_what_is_wrong(answer: Any, reason: str) -> None:
-    result = verdict(check.pair_groups, answer)
-    assert not result.passed
-    assert reason in result.reason
-
-
-def test_pair_groups_draws_the_groups_of_the_answer() -> None:
-    result = verdict(check.pair_groups, lambda n: [(0, rank) for rank in range(1, n)])
-    assert result.trace is not None
-    assert result.trace.metadata["ring_groups"] == [["ring:0>1", [0, 1]]]
-    assert "image/png" in result.trace._repr_mimebundle_()[0]
-    strange = verdict(check.pair_groups, lambda n: [(-1, 10**9)] if n > 1 else [])
-    assert strange.trace is not None
-    assert strange.trace.metadata["ring_groups"] == []
-
-
-# -- what all checks share
+def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
+    result = verdict(examine, answer)
+    assert result.passed, result
 
 
 def test_what_cannot_travel_is_a_reason() -> None:
@@ -197,20 +70,30 @@ def test_a_rank_that_dies_is_a_reason() -> None:
     assert "failed: its process left with exit code 3" in result.reason
 
 
-@pytest.mark.parametrize(("examine", "size"), [(check.hello, "3 ranks"), (check.pair_groups, "1 rank")])
-def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, examine: Answer, size: str) -> None:
-    monkeypatch.setattr(examination, "LIMIT_S", 2.0)  # test_check_ring waits for the real one
-    assert verdict(examine, never_ends).reason == f"A run of {size} did not end in time."
+@pytest.mark.parametrize(
+    ("examine", "answer", "size"),
+    [
+        (check.hello, never_ends, "3 ranks"),
+        (check.pair_groups, never_ends, "1 rank"),
+        (check.no_deadlock, never_ends, "3 ranks"),  # which looks at the trace of a run that was ended
+        (check.alphabeta, never_ends, "2 ranks"),
+        (check.timed_op, around(looks_until_it_is_done), "3 ranks"),  # waiting by looking
+    ],
+)
+def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, examine: Answer, answer: Answer, size: str) -> None:
+    monkeypatch.setattr(examination, "LIMIT_S", 1.0)
+    assert verdict(examine, answer).reason == f"A run of {size} did not end in time."
 
 
-def test_the_same_seed_draws_the_same() -> None:
-    def fails_late(n: int) -> list[tuple[int, int]]:
-        return pairs(n) if n < 5 else []
+def test_what_gloo_refuses_is_a_reason() -> None:
+    result = verdict(check.hand_over, test_check_stages.sent_as_it_lies)
+    assert "contiguous" in result.reason
+    assert "must be contiguous" in result.hint
 
-    first, second = (verdict(check.pair_groups, fails_late, seed=77) for _ in range(2))
-    assert first.as_dict() == second.as_dict()
-    sizes = {check.pair_groups(fails_late).world_size for _ in range(12)}
-    assert len(sizes) > 1, "another seed must draw another size"
+
+def test_an_answer_that_is_stuck_is_told_before_the_limit() -> None:
+    reason = verdict(check.ring, test_check_ring.sends_first).reason
+    assert reason.startswith("The run never ended, because these waited in vain: rank 0 in send to rank 1 (line ")
 
 
 def test_what_the_answer_prints_is_kept_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,4 +112,4 @@ def test_an_interrupt_is_not_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(examination, "run", interrupted)
     with pytest.raises(Interrupted):
-        check.hello(share)
+        check.hello(first_lessons.share)

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from verdicts import never_ends, verdict
+from verdicts import verdict
 
 import ringsim
 from ringsim import check
@@ -62,7 +62,7 @@ def test_alphabeta_passes_a_right_answer(answer: Answer) -> None:
         result = verdict(check.alphabeta, answer, seed)
         assert result.passed, result
         assert result.trace.world_size == 2
-        assert "Right for 5 links drawn at random" in result.reason
+        assert "Right for 5 links chosen at random" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,6 @@ def test_alphabeta_says_what_is_wrong(answer: Answer, reason: str, hint: str) ->
     assert not result.passed
     assert re.search(reason, result.reason), result
     assert hint in result.hint
-
-
-def test_alphabeta_ends_an_answer_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "LIMIT_S", 3.0)
-    result = verdict(check.alphabeta, lambda sizes, times: never_ends(sizes))
-    assert "did not end in time" in result.reason
 
 
 def test_alphabeta_wants_a_function() -> None:

@@ -17,7 +17,7 @@ def stop_at(records: int) -> None:
 
     recorder = get_state().recorder
     assert recorder is not None
-    recorder._buffer._max_records = recorder._max_records = records
+    recorder._store._max_records = recorder._max_records = records
 
 
 def to_and_fro(stops: tuple[int, ...]) -> int:

@@ -160,7 +160,7 @@ def grow() -> str:
 def test_an_activation_that_is_not_as_announced_is_an_error_and_no_abort() -> None:
     with pytest.raises(RingError) as failure:
         ringsim.trace(grow_or_fail, world_size=2, timeout_s=5)
-    assert "the activations of a boundary must be alike where all microbatches are" in str(failure.value)
+    assert "the activations of a boundary must be alike if all microbatches are" in str(failure.value)
 
 
 def grow_or_fail() -> None:

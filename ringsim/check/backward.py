@@ -1,0 +1,108 @@
+"""The lesson on gradients: a training step over stages, with the gradients of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task
+from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from ringsim.pipeline.reports import GradientRow
+
+__all__ = ["gradients"]
+
+_RAISED_HINT: Final = (
+    "If something is None here: x.grad is None where x was not made a leaf with requires_grad_() before it was fed forward, or where "
+    "another copy of it was fed forward. The first stage receives no activation and sends no gradient, the last one the other way round."
+)
+_HINTS: Final = {
+    "missing": (
+        "A gradient comes to a stage from the stage after: recv_gradient, and then y.backward(grad) with the y that was sent. Keep x and y "
+        "of every microbatch until then."
+    ),
+    "scaled": "The loss of a step is the mean over microbatches: divide each one's loss by their number, before its backward().",
+    "different": (
+        "Look at what belongs together: the gradient of microbatch i goes with the x and the y of microbatch i. And each parameter adds up "
+        "the gradients of all microbatches: nothing may be set to zero in between."
+    ),
+    "zeros": (
+        "Zeros came back over the boundary. They are sent where x.grad is None, and that it is where x was not made a leaf with "
+        "requires_grad_() before it was fed forward, or where another copy of it was fed forward."
+    ),
+    "unexpected": "This rank has a gradient for a layer of another stage. Call stage(x), and nothing else of the model.",
+}
+
+
+def gradients(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a training step over stages: afterwards every parameter must have the gradient that one process computes.
+
+    ``function(stage, inputs, targets, loss_fn)`` is called on every rank. ``stage`` is the rank's part of a model; ``inputs`` and
+    ``targets`` are lists with one tensor a microbatch, of which the first stage uses the inputs, token ids, and the last one the targets.
+    ``loss_fn(logits, target)`` is the mean loss of a microbatch, and the step's loss is the mean over microbatches. It is run on 1, 2
+    and 3 ranks, with one and more microbatches.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes, weights and data; None for a random one.
+
+    Returns:
+        The verdict; its trace shows what was sent.
+
+    Example:
+        >>> print(gradients(lambda stage, inputs, targets, loss_fn: None, seed=1).reason)
+        Stage 0 of 3 has no gradient for its parameter 0.weight, with 4 microbatches.
+    """
+    return examine("gradients", function, _judge, seed)
+
+
+def _judge(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    traces = []
+    for world_size, steps in ((3, (4,)), (2, (1, draw.choice([2, 3]))), (1, (draw.choice([2, 5]),))):
+        traces.append(examination.run(_steps_on_rank, world_size, draw.randrange(10**9), steps, hint=_RAISED_HINT))
+        for index, num_microbatches in enumerate(steps):
+            _judge_step(traces[-1], [rows[index] for rows in traces[-1].results], num_microbatches)
+    return "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one microbatch and with more.", traces[0]
+
+
+def _steps_on_rank(function: Callable[..., Any], secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
+    """Does one step after the other, each with a model of its own, and returns what is wrong with this rank's gradients after each."""
+    from ringsim.pipeline.partition import partition_model
+    from ringsim.pipeline.stage import build_stages
+    from ringsim.pipeline.training import cross_entropy
+    from ringsim.ring import current_ring
+
+    ring = current_ring()
+    found = []
+    for num_microbatches in steps:
+        task = make_task(secret, num_microbatches)
+        stage = build_stages(task.model, partition_model(task.model, ring.world_size))[ring.rank]
+        function(stage, list(task.inputs), list(task.targets), cross_entropy)
+        found.append(find_wrong(task, stage.parameters()))
+    return found
+
+
+def _judge_step(trace: Trace, rows: Sequence[GradientRow | None], num_microbatches: int) -> None:
+    """Raises for the first stage with a wrong gradient; a missing one is said before others, for it is often their cause."""
+    size = trace.world_size
+    wrong = [(rank, row) for rank, row in enumerate(rows) if row is not None]
+    if not wrong:
+        return
+    rank, row = min(wrong, key=lambda each: (each[1].verdict != "missing", each[0]))
+    who, batches = f"Stage {rank} of {size}", count_microbatches(num_microbatches)
+    hint = _HINTS[row.verdict]
+    if row.verdict == "missing":
+        reason = f"{who} has no gradient for its parameter {row.parameter}, with {batches}."
+    elif row.verdict == "zeros":
+        reason = f"{who} has a gradient of zeros for its parameter {row.parameter}, with {batches}."
+    elif row.verdict == "unexpected":
+        reason = f"{who} has a gradient for {row.parameter}, which is another stage's."
+    elif row.verdict == "scaled":
+        reason = f"The gradients of {who[0].lower() + who[1:]} are {row.scale:.4g} times those of one process, with {batches}."
+        if row.scale is not None and row.scale < 1:
+            hint = "They are too small: is the loss divided twice, or are the gradients of some microbatches lost?"
+    else:
+        reason = f"{who} has another gradient for {row.parameter} than one process, with {batches}: they differ by {row.difference:.2g}."
+    raise Wrong(reason, hint, trace=trace)

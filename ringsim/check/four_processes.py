@@ -1,0 +1,103 @@
+"""The lesson on four processes: every rank adds up its own share of the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, plain_number, shown
+from ringsim.traces.events import NONE, OK, SPAN
+from ringsim.traces.value import Trace
+
+__all__ = ["hello"]
+
+SPAN_NAME: Final = "share"
+_WHOLE_HINT: Final = (
+    "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank says where a share begins, the "
+    "world_size how far it is from one of its numbers to the next."
+)
+
+
+def hello(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that adds up one rank's share of a list of numbers.
+
+    ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r], numbers[r + world_size],
+    numbers[r + 2 * world_size] and so on, and does so inside one ``with ringsim.span("share")``. The check runs it on 1, 2, 3
+    and more ranks.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes and numbers; None for a random one.
+
+    Returns:
+        The verdict, with its reason.
+
+    Example:
+        >>> import ringsim
+        >>> def forgets_the_world_size(numbers):
+        ...     with ringsim.span("share"):
+        ...         return sum(numbers[ringsim.current_ring().rank :: 4])
+        >>> print(hello(forgets_the_world_size, seed=1).reason)
+        Rank 0 of 3 took every 4th number, and must take every 3rd: as many as there are ranks.
+    """
+    return examine("hello", function, _judge, seed)
+
+
+def _judge(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    sizes = [3, draw.choice([5, 6]), 2, 1]
+    trace = None
+    for world_size in sizes:
+        numbers = draw.sample(range(1, 10**6), draw.randrange(4 * world_size + 1, 5 * world_size + 8))
+        trace = examination.run(_share_on_rank, world_size, numbers)
+        _judge_sums(numbers, trace)
+        _judge_spans(trace)
+    return f"Every rank added up its share, in runs of {listed(sizes)} ranks.", trace
+
+
+def _share_on_rank(function: Callable[..., Any], numbers: Sequence[int]) -> float | str:
+    return plain_number(function(list(numbers)))
+
+
+def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
+    size = trace.world_size
+    results = trace.results or []
+    due = [sum(numbers[rank::size]) for rank in range(size)]
+    if results == due:
+        return
+
+    def wrong(reason: str, hint: str = _WHOLE_HINT) -> Wrong:
+        return Wrong(reason, hint, trace=trace)
+
+    rank = next(rank for rank in range(size) if results[rank] != due[rank])
+    got, who = results[rank], f"Rank {rank} of {size}"
+    if isinstance(got, str):
+        raise wrong(f"{who} must return the sum of its share, {due[rank]}, got {got}.", "The function must end in a return on every rank.")
+    if size > 1 and results == [sum(numbers)] * size:
+        raise wrong("Every rank added up all the numbers, and must add up its own share only.")
+    if size > 1 and len(set(results)) == 1:
+        raise wrong(f"All {size} ranks returned {shown(got)}, and each must return the sum of its own share.")
+    if got in due:
+        raise wrong(f"{who} returned the share of rank {due.index(got)}.", "Shares are counted from 0, as ranks and lists are.")
+    for step in range(1, len(numbers)):
+        if step != size and got == sum(numbers[rank::step]):
+            raise wrong(f"{who} took every {_nth(step)} number, and must take every {_nth(size)}: as many as there are ranks.")
+    raise wrong(f"{who} must return the sum of its share, {due[rank]}, got {shown(got)}.")
+
+
+def _judge_spans(trace: Trace) -> None:
+    events = trace.events
+    named = [label == SPAN_NAME for label in events.tables.labels]
+    for rank in range(trace.world_size):
+        mine = (events.kind == SPAN) & (events.rank == rank) & (events.label != NONE) & (events.status == OK)
+        count = sum(named[label] for label in events.label[mine].tolist())
+        if count != 1:
+            raise Wrong(
+                f'Rank {rank} of {trace.world_size} must record one span named "{SPAN_NAME}", got {count}.',
+                f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):',
+                trace=trace,
+            )
+
+
+def _nth(number: int) -> str:
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number if number < 20 else number % 10, 'th') }"

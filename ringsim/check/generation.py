@@ -1,0 +1,182 @@
+"""The lesson on the generation ring: messages in an order that never jams; how many batches keep the stages busy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.check.examination import RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_unmatched, listed, shown
+from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, steady_use
+from ringsim.traces.events import RECV, SEND
+from ringsim.traces.value import Trace, count
+
+__all__ = ["inner_iterations", "token_ring"]
+
+NUM_TOKENS: Final = 4
+VOCABULARY: Final = 1_000_003
+_COUNT_HINT: Final = "Send output unless it is None, and receive into space unless that is None: some calls have only one of the two."
+_VALUE_HINT: Final = "Receive into space itself, dist.recv(space, ...): what goes into another tensor does not reach the stage."
+
+
+def token_ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that exchanges messages with the neighbours in a generation ring.
+
+    ``function(output, space)`` sends ``output`` to the successor, on its group, and fills ``space`` with what comes from the predecessor,
+    on its group; each is an int64 tensor of shape (1,), or None if there is nothing. It is called between one job and the next, on every
+    rank of rings of 2, 3 and more, with as many batches under way as there are ranks; a stage computes a sum instead of its layers.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes and numbers; None for a random one.
+
+    Returns:
+        The verdict; its trace shows what was really sent.
+
+    Example:
+        >>> print(token_ring(lambda output, space: None, seed=1).reason)
+        Rank 0 of 3 must send 12 outputs, sent none.
+    """
+    return examine("token_ring", function, _judge, seed)
+
+
+def _judge(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    sizes = [3, 2, draw.choice([4, 5])]
+    trace = None
+    for world_size in sizes:
+        secret = draw.randrange(10**9)
+        trace = examination.run_on_ring(_generate_on_rank, world_size, secret, things="outputs", hint=f"{_COUNT_HINT} {RAISED_HINT}")
+        _judge_counts(trace)
+        _judge_tokens(trace)
+    return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
+
+
+def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, list[list[int]]]:
+    """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
+    import torch  # here, so that a process that only starts ranks does not load it
+
+    from ringsim.ring import current_ring
+
+    rank, size = current_ring().rank, current_ring().world_size
+    number = random.Random(f"{secret}/{rank}").randrange(VOCABULARY)
+    tokens: list[list[int]] = [[] for _ in range(size)]
+    output = None
+    for step in plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS):
+        space = torch.full((1,), -1) if step.receive else None
+        if step.send or step.receive:
+            function(output if step.send else None, space)
+        if step.compute is not None:
+            x = torch.tensor([step.compute.batch]) if space is None else space
+            output = _work(x, number)
+            tokens[step.compute.batch].append(int(output))
+    return number, tokens if rank == size - 1 else []
+
+
+def _work(x: Any, number: int) -> Any:
+    """What a stage does instead of its layers; x is a tensor of shape (1,), or a number."""
+    return (x * 31 + number) % VOCABULARY
+
+
+def _judge_counts(trace: Trace) -> None:
+    """Every rank must have sent and received what the plan says."""
+    events, size = trace.events, trace.world_size
+    for rank in range(size):
+        steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
+        due = {SEND: sum(step.send is not None for step in steps), RECV: sum(step.receive is not None for step in steps)}
+        for kind, verb, done, thing in ((SEND, "send", "sent", "output"), (RECV, "receive", "received", "input")):
+            number = int(np.count_nonzero((events.rank == rank) & (events.kind == kind)))
+            if number != due[kind]:
+                reason = f"Rank {rank} of {size} must {verb} {count(due[kind], thing)}, {done} {number or 'none'}."
+                raise Wrong(reason, _COUNT_HINT, trace=trace)
+    judge_unmatched(trace)
+
+
+def _judge_tokens(trace: Trace) -> None:
+    """The last rank must have made the tokens that one process makes."""
+    size = trace.world_size
+    numbers = [number for number, _ in trace.results]
+    for batch, tokens in enumerate(trace.results[-1][1]):
+        x = batch
+        for place, token in enumerate(tokens):
+            for number in numbers:
+                x = _work(x, number)
+            if token != x:
+                reason = f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring of {count(size, 'rank')}."
+                raise Wrong(reason, _VALUE_HINT, trace=trace)
+
+
+WANTED: Final = Fraction(4, 5)
+Setting = tuple[int, bool]
+
+
+def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that chooses the settings of a generation ring.
+
+    ``function(N)`` returns (T, async_comm): a ring of N stages must finish with T inner iterations, each stage must work at least 80 % of
+    the time while decoding, and T must be as small as possible, because every batch under way needs a cache on every stage. The
+    function runs on its own rank, so that an endless one can be stopped.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes; None for a random one.
+
+    Returns:
+        The verdict.
+
+    Example:
+        >>> print(inner_iterations(lambda N: (N, False), seed=1).reason)
+        With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would be enough for 80 %.
+    """
+    return examine("inner_iterations", function, _judge_settings, seed)
+
+
+def _judge_settings(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    sizes = [10, 4, 2, 5, 1, draw.randrange(6, 10), draw.randrange(11, 100)]
+    (answers,) = examination.run(_settings_on_rank, 1, sizes).results
+    for size, answer in zip(sizes, answers, strict=True):
+        _judge_setting(size, answer)
+    return f"Right for {listed(sizes)} stages.", None
+
+
+def _settings_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> list[Setting | str]:
+    return [_plain_setting(function(size)) for size in sizes]
+
+
+def _plain_setting(answer: Any) -> Setting | str:
+    """Returns an answer as a number and a bool; anything else in a few words."""
+    try:
+        turns, async_comm = answer
+        return (int(turns), bool(async_comm)) if int(turns) == turns >= 1 else shown(answer)
+    except (TypeError, ValueError):
+        return shown(answer)
+
+
+def _judge_setting(size: int, answer: Setting | str) -> None:
+    stages = count(size, "stage")
+
+    def wrong(reason: str, hint: str) -> Wrong:
+        return Wrong(f"With {stages} {reason}", hint)
+
+    if isinstance(answer, str):
+        raise wrong(f"the answer must be a number of 1 or more and True or False, got {answer}.", "Return a pair such as (4, False).")
+    turns, async_comm = answer
+    if not can_finish(size, turns, async_comm):
+        limits = "1 to 2 N - 1" if async_comm else "2 to N"
+        raise wrong(f"{answer} never finishes.", f"Look at the map: with async_comm={async_comm} a ring finishes for T from {limits}.")
+    use = steady_use(size, turns, async_comm)
+    percent = f"{100 * float(use):.0f} %"
+    if use < WANTED:
+        form = "T / N up to T = N" if async_comm else "(T - 1) / (N - 1)"
+        hint = f"With async_comm={async_comm} a stage works {form} of the time. Which T makes that 80 %? Round up, and mind exact fifths."
+        raise wrong(f"{answer} keeps a stage at work {percent} of the time, which is less than 80 %.", hint)
+    fewest = next(number for number in range(1, size + 1) if steady_use(size, number, async_comm=True) >= WANTED)
+    if turns > fewest:
+        hint = "Which of the two kinds of messages needs fewer batches for the same share? And do not round up more than needed."
+        raise wrong(
+            f"{answer} keeps a stage at work {percent} of the time, and {count(fewest, 'inner iteration')} would be enough for 80 %.", hint
+        )

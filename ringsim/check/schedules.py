@@ -1,0 +1,300 @@
+"""The lesson on schedules: 1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task, shown
+from ringsim.errors import ScheduleError
+from ringsim.schedules.closed_forms import Step, makespan, peak_live
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate, validate
+from ringsim.schedules.schedule import Schedule, parse_action
+from ringsim.traces.value import Trace, count
+
+__all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
+
+Size = tuple[int, int]  # ranks and microbatches
+Rows = list[list[str]]
+MOST_RANKS: Final = 4  # of runs: a machine has few cores
+_LISTS_HINT: Final = (
+    'Return the actions of one rank as a list of texts, such as ["0F0", "0B0"]: stage, kind, microbatch. The stage is the rank.'
+)
+_RULE_HINT: Final = (
+    "Write the order for 3 ranks and 4 microbatches down by hand, and compare it with what your function gives. ringsim.pipeline.validate "
+    "finds the same fault."
+)
+_MEMORY_HINT: Final = (
+    "A forward adds an activation, a backward takes one away. Rank s may begin with min(p - s - 1, m) forwards; from then on each further "
+    "forward is followed by a backward at once."
+)
+_TIME_HINT: Final = (
+    "Some rank waits where it could compute. Rank s begins with min(p - s - 1, m) forwards, so that its first backward finds the gradient "
+    "just made; then one forward and one backward in turn; at the end the backwards that are left."
+)
+_FAST_HINT: Final = (
+    "The last rank has no time to lose with W while others wait for its I. Let rank s do W of a microbatch s turns after its I: then all "
+    "ranks hold p activations at most, and the W that are left fill the gap at the end."
+)
+
+
+def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that writes 1F1B.
+
+    ``function(rank, num_ranks, num_microbatches)`` returns what one rank does, in order, as a list of texts: ``"2F0"`` is the forward of
+    microbatch 0 on stage 2, and ``B`` a backward; each rank has the stage of its number. The schedule must be complete and free of
+    deadlock, with at most min(p - s, m) live activations on rank s, and take no longer than the formula says, also with fewer microbatches
+    than ranks. Then it trains a small model on real ranks.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes and data; None for a random one.
+
+    Returns:
+        The verdict; its trace is that of the training step.
+
+    Example:
+        >>> def all_forwards_first(rank, num_ranks, num_microbatches):
+        ...     return [f"{rank}{kind}{i}" for kind in "FB" for i in range(num_microbatches)]
+        >>> print(schedule(all_forwards_first, seed=1).reason)
+        With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2.
+    """
+    return examine("schedule", function, _judge_1f1b, seed)
+
+
+def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that writes a schedule with a smaller bubble than 1F1B's, for the memory of 1F1B's first rank.
+
+    ``function(rank, num_ranks, num_microbatches)`` is as for `schedule`. ``I`` and ``W`` are the halves of a backward. Where a forward, an
+    ``I`` and a ``W`` take one unit each, the step must take 3 m + p - 1 units at most (1F1B takes 3 (m + p - 1)), and no rank may hold more
+    than p live activations. It is asked for p microbatches and more. Then it trains a small model on real ranks.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes and data; None for a random one.
+
+    Returns:
+        The verdict; its trace is that of the training step.
+
+    Example:
+        >>> from ringsim.pipeline import one_f_one_b
+        >>> print(fast_schedule(lambda rank, p, m: map(str, one_f_one_b(p, m).actions[rank]), seed=1).reason)
+        With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most.
+    """
+    return examine("fast_schedule", function, _judge_fast, seed)
+
+
+def _judge_1f1b(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    sizes = [(2, 4), (4, 8), (1, 3), (3, 5), (4, 2), (3, 1), (draw.randrange(5, 12), draw.randrange(5, 30)), (8, draw.randrange(1, 8))]
+    schedules = _ask(examination, sizes)
+    for each in schedules:
+        _judge_kinds(each)
+        step = Step("1f1b", each.num_ranks, each.num_microbatches)
+        _judge_memory(examination, each, peak_live(step))
+        for costs in (Costs(), Costs(forward=draw.randrange(1, 9), backward=draw.randrange(1, 9))):
+            _judge_time(examination, each, costs, makespan(step, costs), _TIME_HINT)
+    trace = _train(examination, schedules[3])
+    return f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer than the formula; and it trains.", trace
+
+
+def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    few = draw.randrange(5, 9)
+    sizes = [(2, 4), (4, 8), (3, 5), (3, 3), (1, 2), (few, draw.randrange(few, 30))]
+    schedules = _ask(examination, sizes)
+    for each in schedules:
+        step = Step("zb_h1", each.num_ranks, each.num_microbatches)
+        _judge_memory(examination, each, (each.num_ranks,) * each.num_ranks)
+        _judge_time(examination, each, Costs(), makespan(step), _FAST_HINT)
+    trace = _train(examination, schedules[2])
+    return f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains.", trace
+
+
+def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
+    """Returns the schedules of an answer, each whole and free of deadlock."""
+    (answers,) = examination.run(_rows_on_rank, 1, list(sizes)).results
+    return [_read(size, answer) for size, answer in zip(sizes, answers, strict=True)]
+
+
+def _rows_on_rank(function: Callable[..., Any], sizes: Sequence[Size]) -> list[Rows | str]:
+    return [_plain_rows([function(rank, *size) for rank in range(size[0])]) for size in sizes]
+
+
+def _plain_rows(rows: list[Any]) -> Rows | str:
+    """Returns each rank's list as texts; for the first that is not a list, a few words."""
+    plain: Rows = []
+    for row in rows:
+        try:
+            plain.append([str(action) for action in (row.split() if isinstance(row, str) else row)])
+        except TypeError:
+            return shown(row)
+    return plain
+
+
+def _read(size: Size, answer: Rows | str) -> Schedule:
+    """Returns the schedule that an answer is, checked."""
+    num_ranks, num_microbatches = size
+    if isinstance(answer, str):
+        raise Wrong(f"{_about(size)} the answer must be a list of actions, got {answer}.", _LISTS_HINT)
+    try:
+        actions = tuple(tuple(map(parse_action, row)) for row in answer)
+        found = Schedule("your schedule", num_microbatches, tuple(range(num_ranks)), actions)
+        validate(found)
+    except ScheduleError as error:
+        raise Wrong(f"{_about(size)}: {' '.join(str(error).split())}", _RULE_HINT) from None
+    if found.lowered:
+        raise Wrong(f"{_about(size)} the answer must leave out sends and receives: they are put in for it.", _LISTS_HINT)
+    return found
+
+
+def _about(size: Size) -> str:
+    return f"With {count(size[0], 'rank')} and {count_microbatches(size[1])}"
+
+
+def _size_of(schedule: Schedule) -> Size:
+    return schedule.num_ranks, schedule.num_microbatches
+
+
+def _judge_kinds(schedule: Schedule) -> None:
+    split = next((action for row in schedule.actions for action in row if action.kind in "IW"), None)
+    if split is not None:
+        raise Wrong(f"1F1B does a backward in one piece, got {split}.", "Write B for a whole backward.")
+
+
+def _judge_memory(examination: Examination, schedule: Schedule, allowed: Sequence[int]) -> None:
+    for rank, (live, most) in enumerate(zip(evaluate(schedule).peak_live, allowed, strict=True)):
+        if live > most:
+            reason = f"{_about(_size_of(schedule))} rank {rank} holds {count(live, 'live activation')} at a time, and may hold {most}."
+            raise Wrong(reason, _MEMORY_HINT, world_size=schedule.num_ranks, trace=_show(examination, schedule))
+
+
+def _judge_time(examination: Examination, schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
+    took = evaluate(schedule, costs).makespan
+    if took > most:
+        reason = f"{_about(_size_of(schedule))} the step takes {took} units, and must take {most} at most."
+        if costs != Costs():
+            reason = f"{reason[:-1]}, where F takes {costs.forward} and B {costs.backward}."
+        raise Wrong(reason, hint, world_size=schedule.num_ranks, trace=_show(examination, schedule))
+
+
+def _show(examination: Examination, schedule: Schedule) -> Trace | None:
+    """Returns the trace of a step with a schedule that is whole, but not good enough, where it is small enough to be run."""
+    return _train(examination, schedule) if schedule.num_ranks <= MOST_RANKS else None
+
+
+def _train(examination: Examination, schedule: Schedule) -> Trace:
+    """Runs a training step on real ranks, and compares its gradients with those of one process."""
+    size = schedule.num_ranks
+    trace = examination.run(_step_on_rank, size, schedule, examination.random.randrange(10**9))
+    for rank, row in enumerate(trace.results):
+        if row is not None:
+            reason = f"{_about(_size_of(schedule))} stage {rank} gets another gradient for {row.parameter} than one process."
+            raise Wrong(reason, _RULE_HINT, trace=trace)
+    return trace
+
+
+def _step_on_rank(_: Callable[..., Any], schedule: Schedule, secret: int) -> Any:
+    from ringsim.pipeline.partition import partition_model
+    from ringsim.pipeline.stage import build_stages
+    from ringsim.pipeline.training import train_step_pipeline
+    from ringsim.ring import current_ring
+
+    task = make_task(secret, schedule.num_microbatches)
+    train_step_pipeline(*task, schedule=schedule)
+    stages = build_stages(task.model, partition_model(task.model, schedule.num_stages))
+    return find_wrong(task, stages[current_ring().rank].parameters())
+
+
+_ROUNDING: Final = 1e-9  # of a bubble: who counts it in another way may be that far off
+_NUMBER_HINT: Final = "Return one whole number, 1 or more."
+_LOSS_HINT: Final = (
+    "A formula that knows no messages counts too little: in 1F1B they cost something for each microbatch. Ask the simulator: "
+    'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., semantics="buffered").bubble'
+)
+_MORE_HINT: Final = "Begin with 1 microbatch, and take one more until the simulated bubble is small enough."
+
+
+class _Case(NamedTuple):
+    """A pipeline whose forwards take 1."""
+
+    num_ranks: int
+    backward: int
+    latency: float
+    limit: float
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(forward=1, backward=self.backward, latency=self.latency)
+
+
+def fewest_microbatches(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+    """Checks a function that chooses how many microbatches a step of 1F1B should have.
+
+    ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches with which the bubble is ``limit`` of the step or
+    less. ``costs`` is a ``Costs`` with the times of a forward, of a backward and of a message, which travels as soon as it is sent. It runs
+    on its own rank, so that an endless search can be stopped; such a number always exists.
+
+    Args:
+        function: the answer.
+        seed: seed of the sizes and times; None for a random one.
+
+    Returns:
+        The verdict.
+
+    Example:
+        >>> import math
+        >>> def without_messages(num_ranks, costs, limit):
+        ...     return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
+        >>> print(fewest_microbatches(without_messages, seed=1).reason)
+        With 4 ranks, F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.
+    """
+    return examine("fewest_microbatches", function, _judge, seed)
+
+
+def _judge(examination: Examination) -> tuple[str, Trace | None]:
+    draw = examination.random
+    cases = [_Case(4, backward=2, latency=0, limit=0.11), _Case(1, backward=2, latency=1, limit=0.05)]
+    for num_ranks, latency in ((4, 0.5), (2, 1), (draw.randrange(3, 9), draw.choice((0.25, 0.75))), (8, draw.choice((0.5, 1, 2)))):
+        backward = 2 if num_ranks == 4 else draw.randrange(1, 4)
+        lost = 2 * latency * (num_ranks - 1) / num_ranks  # for each microbatch, however many there are
+        least = lost / (1 + backward + lost)
+        cases.append(_Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100))
+    (answers,) = examination.run(_numbers_on_rank, 1, cases).results
+    for case, answer in zip(cases, answers, strict=True):
+        _judge_number(case, answer)
+    return f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and without.", None
+
+
+def _numbers_on_rank(function: Callable[..., Any], cases: Sequence[_Case]) -> list[int | str]:
+    return [_plain(function(case.num_ranks, case.costs, case.limit)) for case in cases]
+
+
+def _plain(answer: Any) -> int | str:
+    """Returns an answer as a whole number; anything else in a few words."""
+    try:
+        return int(answer) if int(answer) == answer >= 1 else shown(answer)
+    except (TypeError, ValueError):
+        return shown(answer)
+
+
+def _judge_number(case: _Case, answer: int | str) -> None:
+    about = f"With {count(case.num_ranks, 'rank')}, F 1, B {case.backward} and {case.latency:g} a message"
+    if isinstance(answer, str):
+        raise Wrong(f"{about}, the answer must be a number of microbatches, got {answer}.", _NUMBER_HINT)
+    bubble = _bubble(case, answer)
+    if bubble > case.limit + _ROUNDING:
+        have = "have" if answer > 1 else "has"
+        reason = f"{about}, {count_microbatches(answer)} {have} a bubble of {100 * bubble:.1f} %, and {100 * case.limit:.0f} % is allowed."
+        raise Wrong(reason, _LOSS_HINT)
+    enough = next(number for number in range(1, answer + 1) if _bubble(case, number) <= case.limit + _ROUNDING)
+    if enough < answer and _bubble(case, enough) <= case.limit - _ROUNDING:
+        raise Wrong(f"{about}, {count_microbatches(answer)} are more than needed: {enough} would do.", _MORE_HINT)
+
+
+def _bubble(case: _Case, num_microbatches: int) -> float:
+    """Returns the part of the step in which a rank does not compute, by the closed form."""
+    took = float(makespan(Step("1f1b", case.num_ranks, num_microbatches), case.costs, "buffered"))
+    return 1 - num_microbatches * (1 + case.backward) / took

@@ -1,0 +1,160 @@
+"""The lesson on deadlocks: every rank sends and receives, and nobody waits forever."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, shown
+from ringsim.errors import ArgumentError
+from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
+from ringsim.traces.value import Trace, count
+
+__all__ = ["no_deadlock"]
+
+WAYS: Final = {
+    "order": ("send", "recv"),
+    "isend": ("isend", "irecv", "send", "recv"),
+    "batch": ("batch_isend", "batch_irecv"),
+}
+_WORLD_SIZES: Final = (3, 2, 4, 5)
+_STUCK: Final = ("deadlock", "peer_exited", "tag_mismatch", "group_mismatch")
+_WAY_HINTS: Final = {
+    "order": "Use dist.send and dist.recv alone: what differs from rank to rank is which of the two comes first.",
+    "isend": "Post the send with dist.isend, receive, and then wait() for the handle.",
+    "batch": "Make a list of two dist.P2POp, give it to dist.batch_isend_irecv, and wait() for every handle that it returns.",
+}
+_VALUE_HINT: Final = (
+    "Receive into a fresh tensor, torch.empty_like(mine), and return that: what is being sent must not change before its wait() is over, "
+    "and what is being received is not there before its wait() is over."
+)
+_COUNT_HINT: Final = "Each call sends one tensor, to ring.succ, and receives one, from ring.pred."
+
+
+def no_deadlock(function: Callable[..., Any], *, way: str | None = None, seed: int | None = None) -> CheckResult:
+    """Checks an exchange in which every rank sends to its successor and receives from its predecessor.
+
+    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns the one of its predecessor, a tensor of the same
+    shape. It is run in rings of 2 to 5 ranks, each with a small, a middling and a large tensor. If ranks wait for each other forever, the
+    verdict says which, in what and where, and shows who waits for whom.
+
+    Args:
+        function: the answer.
+        way: "order" for send and recv alone, "isend" for a send that is posted and waited for later, "batch" for batch_isend_irecv; None
+            for any of them.
+        seed: seed of the sizes and numbers; None for a random one.
+
+    Returns:
+        The verdict; its trace shows what was sent, and its diagnosis who waits for whom.
+
+    Raises:
+        ArgumentError: there is no such way.
+
+    Example:
+        >>> print(no_deadlock(lambda mine: mine, seed=1).reason)
+        Rank 0 of 3 must send 3 tensors to its successor, sent none.
+    """
+    if way is not None and way not in WAYS:
+        raise ArgumentError(
+            f"way must be one of {', '.join(map(repr, WAYS))} or None, got {shown(repr(way))}. Say which one is to be shown."
+        )
+    return examine("no_deadlock", function, lambda examination: _judge(examination, way), seed)
+
+
+def _judge(examination: Examination, way: str | None) -> tuple[str, Trace | None]:
+    draw = examination.random
+    trace = None
+    for world_size in _WORLD_SIZES:
+        lengths = [1, draw.randrange(1_000, 10_000), draw.randrange(200_000, 300_000)]
+        trace = examination.run(_exchange_on_rank, world_size, lengths, draw.randrange(10**6), judge_early_end=_judge_stuck)
+        _judge_messages(trace, len(lengths))
+        _judge_values(trace, lengths)
+        if way is not None:
+            _judge_way(trace, way)
+    sizes = listed(_WORLD_SIZES)
+    return f"Nobody waited in vain in rings of {sizes} ranks, with 4 bytes, a few kB and a megabyte.", trace
+
+
+def _exchange_on_rank(function: Callable[..., Any], lengths: list[int], secret: int) -> list[str | None]:
+    """Exchanges a tensor of each length; says what is wrong with each that was returned."""
+    import torch  # here, so that a process that only starts ranks does not load it
+
+    from ringsim.ring import current_ring
+
+    ring = current_ring()
+    complaints: list[str | None] = []
+    for number, length in enumerate(lengths):
+        mine, due = (torch.full((length,), _fill(secret, number, rank)) for rank in (ring.rank, ring.pred))
+        answer = function(mine)
+        if not isinstance(answer, torch.Tensor):
+            complaints.append(f"got {shown(answer)}")
+        elif answer.shape != due.shape:
+            complaints.append(f"got one of shape {tuple(answer.shape)}")
+        elif not torch.equal(answer, due):
+            own = torch.equal(answer, torch.full((length,), _fill(secret, number, ring.rank)))
+            complaints.append("got its own" if own else f"and number {int((answer != due).nonzero()[0])} of it differs")
+        else:
+            complaints.append(None)
+    return complaints
+
+
+def _fill(secret: int, number: int, rank: int) -> float:
+    """The number that one rank's tensor is full of."""
+    return float(random.Random(f"{secret}/{number}/{rank}").randrange(1, 10**6))
+
+
+def _judge_stuck(trace: Trace) -> None:
+    """Says of ranks that could never go on who waited for whom; of other runs that were ended nothing."""
+    diagnosis = trace.explain()
+    if diagnosis.kind not in _STUCK:
+        return
+    cause = diagnosis.findings[0]
+    hint = " ".join(cause.hint.split()) or "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
+    raise Wrong(f"In a ring of {trace.world_size}, {cause.message}", hint, trace=trace, diagnosis=diagnosis)
+
+
+def _judge_messages(trace: Trace, exchanges: int) -> None:
+    """One send to the successor and one recv from the predecessor a call, each with a partner, and nothing else."""
+    events, size = trace.events, trace.world_size
+    for rank in range(size):
+        who, mine = f"Rank {rank} of {size}", events.rank == rank
+        collectives = events.op[mine & (events.kind == COLLECTIVE)]
+        if len(collectives):
+            reason = f"{who} called {OP_NAMES[collectives[0]]}, and only messages between neighbours are allowed."
+            raise Wrong(reason, _COUNT_HINT, trace=trace)
+        for kind, verb, done, to, peer in (
+            (SEND, "send", "sent", "to its successor", (rank + 1) % size),
+            (RECV, "receive", "received", "from its predecessor", (rank - 1) % size),
+        ):
+            peers = events.peer[mine & (events.kind == kind)]
+            number = int(np.count_nonzero(peers == peer))
+            if number != exchanges or number != len(peers):
+                others = f", and {count(len(peers) - number, 'other')}" if number != len(peers) else ""
+                reason = f"{who} must {verb} {count(exchanges, 'tensor')} {to}, {done} {number or 'none'}{others}."
+                raise Wrong(reason, _COUNT_HINT, trace=trace)
+    if trace.unmatched:
+        reason = f"Every send needs its recv, and {trace.unmatched[0]!r}."
+        raise Wrong(reason, "Use the same tag and the same group on both sides.", trace=trace)
+
+
+def _judge_values(trace: Trace, lengths: list[int]) -> None:
+    """Every rank must return its predecessor's tensor, whole."""
+    for rank, complaints in enumerate(trace.results):
+        for length, complaint in zip(lengths, complaints, strict=True):
+            if complaint is not None:
+                reason = f"Rank {rank} of {trace.world_size} must return the tensor of its predecessor, of shape ({length},), {complaint}."
+                raise Wrong(reason, _VALUE_HINT, trace=trace)
+
+
+def _judge_way(trace: Trace, way: str) -> None:
+    """The exchange must have been made in the way that the exercise is about."""
+    events = trace.events
+    messages = np.isin(events.kind, (SEND, RECV))
+    used = {OP_NAMES[op] for op in np.unique(events.op[messages]).tolist()}
+    if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
+        return
+    reason = f"It works, but with {' and '.join(sorted(used))}: this exercise is about the way called {way}."
+    raise Wrong(reason, _WAY_HINTS[way], trace=trace)

@@ -1,0 +1,175 @@
+"""Measuring in ranks that already run, real or simulated: every rank measures, and all learn what all have measured.
+
+On a virtual clock no repetition differs from the next, so one step of each block is enough. The table then shows what the patterns make of
+a link: the fit of a ping-pong returns the link's own constants, that of a stream only its occupancy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ringsim import comm as dist
+from ringsim.comm.log import begin_records, end_records
+from ringsim.errors import ArgumentError
+from ringsim.launch.api import make_kind
+from ringsim.link import Link
+from ringsim.links.plan import Block, Plan, Samples, make_rows, parts_of, samples_of, timed_ranks
+from ringsim.links.worker import make_step, measure
+from ringsim.provenance import __version__
+from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
+from ringsim.simulator.api import simulate
+from ringsim.state import get_state
+from ringsim.topologies import Topology
+from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
+from ringsim.traces.parts import read_parts
+
+__all__ = ["LINK", "check_ring", "measure_here", "measure_simulated"]
+
+
+def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]) -> tuple[Ring, Plan, Samples, list[Any]]:
+    """Measures in ranks that already run; if they are in no ring, joins them in one and takes it down again.
+
+    Collective: every rank calls it, with the same arguments, and is blocked until all have measured.
+
+    Args:
+        world_size: number of ranks that the caller expects, None for any.
+        comm_device: "cpu" or "gpu".
+        make: makes the plan, given the ring.
+
+    Returns:
+        The ring, the plan, the times of all ranks, and what ``measure`` returned on each; the same on every rank.
+
+    Raises:
+        ArgumentError: the number of ranks or the device differs, or the ring does not have all ranks.
+    """
+    joined = get_state().ring is None
+    if joined:
+        initialize_distributed(comm_device=comm_device)
+    try:
+        ring = current_ring()
+        check_ring(ring, world_size, comm_device)
+        plan = make(ring)
+        records = begin_records()
+        try:
+            facts = measure(plan)
+            recorder = records.recorder
+            events, _ = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
+        finally:
+            end_records(records)
+        mine = events.select(events.seq >= records.first)
+        mine = replace(mine, rank=np.full(len(mine), ring.rank, dtype=mine.rank.dtype))  # a recorder outside a run counts itself as rank 0
+        everybody: list[Any] = [None] * ring.world_size
+        dist.all_gather_object(everybody, (samples_of(mine), facts))
+        samples: Samples = {}
+        for found, _ in everybody:
+            for block, by_rank in found.items():
+                samples.setdefault(block, {}).update(by_rank)
+        return ring, plan, samples, [said for _, said in everybody]
+    finally:
+        if joined:
+            destroy_distributed()
+
+
+def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
+    """Checks that the existing ring is the requested one.
+
+    Args:
+        ring: this rank's ring.
+        world_size: how many ranks the caller expects, None for as many as there are.
+        comm_device: "cpu" or "gpu".
+
+    Raises:
+        ArgumentError: it differs, or does not have all ranks.
+    """
+    where = f"(rank {ring.rank} of {ring.world_size})"
+    if world_size not in (None, ring.world_size):
+        raise ArgumentError(f"world_size must be {ring.world_size} or left out in ranks that run already, got {world_size!r} {where}.")
+    if comm_device != ring.comm_device:
+        raise ArgumentError(f'comm_device must be that of the ring, "{ring.comm_device}", got {comm_device!r} {where}. Pass that.')
+    if len(ring.ranks) != ring.world_size:
+        raise ArgumentError(
+            f"the ring must have all ranks to be measured, got one of {len(ring.ranks)} {where}. Measure in a separate run."
+        )
+
+
+LINK: Final = "link"  # instead of a backend's name
+_SIMULATED: Final = "simulated"
+
+Links = Link | Mapping[tuple[int, int], Link]
+
+
+def measure_simulated(
+    world_size: int | None, comm_device: str, link: Links | None, topology: Topology | None, make: Callable[[Sequence[int]], Plan]
+) -> Bandwidths:
+    """Measures links on a virtual clock: the given ones, or in simulated ranks those of their run.
+
+    In simulated ranks it is collective: every rank calls it with the same arguments, and is blocked until all have measured.
+
+    Args:
+        world_size: number of ranks; None for 2, or as many as there are.
+        comm_device: "cpu".
+        link: as for ``ringsim.simulate``.
+        topology: as for ``ringsim.simulate``.
+        make: makes the plan, given the ring's ranks; its limits do not count.
+
+    Returns:
+        The table, the same in each run and on every rank; its rows are "simulated".
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+        RingError: a simulated rank passed links.
+    """
+    if link is None and topology is None:
+        ring = current_ring()
+        check_ring(ring, world_size, comm_device)
+        plan = make(ring.ranks)
+        everybody: list[Any] = [None] * ring.world_size
+        dist.all_gather_object(everybody, _measure(plan))
+        about = {"source": _SIMULATED, "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
+        return _tabulate(plan, everybody, {**about, "versions": {"ringsim": __version__}})
+    if comm_device != "cpu":
+        raise ArgumentError(f"comm_device must be left out with link or topology, got {comm_device!r}: no device is measured.")
+    count = 2 if world_size is None else world_size
+    make_kind(count, comm_device, timeout_s=1.0, ring=True)  # checks the number of ranks, before a plan is made for them
+    plan = make(range(count))
+    trace = simulate(_measure, world_size=count, args=(plan,), link=link, topology=topology, record=False)
+    told = ("source", "backend", "world_size", "comm_device", "constants", "versions")
+    return _tabulate(plan, trace.results, {name: trace.metadata[name] for name in told})
+
+
+def _tabulate(plan: Plan, times_ns: Sequence[dict[Block, float]], about: dict[str, Any]) -> Bandwidths:
+    """Makes a table of the times by rank and block."""
+    samples = {block: {rank: np.array([told[block]]) for rank, told in enumerate(times_ns) if block in told} for block in plan.blocks}
+    rows = make_rows(samples, range(len(times_ns)), kind=_SIMULATED)
+    return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
+
+
+def _measure(plan: Plan) -> dict[Block, float]:
+    """What each rank runs; returns the ns of a message, by block, for the blocks that this rank times."""
+    ring, clock = current_ring(), get_state().clock
+    assert clock is not None
+    found = {}
+    for block in plan.blocks:
+        numbers = block.pattern == "all_reduce"  # tensors without data: only the size counts
+        outgoing, incoming = (
+            torch.empty(
+                block.size_bytes // 4 if numbers else block.size_bytes, dtype=torch.float32 if numbers else torch.uint8, device="meta"
+            )
+            for _ in range(2)
+        )
+        step = make_step(block, ring, outgoing, incoming)
+        if ring.world_size > 1:
+            dist.barrier()  # so that no other edge is busy
+        if step is None:
+            continue
+        begin_s = clock.now_s()
+        step()
+        if ring.rank in timed_ranks(block, ring.ranks):
+            found[block] = (clock.now_s() - begin_s) * 1e9 / parts_of(block)
+    return found

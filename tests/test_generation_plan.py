@@ -1,0 +1,263 @@
+"""The generation ring without ranks: closed forms against the plan, played step by step; what is measured of it in a trace."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
+from ringsim.schedules.costs import Time
+from ringsim.schedules.engine import Run
+from ringsim.schedules.generation import (
+    Job,
+    can_finish,
+    check_can_finish,
+    count_messages,
+    idle_of_full_ring,
+    makespan_of_async_ring,
+    makespan_of_full_ring,
+    plan_batches,
+    plan_jobs,
+    plan_steps,
+    steady_use,
+    time_generation,
+)
+from ringsim.traces.events import OP_CODES, Tables, make_events
+from ringsim.traces.steps import measure_stage_use
+from ringsim.traces.value import Trace
+
+SETTINGS = [(stages, turns, async_comm) for stages, async_comm in product(range(1, 7), (False, True)) for turns in range(1, 2 * stages + 3)]
+
+
+def makespan(run: Run) -> Time:
+    assert run.blocked == ()
+    return max(times[-1][1] for times in run.times)
+
+
+@pytest.mark.parametrize(("stages", "turns", "async_comm"), SETTINGS)
+def test_the_deadlock_map_is_what_the_plan_does(stages: int, turns: int, async_comm: bool) -> None:
+    for rounds, tokens in product((1, 2, 3), (1, 2, 3, 5)):
+        run = time_generation(stages, turns, rounds, tokens, prefill=3, decode=2, async_comm=async_comm)
+        assert (run.blocked == ()) is (tokens == 1 or can_finish(stages, turns, async_comm)), (rounds, tokens)
+
+
+@pytest.mark.parametrize(("stages", "turns", "async_comm"), [each for each in SETTINGS if can_finish(*each)])
+def test_steady_use_is_the_share_in_which_a_full_ring_works(stages: int, turns: int, async_comm: bool) -> None:
+    use = steady_use(stages, turns, async_comm)
+    # Between two numbers of tokens that are a whole number of repetitions apart, once filling is over.
+    period = use.numerator * stages
+    first, second = (
+        makespan(time_generation(stages, turns, 1, tokens, 1, 1, async_comm=async_comm)) for tokens in (2 * period, 4 * period)
+    )
+    assert Fraction(2 * period * turns, second - first) == use
+
+
+def test_steady_use_drawn() -> None:
+    drawn = {
+        async_comm: [[str(steady_use(stages, turns, async_comm)) for turns in range(1, 9)] for stages in (2, 3, 4)]
+        for async_comm in (False, True)
+    }
+    assert drawn == {
+        False: [
+            ["0", "1", "0", "0", "0", "0", "0", "0"],
+            ["0", "1/2", "1", "0", "0", "0", "0", "0"],
+            ["0", "1/3", "2/3", "1", "0", "0", "0", "0"],
+        ],
+        True: [
+            ["1/2", "1", "1/2", "0", "0", "0", "0", "0"],
+            ["1/3", "2/3", "1", "2/3", "1/3", "0", "0", "0"],
+            ["1/4", "1/2", "3/4", "1", "3/4", "1/2", "1/4", "0"],
+        ],
+    }
+
+
+times = st.fractions(min_value=0, max_value=100, max_denominator=12)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 6), times, times, st.booleans())
+def test_a_full_ring_takes_what_its_form_says(
+    stages: int, rounds: int, tokens: int, one: Fraction, other: Fraction, async_comm: bool
+) -> None:
+    decode, prefill = sorted((one, other))
+    run = time_generation(stages, stages, rounds, tokens, prefill, decode, async_comm=async_comm)
+    assert makespan(run) == makespan_of_full_ring(stages, rounds, tokens, prefill, decode)
+    busy = rounds * stages * (prefill + (tokens - 1) * decode)
+    assert makespan(run) - busy == idle_of_full_ring(stages, rounds, tokens, prefill, decode)
+
+
+@given(st.integers(1, 6), st.data(), st.integers(1, 4), st.integers(1, 6))
+def test_an_asynchronous_ring_takes_what_its_form_says(stages: int, data: st.DataObject, rounds: int, tokens: int) -> None:
+    turns = data.draw(st.integers(1, stages))
+    run = time_generation(stages, turns, rounds, tokens, 1, 1, async_comm=True)
+    assert makespan(run) == makespan_of_async_ring(stages, turns, rounds, tokens)
+
+
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
+def test_messages_are_as_many_as_their_form_says(stages: int, rounds: int, tokens: int) -> None:
+    run = time_generation(stages, stages, rounds, tokens, 1, 1)
+    assert len(run.messages) == count_messages(stages, rounds * stages, tokens)
+    sends = [(message.source, message.rank) for message in run.messages]
+    closing = sends.count((stages - 1, 0)) if stages > 2 else None
+    assert closing is None or closing == rounds * stages * (tokens - 1)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
+def test_every_output_is_the_input_of_the_next_stage(stages: int, turns: int, rounds: int, tokens: int) -> None:
+    """What a stage sends and what its successor receives are the same jobs in the same order, whatever the setting."""
+    jobs = plan_jobs(rounds * turns, turns, tokens)
+    assert sorted(jobs) == sorted(product(range(rounds * turns), range(tokens)))
+    steps = [list(plan_steps(stage, stages, jobs, tokens)) for stage in range(stages)]
+    for stage in range(stages):
+        assert [step.compute for step in steps[stage] if step.compute] == jobs
+        sent = [step.send for step in steps[stage] if step.send]
+        received = [step.receive for step in steps[(stage + 1) % stages] if step.receive]
+        if stage < stages - 1:
+            assert sent == received
+        else:  # the token that closes the ring belongs to the next job of its batch
+            assert [(job.batch, job.token + 1) for job in sent] == received
+    for before, after in zip(steps[0], steps[0][1:], strict=False):
+        assert after.send is None or after.send == before.compute
+
+
+@pytest.mark.parametrize(
+    ("stages", "turns", "async_comm", "words"),
+    [
+        (4, 5, False, ("must be 2 to 4 with 4 stages and synchronous messages, got 5", "Use 4, or async_comm=True.")),
+        (4, 1, False, ("must be 2 to 4 ", "got 1: stage 0 receives before it sends", "Use 2, or async_comm=True.")),
+        (2, 1, False, ("must be 2 with 2 stages", "Use 2, or async_comm=True.")),
+        (4, 8, False, ("got 8", "Use 4.")),
+        (4, 8, True, ("must be 1 to 7 with 4 stages and asynchronous messages, got 8", "Use 7.")),
+    ],
+)
+def test_a_ring_that_never_ends_is_refused_with_the_nearest_that_does(
+    stages: int, turns: int, async_comm: bool, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        check_can_finish(stages, turns, num_tokens=2, async_comm=async_comm)
+    assert [word for word in words if word not in str(refused.value)] == []
+    check_can_finish(stages, turns, num_tokens=1, async_comm=async_comm)  # a single token never goes round
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None, "4"])
+def test_numbers_must_be_numbers(wrong: object) -> None:
+    with pytest.raises(ArgumentError, match=r"num_inner_iterations must be an integer of 1 or more, got "):
+        steady_use(4, wrong)
+    with pytest.raises(ArgumentError, match="num_tokens must be"):
+        check_can_finish(4, 4, wrong)
+
+
+def test_forms_say_where_they_do_not_hold() -> None:
+    with pytest.raises(ArgumentError, match="decode must be at most prefill, 1, got 2"):
+        idle_of_full_ring(4, 1, 5, prefill=1, decode=2)
+    with pytest.raises(ArgumentError, match="at most num_stages, 4, got 5"):
+        makespan_of_async_ring(4, 5, 1, 5)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.none() | st.integers(1, 8))
+def test_batches_hold_every_prompt_in_full_rounds(prompts: int, turns: int, size: int | None) -> None:
+    batches = plan_batches(prompts, turns, size)
+    assert len(batches) % turns == 0
+    assert all(batches)
+    assert size is None or max(map(len, batches)) <= size
+    own = [number for batch in batches for number in batch]
+    assert own[:prompts] == list(range(prompts))
+    assert set(own[prompts:]) <= {0}
+    if prompts >= len(batches):
+        assert max(map(len, batches)) - min(map(len, batches)) <= 1
+        assert len(own) == prompts
+
+
+PREFILL, DECODE = 7_000_000, 3_000_000  # ns; no sum of jobs that one waits for is as long as either
+
+
+def trace_of(starts: list[list[tuple[Job, int]]], prefill: int = PREFILL, decode: int = DECODE) -> Trace:
+    """A trace with a span for each job, from when it started, by stage."""
+    rows = [(stage, job, start) for stage, of_stage in enumerate(starts) for job, start in of_stage]
+    columns = {
+        "rank": [stage for stage, _, _ in rows],
+        "op": [OP_CODES["span"]] * len(rows),
+        "stage": [stage for stage, _, _ in rows],
+        "microbatch": [job.batch for _, job, _ in rows],
+        "label": [int(job.token > 0) for _, job, _ in rows],
+        "post_ns": [start for _, _, start in rows],
+        "done_ns": [start + (decode if job.token else prefill) for _, job, start in rows],
+    }
+    return Trace(make_events(columns, Tables(labels=("prefill", "decode"))), {"world_size": len(starts)})
+
+
+def played(stages: int, turns: int, rounds: int, tokens: int, async_comm: bool, prefill: int = PREFILL, decode: int = DECODE) -> Trace:
+    """The trace of a ring that was played on a clock."""
+    run = time_generation(stages, turns, rounds, tokens, prefill, decode, async_comm=async_comm)
+    jobs = plan_jobs(rounds * turns, turns, tokens)
+    starts = []
+    for stage, times in enumerate(run.times):
+        place, found = 0, []
+        for step in plan_steps(stage, stages, jobs, tokens):
+            place += 2 * ((step.send is not None) + (step.receive is not None))  # a post and a wait each
+            if step.compute is not None:
+                found.append((step.compute, int(times[place][0])))
+                place += 1
+        starts.append(found)
+    return trace_of(starts, prefill, decode)
+
+
+@pytest.mark.parametrize(
+    ("stages", "turns", "async_comm"),
+    [
+        (stages, turns, posted)
+        for stages in (2, 3, 4)
+        for posted in (False, True)
+        for turns in range(1, 8)
+        if can_finish(stages, turns, posted)
+    ],
+)
+def test_use_of_a_ring_without_delays_is_the_closed_form(stages: int, turns: int, async_comm: bool) -> None:
+    use = steady_use(stages, turns, async_comm)
+    tokens = 2 + 2 * use.numerator * stages
+    for stage in measure_stage_use(played(stages, turns, 1, tokens, async_comm, DECODE, DECODE)):
+        assert stage.decode_use == pytest.approx(float(use))
+        assert (stage.prefill_s, stage.decode_s) == pytest.approx((0.003, 0.003))
+
+
+@pytest.mark.parametrize("async_comm", [False, True])
+def test_idle_of_a_full_ring_is_the_closed_form(async_comm: bool) -> None:
+    for rounds in (1, 3):
+        for stage in measure_stage_use(played(4, 4, rounds, 6, async_comm)):
+            assert stage.idle_s == pytest.approx(1e-9 * idle_of_full_ring(4, rounds, 6, PREFILL, DECODE))
+            assert (stage.prefill_s, stage.decode_s) == pytest.approx((0.007, 0.003))
+
+
+def test_use_is_that_of_the_time_between_turns() -> None:
+    """Two batches on one stage, drawn: a0 b0 | a1 . b1 . . a2 b2, 10 ns a job."""
+    jobs = [Job(0, 0), Job(1, 0), Job(0, 1), Job(1, 1), Job(0, 2), Job(1, 2)]
+    trace = trace_of([list(zip(jobs, (0, 10, 20, 40, 70, 80), strict=True))], 10, 10)
+    (stage,) = measure_stage_use(trace)
+    assert stage.decode_use == pytest.approx(20 / 50)
+    assert stage.idle_s == pytest.approx(30e-9)
+
+
+@pytest.mark.parametrize("jobs", [[], [Job(0, 0)], [Job(0, 0), Job(0, 1)], [Job(0, 0), Job(0, 1), Job(0, 2)] * 2])
+def test_other_traces_are_refused(jobs: list[Job]) -> None:
+    with pytest.raises(ArgumentError, match=r"trace must be of (a|one) call of generate"):
+        measure_stage_use(trace_of([[(job, 10 * place) for place, job in enumerate(jobs)]], 10, 10))
+
+
+def test_the_picture_shows_the_forms_and_the_points() -> None:
+    mpl.use("Agg")
+    measured = [MeasuredUse(4, False, 0.9), MeasuredUse(2, True, 0.45)]
+    ax = plot_inner_iterations(4, measured)
+    lines = {line.get_linestyle(): line.get_ydata() for line in ax.get_lines()}
+    for style, async_comm in (("-", False), ("--", True)):
+        assert lines[style].tolist() == [float(steady_use(4, turns, async_comm)) for turns in range(1, 9)]
+    drawn = [tuple(point) for points in ax.collections for point in points.get_offsets().tolist()]
+    stuck = [(turns, 0) for turns in range(1, 9) if not can_finish(4, turns)] + [(8, 0)]
+    assert sorted(drawn) == sorted([*stuck, (4, 0.9), (2, 0.45)])
+    assert "synchronous from 5, asynchronous from 8 on" in " ".join(text.get_text() for text in ax.texts)
+    own = mpl.figure.Figure().add_subplot()
+    assert plot_inner_iterations(3, ax=own) is own

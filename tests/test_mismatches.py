@@ -1,0 +1,291 @@
+"""Both sides of an operation, compared in the records of ranks that still write them: no rank is started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringsim.diagnose.mismatches import disagreement, find_collective_mismatches
+from ringsim.launch.watcher import LiveRecords
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
+from ringsim.traces.parts import read_parts
+from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
+
+SIZES = (4, 8)  # of the payloads, by number
+
+
+class Rank:
+    """A rank without torch: posts what it is told, as the hooks do."""
+
+    def __init__(self, directory: Path, rank: int, world_size: int = 2, *, fresh: bool = True) -> None:
+        self.recorder = Recorder(directory, rank, world_size)
+        ranks = list(range(world_size))
+        self.group = self.recorder.group("world", ranks, fresh=fresh)
+        for size in SIZES:
+            self.recorder.payload("float32", [size], 4 * size)
+
+    def post(self, op: str, peer: int = NONE, payload: int = 0, tag: int = 0, *, waits: bool = True, done: bool = False) -> int:
+        slot = self.recorder.make_post(OP_CODES[op])(self.group, peer, tag if peer != NONE else NONE, payload)
+        assert slot is not None
+        if waits or done:
+            self.recorder.wait(slot)
+        if done:
+            self.recorder.complete(slot)
+        return slot
+
+    def refuse(self, slot: int) -> None:
+        self.recorder.complete(slot, ERROR)
+
+
+class Run:
+    """Ranks, and who reads what they record."""
+
+    def __init__(self, directory: Path, size: int = 2, **more: Any) -> None:
+        self.ranks = [Rank(directory, rank, size, **more) for rank in range(size)]
+        self.live = LiveRecords(directory, size)
+
+    def look(self) -> list[str]:
+        """Returns in what sides disagree that were not found to do so before; it reads twice, to know who went on."""
+        self.live.look()
+        self.live.look()
+        found = self.live.find_mismatch()
+        return [one.message.rpartition(": ")[2] for one in found.findings] if found else []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@given(st.data())
+def test_a_mismatch_is_found_and_nothing_else_is(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Random messages on several channels, the two ranks' posts interleaved at will; the k-th of each side belong together."""
+    run = Run(tmp_path_factory.mktemp("run"))
+    channel = st.tuples(st.booleans(), st.integers(0, 1))  # does rank 0 send?, tag
+    messages = data.draw(st.lists(st.tuples(channel, st.sampled_from([(0, 0), (0, 0), (1, 1), (0, 1)])), max_size=12))
+    left = [list(enumerate(messages)) for _ in range(2)]
+    posted: list[set[int]] = [set(), set()]
+    while any(left):
+        rank = data.draw(st.sampled_from([rank for rank in (0, 1) if left[rank]]))
+        number, ((zero_sends, tag), payloads) = left[rank].pop(0)
+        run.ranks[rank].post(
+            "isend" if zero_sends == (rank == 0) else "irecv", 1 - rank, payloads[rank], tag, done=data.draw(st.booleans())
+        )
+        posted[rank].add(number)
+        wrong = any(messages[one][1] == (0, 1) for one in posted[0] & posted[1])
+        if wrong or data.draw(st.booleans()):
+            assert bool(run.look()) == wrong
+        if wrong:
+            return  # the program ends here
+
+
+def test_a_long_run_is_compared_to_its_end_and_what_is_done_is_forgotten(run: Run) -> None:
+    zero, one = run.ranks
+    for index in range(FIRST_CHUNK + CHUNK):
+        one.post("irecv", 0, index % 2, index % 7, done=True)
+        zero.post("isend", 1, index % 2, index % 7, done=True)
+        if index % 100 == 0:
+            one.recorder.bookmark()
+        if index % 500 == 0:
+            assert run.look() == []
+    assert run.look() == []
+    assert len(run.live.builder.columns().events) == 0
+    one.post("irecv", 0, 1)
+    zero.post("isend", 1, 0)
+    assert run.look() == ["the size differs."]
+    expected = -(-(FIRST_CHUNK + CHUNK) // 7)  # those with tag 0
+    zero.post("isend", 1, 0)
+    run.live.look()
+    (waits,) = run.live.builder.build(["running"] * 2, 0).ranks[0].posted[1:]
+    assert (waits.index, waits.counterparts) == (expected + 1, expected + 1)
+
+
+def test_a_rank_that_begins_to_record_later_is_compared_from_its_first_operation(tmp_path: Path) -> None:
+    live, zero = LiveRecords(tmp_path, 2), Rank(tmp_path, 0)
+    for payload in (0, 0, 1):
+        zero.post("isend", 1, payload)
+    live.look()
+    assert live.find_mismatch() is None
+    one = Rank(tmp_path, 1)
+    for payload in (0, 0, 0):
+        one.post("irecv", 0, payload)
+    live.look()
+    assert live.find_mismatch() is not None
+
+
+def test_an_operation_that_may_still_be_refused_accuses_nobody(run: Run) -> None:
+    zero, one = run.ranks
+    slot = one.post("irecv", 0, 1, waits=False)
+    zero.post("isend", 1, 0)
+    assert run.look() == run.look() == []
+    one.refuse(slot)  # the program catches that, and receives again
+    one.post("irecv", 0, 0)
+    assert run.look() == []
+    zero.post("isend", 1, 0)
+    one.post("irecv", 0, 1)
+    assert run.look() == ["the size differs."]
+
+
+def test_whoever_goes_on_was_not_refused(run: Run) -> None:
+    """An operation that nobody waits for yet is a mismatch all the same once its thread has posted another."""
+    zero, one = run.ranks
+    one.post("irecv", 0, 1, waits=False)
+    zero.post("isend", 1, 0)
+    assert run.look() == []
+    one.recorder.mark("goes on")
+    assert run.look() == ["the size differs."]
+
+
+def test_who_has_ended_is_refused_nothing_any_more(run: Run) -> None:
+    """A rank that Gloo aborts in the middle of its call."""
+    zero, one = run.ranks
+    zero.post("isend", 1, 1)
+    one.post("irecv", 0, 0, waits=False)
+    run.live.look()
+    assert run.live.find_mismatch() is None
+    assert run.live.find_mismatch(ended=[1]) is not None
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_collective_that_was_refused_takes_no_place(run: Run, refused_first: bool) -> None:
+    zero, one = run.ranks
+    slot = one.post("all_reduce", payload=0, waits=False)
+    if not refused_first:
+        zero.post("all_reduce", payload=0)
+        assert run.look() == []
+    one.refuse(slot)
+    one.post("all_reduce", payload=0)
+    if refused_first:
+        zero.post("all_reduce", payload=0)
+    zero.post("all_reduce", payload=1)
+    one.post("all_reduce", payload=1)
+    assert run.look() == []
+    zero.post("all_reduce", payload=1)
+    one.post("barrier", payload=1)
+    assert run.look() == ["the kind differs."]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_may_come_from_anybody_is_passed_over(run: Run, seen: bool) -> None:
+    """Whether the reader ever saw the recv while it was open, or the rank has written it down."""
+    zero, one = run.ranks
+    if not seen:
+        one.recorder.set_meta("from_any", [one.group])
+    slot = one.post("irecv", ANY_SOURCE, 1)
+    if seen:
+        assert run.look() == []
+    one.recorder.amend(slot, peer=0)
+    one.recorder.complete(slot)
+    zero.post("isend", 1, 0, done=True)
+    zero.post("isend", 1, 0)
+    one.post("irecv", 0, 1)
+    assert run.look() == []
+    one.post("isend", 0, 0)
+    zero.post("irecv", 1, 1)
+    assert run.look() == ["the size differs."]
+
+
+def test_a_group_that_was_used_before_is_not_compared(tmp_path: Path) -> None:
+    zero, one = Rank(tmp_path, 0), Rank(tmp_path, 1, fresh=False)
+    live = LiveRecords(tmp_path, 2)
+    one.post("irecv", 0, 1)
+    zero.post("isend", 1, 0)
+    zero.post("all_reduce", payload=0)
+    one.post("all_reduce", payload=1)
+    live.look()
+    assert live.find_mismatch() is None
+
+
+def test_collectives_are_compared_in_any_order(tmp_path: Path) -> None:
+    for number, order in enumerate(permutations(range(3))):
+        run = Run(tmp_path / str(number), 3)
+        for rank in order:
+            run.ranks[rank].post("all_reduce", payload=0, done=True)
+        assert run.look() == []
+        for rank in order[:-1]:
+            run.ranks[rank].post("all_reduce", payload=1)
+        assert run.look() == []
+        run.ranks[order[-1]].post("all_reduce", payload=0)
+        assert run.look() == ["the size differs."]
+        for rank in run.ranks:
+            rank.recorder.close()
+
+
+def test_permuted_memory_is_told_apart(run: Run) -> None:
+    """Gloo takes the memory as it is: a tensor and its transpose would be mixed up."""
+    numbers = [
+        rank.recorder.payload("float32", [4, 3], 48, strides=strides) for rank, strides in zip(run.ranks, ((), ((1, 4),)), strict=True)
+    ]
+    for rank, payload in zip(run.ranks, numbers, strict=True):
+        rank.post("all_reduce", payload=payload)
+    assert run.look() == ["the order of elements in memory differs."]
+    events, _ = read_parts(run.live._directory)
+    (finding,) = find_collective_mismatches(events)
+    assert finding.kind == "collective_mismatch"
+
+
+def test_a_rank_on_another_machine_is_not_compared_nor_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.ranks[1].recorder.set_meta("host", socket.gethostname() + "-other")
+    run.ranks[0].post("isend", 1, 0, done=True)
+    run.ranks[0].post("all_reduce", payload=0, done=True)
+    run.look()
+    assert run.look() == []
+    assert (run.live.builder.columns().events.rank == 0).sum() == 0
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    run.ranks[0].post("isend", 1, 0)
+    run.look()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+payloads = st.builds(
+    lambda dtype, shape, reduction: Payload(dtype, tuple(shape), 4 * _count(shape), reduction),
+    st.sampled_from(["float32", "int32"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(["", "SUM", "MAX"]),
+)
+
+
+def _count(shape: list[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+@given(payloads, payloads)
+def test_disagreement_is_mutual_and_no_payload_disagrees_with_itself(mine: Payload, theirs: Payload) -> None:
+    assert disagreement(mine, mine) == ""
+    assert disagreement(mine, theirs) == disagreement(theirs, mine)
+    if mine.size_bytes != theirs.size_bytes:
+        assert disagreement(mine, theirs) == "size"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "what"),
+    [
+        (((2, 3), "float32"), ((3, 2), "float32"), "shape"),
+        (((2, 3), "float32"), ((6,), "float32"), ""),  # a flat buffer
+        (((1, 2, 3), "float32"), ((2, 3, 1), "float32"), ""),
+        (((2, 3), "float32"), ((2, 3), "int32"), "dtype"),
+        (((0, 3), "float32"), ((3, 0), "int32"), ""),  # nothing is carried
+        (((), "float32"), ((1,), "float32"), ""),
+        (((2, 2, 3), "float32"), ((4, 3), "float32"), "shape"),
+    ],
+)
+def test_what_counts_as_disagreement(mine: tuple[Any, str], theirs: tuple[Any, str], what: str) -> None:
+    def make(described: tuple[Any, str]) -> Payload:
+        return Payload(described[1], described[0], 4 * _count(list(described[0])))
+
+    assert disagreement(make(mine), make(theirs)) == what

@@ -1,0 +1,401 @@
+"""Calibration, comparison and scaling: constants found again in traces made with them, errors that are typed out, few ranks for many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from stage_traces import trace_of
+from synthetic import Story
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.compute_costs import charge
+from ringsim.errors import ArgumentError
+from ringsim.link import Link
+from ringsim.pipeline.executor import rehearse
+from ringsim.pipeline.flops import Flops
+from ringsim.predict.calibration import Calibration, calibrate
+from ringsim.predict.comparison import Errors, compare
+from ringsim.predict.scaling import scale
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import evaluate
+from ringsim.simulator.api import simulate
+from ringsim.simulator.schedules import simulate_schedule
+from ringsim.topologies import OneMachine
+from ringsim.traces.value import Trace
+
+LINK = Link(alpha_s=40e-6, beta_s_per_byte=0.5e-9)
+SENDING = Link(alpha_s=15e-6, beta_s_per_byte=0.1e-9)
+RECEIVING_MS, SLEEP_MS, AROUND_MS, ASKED_MS = 0.009, 0.08, 0.012, 5.0
+
+
+def talk(
+    sizes_bytes: tuple[int, ...] = (1024, 262144),
+    *,
+    link: Link = LINK,
+    sending: Link = SENDING,
+    receiving_ms: float = RECEIVING_MS,
+    sleep_ms: float = SLEEP_MS,
+    around_ms: float = AROUND_MS,
+    rounds: int = 4,
+    disturbed: dict[int, float] | None = None,
+) -> Story:
+    """Rank 0 computes and sends, rank 1 waits; ``disturbed`` makes the sleep of a round longer by some milliseconds.
+
+    ::
+
+        rank 0   compute | around | posting | compute ...                      wait for all sends at the end
+        rank 1   posting | blocked ........ done | around | posting | ...
+    """
+    story = Story(2)
+    sends = []
+    clock, other = 1.0, 1.0
+    for number, size_bytes in enumerate(sizes_bytes * rounds):
+        begin, end = clock, clock + ASKED_MS + sleep_ms + (disturbed or {}).get(number, 0.0)
+        story.span(0, f"compute {ASKED_MS / 1e3!r} s", begin, end)
+        send = end + around_ms
+        arrived = max(send, other) + link.time_s(size_bytes) * 1e3
+        story.op(1, "irecv", (other, other + receiving_ms, arrived), peer=0, group="ring:0>1", tag=0, size_bytes=size_bytes)
+        sends.append((send, arrived, size_bytes))
+        other = arrived + around_ms
+        clock = send + sending.time_s(size_bytes) * 1e3
+    for place, (send, arrived, size_bytes) in enumerate(sends):  # the waits follow each other
+        wait = clock + 0.001 * place
+        story.op(0, "isend", (send, wait, max(wait, arrived)), peer=1, group="ring:0>1", tag=0, size_bytes=size_bytes)
+    return story
+
+
+def test_constants_are_those_that_the_trace_was_made_with() -> None:
+    found = calibrate(talk().trace())
+    assert found.link.alpha_s == pytest.approx(LINK.alpha_s, rel=1e-3)
+    assert found.link.beta_s_per_byte == pytest.approx(LINK.beta_s_per_byte, rel=1e-3)
+    assert found.sending.alpha_s == pytest.approx(SENDING.alpha_s, rel=1e-3)
+    assert found.sending.beta_s_per_byte == pytest.approx(SENDING.beta_s_per_byte, rel=1e-3)
+    assert found.receiving_s == pytest.approx(RECEIVING_MS * 1e-3, rel=1e-3)
+    assert found.sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
+    assert found.topology == OneMachine(found.link, cores=2)
+    assert (found.num_messages, found.sizes_bytes, found.notes) == (8, (1024, 262144), ())
+    assert found.post_s(True, 2048) == found.sending.time_s(2048)
+    assert found.post_s(False, 2048) == found.receiving_s
+
+
+@given(
+    alpha_us=st.floats(5, 500), beta_ns=st.floats(0.05, 5), sleep_us=st.floats(1, 900), receiving_us=st.floats(1, 50)
+)  # rounded to ns in the trace
+def test_any_constants_are_found(alpha_us: float, beta_ns: float, sleep_us: float, receiving_us: float) -> None:
+    link = Link(alpha_us * 1e-6, beta_ns * 1e-9)
+    found = calibrate(talk(link=link, sleep_ms=sleep_us * 1e-3, receiving_ms=receiving_us * 1e-3).trace())
+    for size_bytes in (1024, 65536, 1 << 20):
+        assert found.link.time_s(size_bytes) == pytest.approx(link.time_s(size_bytes), rel=1e-3)
+    assert found.sleep_s == pytest.approx(sleep_us * 1e-6, abs=2e-9)
+    assert found.receiving_s == pytest.approx(receiving_us * 1e-6, abs=2e-9)
+
+
+def test_several_traces_count_together() -> None:
+    found = calibrate(talk((1024,)).trace(), talk((262144,)).trace())
+    assert found.sizes_bytes == (1024, 262144)
+    assert found.link.time_s(65536) == pytest.approx(LINK.time_s(65536), rel=1e-3)
+
+
+def test_one_size_is_all_latency_and_doubtful() -> None:
+    found = calibrate(talk((65536,)).trace())
+    assert found.link.alpha_s == pytest.approx(LINK.time_s(65536), rel=1e-3)
+    assert found.link.beta_s_per_byte == 0
+    assert "messages had one size only" in found.notes[0]
+    assert "doubtful: messages had one size only" in str(found)
+
+
+def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> None:
+    assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
+    busy = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
+    assert busy.notes == ("the machine was busy with other things: sleeps ended up to 4.0 ms apart, less than 1 ms is usual",)
+    slow = calibrate(talk(receiving_ms=0.8).trace())
+    assert slow.notes == ("the machine was busy with other things: posting a receive took up to 0.8 ms, less than 0.5 ms is usual",)
+
+
+def test_messages_that_came_before_anybody_waited_do_not_count() -> None:
+    story = talk()
+    for number in range(9):  # there long before, so that "done" says nothing of the message
+        at = 200.0 + 10 * number
+        story.message(1, 0, (at, at, at + 5), (at - 1, at + 8, at + 8.001), size_bytes=1024)
+        story.span(0, "work", at + 1, at + 7)
+    found = calibrate(story.trace())
+    assert found.num_messages == 8
+    assert found.link.alpha_s == pytest.approx(LINK.alpha_s, rel=1e-3)
+
+
+def test_times_of_the_stages_are_medians() -> None:
+    story = talk()
+    for step, times in enumerate((1.0, 1.0, 9.0)):
+        for rank in range(2):
+            at = 300.0 + 100 * step
+            story.span(rank, "step 1f1b", at, at + 60)
+            story.span(rank, "forward", at + 1, at + 1 + (rank + 1) * times, stage=rank, microbatch=0)
+            story.span(rank, "backward", at + 20, at + 20 + 3 * times, stage=rank, microbatch=0)
+    costs = calibrate(story.trace()).costs
+    assert costs is not None
+    assert costs.forward == pytest.approx((0.001, 0.002))
+    assert costs.backward == pytest.approx((0.003, 0.003))
+
+
+def test_what_cannot_be_calibrated_from() -> None:
+    with pytest.raises(ArgumentError, match="calibrate must be given a trace, got none"):
+        calibrate()
+    with pytest.raises(ArgumentError, match="must be measured, got a simulated one"):
+        calibrate(talk().trace(source="simulated"))
+    with pytest.raises(ArgumentError, match="must have 3 messages of a size whose receiver waited for them, got 2 of any size"):
+        calibrate(talk(rounds=1).trace())
+    empty: Trace = Story(1).trace()
+    with pytest.raises(ArgumentError, match="must have 3 messages"):
+        calibrate(empty)
+
+
+def test_machine_of_unknown_cores_has_no_topology() -> None:
+    with pytest.raises(ArgumentError, match="a calibration must know how many cores there are"):
+        _ = calibrate(talk().trace(machine={})).topology
+
+
+def test_early_sends_are_told_apart() -> None:
+    story = talk()
+    for number in range(6):  # posted before its receive: cheap, whatever the size
+        at = 500.0 + 20 * number
+        story.op(0, "isend", (at, at + 0.030, at + 10), peer=1, group="ring:0>1", tag=0, size_bytes=262144)
+        story.op(1, "irecv", (at + 5, at + 5.009, at + 10), peer=0, group="ring:0>1", tag=0, size_bytes=262144)
+    found = calibrate(story.trace())
+    assert found.sending_early_s == pytest.approx(30e-6, rel=1e-3)
+    assert found.sending.alpha_s == pytest.approx(SENDING.alpha_s, rel=1e-3)
+    assert found.post_s(True, 262144, met=False) == found.sending_early_s
+
+
+CALIBRATION = Calibration(
+    link=Link(alpha_s=50e-6, beta_s_per_byte=0.5e-9),
+    sending=Link(alpha_s=20e-6, beta_s_per_byte=0.1e-9),
+    sending_early_s=15e-6,
+    receiving_s=10e-6,
+    sleep_s=70e-6,
+    around_s=30e-6,
+    cores=2,
+    costs=Costs(forward=(0.001, 0.002), input=0.0, weight=0.0, backward=(0.003, 0.004)),
+    num_messages=32,
+    sizes_bytes=(1024, 262144),
+)
+
+
+def _talk_then_wait() -> None:
+    """Rank 0 computes 1 ms and sends; rank 1 has posted its receive long before."""
+    ring = ringsim.current_ring()
+    if ring.rank == 0:
+        ringsim.compute(0.001)
+        sending = dist.isend(torch.zeros(1000, dtype=torch.uint8), ring.succ, group=ring.succ_group)
+        ringsim.mark("posted")
+        assert sending is not None
+        sending.wait()
+    else:
+        receiving = dist.irecv(torch.empty(1000, dtype=torch.uint8), ring.pred, group=ring.pred_group)
+        ringsim.mark("posted")
+        assert receiving is not None
+        receiving.wait()
+
+
+def test_sleeping_posting_and_travelling_take_what_the_calibration_says() -> None:
+    trace = simulate(_talk_then_wait, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
+    frame = trace.to_pandas().set_index(["rank", "op"])
+    assert frame.loc[(0, "span"), "done_ns"] == 1_100_000  # 70 + 30 us longer than asked
+    assert frame.loc[(0, "isend"), "post_ns"] == 1_100_000
+    assert frame.loc[(0, "mark"), "post_ns"] == 1_120_100  # 20 us, and 0.1 us for 1000 bytes
+    assert frame.loc[(1, "mark"), "post_ns"] == 10_000
+    assert frame.loc[(1, "irecv"), "done_ns"] == 1_150_500  # the message is on its way while it is still posted: 50 us and 0.5 us
+
+
+def test_constants_go_round() -> None:
+    def worker() -> None:
+        for size_bytes in (1024, 262144):
+            rehearse(make_schedule("1f1b", 2, 8), Costs(forward=0.005, backward=0.010), size_bytes=size_bytes, ahead=0)
+
+    trace = simulate(worker, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
+    found = calibrate(Trace(trace.events, {**trace.metadata, "source": "measured"}))
+    assert found.link.alpha_s == pytest.approx(CALIBRATION.link.alpha_s, rel=1e-3)
+    assert found.link.beta_s_per_byte == pytest.approx(CALIBRATION.link.beta_s_per_byte, rel=1e-3)
+    assert found.sending.alpha_s == pytest.approx(CALIBRATION.sending.alpha_s, rel=1e-3)
+    assert found.sending.beta_s_per_byte == pytest.approx(CALIBRATION.sending.beta_s_per_byte, rel=1e-3)
+    assert found.sending_early_s == pytest.approx(CALIBRATION.sending_early_s, rel=1e-3)
+    assert found.receiving_s == pytest.approx(CALIBRATION.receiving_s, rel=1e-3)
+    assert found.sleep_s == pytest.approx(CALIBRATION.sleep_s + CALIBRATION.around_s, rel=1e-3)  # in the trace it is all one
+    assert found.costs is not None
+    assert found.costs.forward == pytest.approx((0.0051, 0.0051))
+
+
+def test_stages_take_the_times_that_were_measured() -> None:
+    def worker() -> None:
+        for stage in range(2):
+            charge("F", stage, 0, lambda: Flops(1, 1, 1))
+            charge("B", stage, 0, lambda: Flops(1, 1, 1))
+        ringsim.mark("end")
+
+    trace = simulate(worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link)
+    assert trace.to_pandas()["post_ns"].tolist() == [10_000_000]
+
+
+def test_stage_that_was_not_measured_is_refused() -> None:
+    def worker() -> None:
+        charge("F", 2, 0, lambda: Flops(1, 1, 1))
+
+    with pytest.raises(ArgumentError, match="forward must have one time for each stage, got 2"):
+        simulate(worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link)
+
+
+SCHEDULE = make_schedule("1f1b", 3, 4)
+
+
+def step(scale: float = 1.0, latency: float = 0.25, steps: int = 1) -> Trace:
+    """A recorded 1F1B, all times multiplied; a unit lasts 2 ms."""
+    costs = Costs(forward=scale, backward=2 * scale, latency=latency * scale)
+    return trace_of(*[evaluate(SCHEDULE, costs)] * steps)
+
+
+def test_a_run_beside_itself_is_without_error() -> None:
+    comparison = compare(step(steps=2), step(steps=2))
+    assert comparison.steps == comparison.operations.__class__(0, 0, 0, 2)
+    assert np.array_equal(comparison.lag_s, np.zeros(len(comparison.lag_s)))
+    assert comparison.median_error == 0
+
+
+def test_errors_are_signed_and_relative_to_what_was_measured() -> None:
+    comparison = compare(step(), step(scale=0.8))
+    assert comparison.steps.bias == pytest.approx(-0.2)
+    assert comparison.steps.mean == comparison.steps.worst == pytest.approx(0.2)
+    assert comparison.operations.bias < 0  # everything ends too early
+    last = comparison.real.events.done_ns[comparison.real_index].argmax()
+    assert comparison.lag_s[last] == pytest.approx(-0.2 * comparison.real_steps_s[0])
+
+
+def test_no_communication_is_the_same_schedule_without_messages() -> None:
+    comparison = compare(step(latency=0.25), step(latency=0.25))
+    without = evaluate(SCHEDULE, Costs(forward=1, backward=2)).makespan * 2e-3  # 2 ms a unit
+    assert comparison.no_communication_s == pytest.approx(float(without))
+    assert comparison.baseline("no communication").bias == pytest.approx(float(without) / comparison.real_steps_s[0] - 1)
+    assert comparison.nominal_s is None  # nobody asked for seconds
+    with pytest.raises(ArgumentError, match=r"name must be one of the baselines \['no communication'\], got 'nominal'"):
+        comparison.baseline("nominal")
+
+
+def test_nominal_is_what_the_program_asked_for() -> None:
+    def run(longer_ms: float) -> Trace:
+        story = Story(2)
+        for rank, begin in ((0, 10.0), (1, 16.0 + longer_ms)):
+            end = begin + 5 + longer_ms
+            story.span(rank, "step gpipe", begin - 1, end + 1)
+            story.span(rank, "forward", begin, end, stage=rank, microbatch=0)
+            story.span(rank, "compute 0.005 s", begin, end)
+        return story.trace()
+
+    comparison = compare(run(0.5), run(0.25))
+    assert comparison.nominal_s == pytest.approx(0.010)
+    assert comparison.no_communication_s == pytest.approx(0.0105)  # with the computations of the prediction
+    assert comparison.real_steps_s[0] == pytest.approx(0.012)
+    assert comparison.virtual_steps_s[0] == pytest.approx(0.0115)
+    assert "baseline nominal: 10.000 ms" in repr(comparison)
+
+
+def test_computations_that_touch_are_told_apart() -> None:
+    story = Story(1)
+    story.span(0, "step gpipe", 9, 24)
+    for microbatch in range(2):  # on a virtual clock nothing lies between them
+        begin = 10.0 + 5 * microbatch
+        story.span(0, "forward", begin, begin + 5, stage=0, microbatch=microbatch)
+        story.span(0, "compute 0.004 s", begin, begin + 5)
+    trace = story.trace()
+    assert compare(trace, trace).nominal_s == pytest.approx(0.008)
+
+
+def test_a_run_without_steps_is_one_step() -> None:
+    def run(arrives_ms: float) -> Trace:
+        story = Story(2)
+        story.message(0, 1, (1, 1, arrives_ms), (2, 2, arrives_ms))
+        return story.trace()
+
+    comparison = compare(run(5.0), run(6.0))
+    assert comparison.real_steps_s.tolist() == pytest.approx([0.004])
+    assert comparison.steps.bias == pytest.approx(0.25)
+    assert comparison.lag_s.tolist() == pytest.approx([0.001, 0.001])
+    assert comparison.nominal_s is comparison.no_communication_s is None
+
+
+def test_runs_of_other_programs_are_refused() -> None:
+    story = Story(3)
+    story.message(0, 1, (1, 1, 2), (1, 1, 2))
+    other = Story(3)
+    other.message(0, 2, (1, 1, 2), (1, 1, 2), group="world")
+    with pytest.raises(ArgumentError, match=r"got isend with 1 in one and isend with 2 in the other \(rank 0, operation 0\)"):
+        compare(story.trace(), other.trace())
+    with pytest.raises(ArgumentError, match="the two runs must have as many ranks, got 3 and 2"):
+        compare(story.trace(), Story(2).trace())
+    with pytest.raises(ArgumentError, match=r"got the span 'step 1f1b' in one and nothing more in the other \(rank 0"):
+        compare(step(steps=2), step(steps=1))
+    with pytest.raises(ArgumentError, match="must have something to compare"):
+        compare(Story(1).trace(), Story(1).trace())
+
+
+def test_errors_of_nothing_are_none() -> None:
+    assert np.isnan(Errors.of([]).mean)
+    assert Errors.of([]).count == 0
+
+
+SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)  # of a trace with one size, all counts as latency
+SIZE_BYTES = 4096
+
+
+def recorded(name: str, world_size: int, costs: Costs, *, num_microbatches: int = 8, steps: int = 2) -> Trace:
+    """A trace as ranks would leave it that take just these times."""
+    schedule = make_schedule(name, world_size, num_microbatches)
+    kwargs = {"size_bytes": SIZE_BYTES, "steps": steps}
+    trace = simulate(rehearse, world_size=world_size, args=(schedule, costs), kwargs=kwargs, link=SLOW_LINK)
+    return Trace(trace.events, {**trace.metadata, "source": "measured"})
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("world_size", [2, 16])
+def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) -> None:
+    costs = Costs(forward=0.003, input=0.004, weight=0.002)
+    found = scale(recorded(name, 4, costs), world_size=world_size)
+    wanted = simulate_schedule(name, costs, num_ranks=world_size, num_microbatches=8, link=SLOW_LINK, size_bytes=SIZE_BYTES)
+    assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
+
+
+def test_ends_keep_their_times_and_those_between_take_the_mean() -> None:
+    found = scale(recorded("1f1b", 4, Costs(forward=(0.001, 0.002, 0.004, 0.006), backward=0.002)), world_size=9, num_microbatches=32)
+    costs = Costs(forward=(0.001, *[0.003] * 7, 0.006), backward=0.002)
+    wanted = simulate_schedule("1f1b", costs, num_ranks=9, num_microbatches=32, link=SLOW_LINK, size_bytes=SIZE_BYTES)
+    assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
+    assert (found.num_ranks, found.num_microbatches) == (9, 32)
+
+
+def test_two_stages_have_nothing_between_but_their_mean() -> None:
+    found = scale(recorded("gpipe", 2, Costs(forward=(0.001, 0.003), backward=0.002)), world_size=5)
+    costs = Costs(forward=(0.001, 0.002, 0.002, 0.002, 0.003), backward=0.002)
+    wanted = simulate_schedule("gpipe", costs, num_ranks=5, num_microbatches=8, link=SLOW_LINK, size_bytes=SIZE_BYTES)
+    assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
+
+
+def test_what_cannot_be_scaled() -> None:
+    trace = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
+    with pytest.raises(ArgumentError, match="world_size must be an integer from 2, got 1"):
+        scale(trace, world_size=1)
+    without = Trace(trace.events.select(trace.events.label < 0), trace.metadata)
+    with pytest.raises(ArgumentError, match="trace must have a step of a pipeline, got one without"):
+        scale(without, world_size=4)
+    unknown = make_schedule("gpipe", 2, 2)
+    kwargs = {"size_bytes": 8}
+    odd = simulate(
+        rehearse,
+        world_size=2,
+        args=(type(unknown)("mine", *list(vars(unknown).values())[1:]), Costs()),
+        kwargs=kwargs,
+        link=SLOW_LINK,
+    )
+    with pytest.raises(ArgumentError, match="must have a step of a known schedule on 2 ranks or more, got 'mine' on 2"):
+        scale(odd, world_size=4)
