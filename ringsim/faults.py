@@ -1,4 +1,4 @@
-"""What can be made to go wrong in a run, alike on real ranks and on a virtual clock.
+"""What can be made to go wrong in a run, the same way on real ranks and on a virtual clock.
 
 ::
 
@@ -35,7 +35,7 @@ __all__ = [
 class Slow:
     """Makes a rank compute more slowly: each ``ringsim.compute`` on it, and each computation of a pipeline, takes ``factor`` times as long.
 
-    On real ranks it sleeps that long, on a virtual clock the clock goes on that far. Several for one rank multiply.
+    Real ranks sleep that long, a virtual clock advances that far. Several for one rank multiply.
 
     Args:
         rank: which rank.
@@ -66,9 +66,9 @@ class Slow:
 class Degrade:
     """Makes a link slower: each message from ``src`` to ``dst`` travels ``factor`` times as long.
 
-    On a virtual clock latency and time for each byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the
-    message takes ``factor`` times what it took, counted from when both sides were posted. Several for one link multiply. The way back
-    from ``dst`` to ``src`` is another link, and so are collectives, which stay as they are on real ranks.
+    On a virtual clock, latency and time per byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the message
+    takes ``factor`` times as long, counted from when both sides were posted. Several for one link multiply. The way back from ``dst`` to
+    ``src`` is another link; on real ranks collectives are not affected.
 
     Args:
         src: rank that sends.
@@ -99,12 +99,12 @@ class Degrade:
 class Fail:
     """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``, which is never posted.
 
-    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them; the making of groups is none. A rank that
-    posts fewer does not fail. Of several for one rank the earliest counts.
+    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them; making a group does not count. A rank that
+    posts fewer does not fail. Of several for one rank, the earliest counts.
 
     Args:
         rank: which rank.
-        at_op: how many operations it posts before.
+        at_op: how many operations it posts before that.
 
     Raises:
         ArgumentError: a value breaks its rule.
@@ -124,14 +124,14 @@ class Fail:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Makes computing take now longer, now shorter: each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long.
+    """Makes computing times vary: each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long.
 
-    Each rank draws its own numbers, evenly, and in the order of its computations: so the same on both clocks, and in each run. Several
+    Each rank draws its own numbers, uniformly, in the order of its computations: the same ones on both clocks and in every run. Several
     multiply.
 
     Args:
         fraction: above 0, at most 1.
-        seed: what the numbers come from.
+        seed: of the numbers.
 
     Raises:
         ArgumentError: a value breaks its rule.
@@ -155,14 +155,14 @@ Injection = Slow | Degrade | Fail | Jitter
 
 
 def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
-    """Returns what a run is asked to inject, as a tuple, checked.
+    """Checks what a run is to inject; returns it as a tuple.
 
     Args:
         inject: any number of injections.
         world_size: number of ranks of the run.
 
     Raises:
-        ArgumentError: something is none, or names a rank that the run does not have.
+        ArgumentError: something is not an injection, or names a rank that the run does not have.
 
     Example:
         >>> check_injections([Slow(0, 2)], world_size=2)
@@ -170,7 +170,7 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
     """
     try:
         checked = tuple(inject)
-    except TypeError:  # one alone is no list
+    except TypeError:  # a single one, not in a list
         raise ArgumentError(f"inject must be a list of Slow, Degrade, Fail and Jitter, got {say(inject)}. Write inject=[...].") from None
     for each in checked:
         if not isinstance(each, Injection):
@@ -182,7 +182,7 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
 
 
 def slowed_by(inject: Iterable[Injection], rank: int) -> float:
-    """Returns how many times as long a rank computes, 1.0 where nothing slows it.
+    """Returns how many times as long a rank computes, 1.0 if nothing slows it.
 
     Example:
         >>> slowed_by([Slow(1, 2), Slow(1, 1.5), Slow(0, 9)], rank=1)
@@ -192,7 +192,7 @@ def slowed_by(inject: Iterable[Injection], rank: int) -> float:
 
 
 def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | None:
-    """Returns what draws how many times as long a rank's next computation takes; None where nothing jitters.
+    """Returns a function that draws how many times as long a rank's next computation takes; None without jitter.
 
     Example:
         >>> draw, again = (jitter_of([Jitter(0.25, seed=1)], rank=3) for _ in range(2))
@@ -204,7 +204,7 @@ def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | N
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
-    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 where nothing degrades the link.
+    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 if nothing degrades the link.
 
     Example:
         >>> degraded_by([Degrade(0, 1, 5)], 0, 1), degraded_by([Degrade(0, 1, 5)], 1, 0)
@@ -214,7 +214,7 @@ def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
 
 
 def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
-    """Returns the number of the operation in whose place a rank raises, None where it does not.
+    """Returns the number of the operation in place of which a rank raises, None if it does not.
 
     Example:
         >>> fails_at([Fail(2, 7), Fail(2, 3)], rank=2), fails_at([], rank=2)

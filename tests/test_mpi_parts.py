@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm import collectives as buffers
+from ringsim.comm.built import find_refusal, reduce_parts
+from ringsim.comm.collectives import Call, read_call
 from ringsim.comm.mpi import MpiBackend
-from ringsim.comm.mpi_tape import MpiTapes
-from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, plan_reduction, to_seconds
+from ringsim.comm.mpi_transfers import _TYPES, MpiGroup, MpiHandle, MpiRecords, _flatten, _to_fill, to_seconds
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
-from ringsim.traces.events import ANY_SOURCE
+from ringsim.traces.events import ANY_SOURCE, OP_CODES
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 
@@ -85,7 +85,7 @@ def test_a_group_translates_ranks() -> None:
         ((3, None), "dst must be a global rank of the group, one of .4, 2, 9., got 3"),
         ((None, 3), "group_dst must be a rank of the group, from 0 to 2, got 3"),
         ((None, -1), "got -1"),
-        ((4, 0), "one of dst and group_dst must be given, got 4 and 0"),
+        ((4, 0), "dst or group_dst must be given, one of the two, got 4 and 0"),
         ((None, None), "got none"),
         (("4", None), "dst must be an integer, got '4'"),
     ],
@@ -100,72 +100,81 @@ def test_a_group_sends_torchs_functions_to_ringsim_comm() -> None:
         _ = group_of(0).allreduce
 
 
-# -- buffers
+# -- tensors as bytes
 
 
-def test_what_is_not_plain_travels_as_a_copy() -> None:
-    matrix = torch.arange(6.0).reshape(2, 3)
-    assert buffers.for_sending(matrix) is matrix
-    assert buffers.for_sending(matrix.T).is_contiguous()
-    conjugate = torch.tensor([1 + 2j]).conj()
-    assert not buffers.is_plain(conjugate)
-    assert buffers.for_sending(conjugate).tolist() == [1 - 2j]
-
-
-def test_what_is_received_is_brought_where_it_belongs() -> None:
-    matrix = torch.zeros(2, 3)
-    stage, bring = buffers.for_receiving(matrix)
-    assert stage is matrix
-    assert bring is None
-    stage, bring = buffers.for_receiving(matrix.T)
-    stage.copy_(torch.arange(6.0).reshape(3, 2))
-    assert bring is not None
-    bring()
-    assert matrix.tolist() == [[0, 2, 4], [1, 3, 5]]
+def call_of(name: str, group: MpiGroup, *args: Any) -> Call:
+    return read_call(name, group, args, {})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.int64])
 def test_tensors_are_joined_and_parted_again(dtype: torch.dtype) -> None:
-    tensors = [torch.tensor([[1, 0], [1, 1]]).to(dtype), torch.tensor(1).to(dtype), torch.empty(0, 3, dtype=dtype)]
-    flat = buffers.flatten([tensors[0].T, *tensors[1:]])
-    assert flat.dtype is torch.uint8
-    results = [torch.zeros(2, 2, dtype=dtype).T, torch.zeros((), dtype=dtype), torch.empty(0, 3, dtype=dtype)]
-    buffers.unflatten(flat, results)
-    assert [each.to(torch.complex64).tolist() for each in results] == [
-        each.to(torch.complex64).tolist() for each in (tensors[0].T, *tensors[1:])
-    ]
+    given = [torch.tensor([[1, 0], [1, 1]]).to(dtype).T, torch.tensor(1).to(dtype), torch.empty(0, 3, dtype=dtype)]
+    places = [torch.zeros(2, 2, dtype=dtype).T, torch.zeros((), dtype=dtype), torch.empty(0, 3, dtype=dtype)]
+    call = call_of("all_to_all", group_of(0, 1, 2, rank=2), places, given)
+    flat, bring = _to_fill(call)
+    assert bring is not None
+    flat.copy_(_flatten(call.inputs))
+    bring()
+    for place, tensor in zip(places, given, strict=True):
+        assert place.to(torch.complex64).tolist() == tensor.to(torch.complex64).tolist()
+
+
+def test_conjugates_travel_as_their_values() -> None:
+    assert _flatten([torch.tensor([1 + 2j]).conj()]).view(torch.complex64).tolist() == [1 - 2j]
+
+
+def test_parts_of_one_tensor_are_not_copied_but_where_mpi_would_read_what_it_writes() -> None:
+    whole, mine = torch.zeros(6), torch.ones(3)
+    flat, bring = _to_fill(call_of("all_gather_into_tensor", group_of(0, 1), whole, mine))
+    assert (flat.data_ptr(), len(flat), bring) == (whole.data_ptr(), 24, None)
+    parts = list(whole.split(3))
+    _, bring = _to_fill(call_of("all_gather", group_of(0, 1), parts, parts[0]))
+    assert bring is not None
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ([1.0], "tensor must be a torch.Tensor, got list"),
-        (torch.empty(2, device="meta"), "dense tensor on the CPU with the mpi backend, got a torch.strided tensor on meta"),
+        (torch.empty(2, device="meta"), "dense tensor on cpu with the mpi backend, got a torch.strided tensor on meta"),
         (torch.eye(2).to_sparse(), "got a torch.sparse_coo tensor on cpu"),
     ],
 )
 def test_only_dense_tensors_on_the_cpu_travel(value: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        buffers.check_tensor("tensor", value)
+        group_of(0).check("tensor", value)
 
 
-def test_tensors_of_one_call_are_alike() -> None:
-    with pytest.raises(ArgumentError, match=r"outputs\[1\] must be torch.float32 of shape \(2,\).*got torch.float32 of shape \(3,\)"):
-        buffers.check_alike("outputs", [torch.empty(2), torch.empty(3)], torch.empty(2))
-    with pytest.raises(ArgumentError, match=r"got torch.float64"):
-        buffers.check_alike("outputs", [torch.empty(3, dtype=torch.float64)], torch.empty(2), same_shape=False)
-    with pytest.raises(ArgumentError, match="each of the 3 ranks of the group, got 2"):
-        buffers.check_count("outputs", [1, 2], 3)
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        (
+            "all_gather",
+            ([torch.empty(2), torch.empty(3)], torch.empty(2)),
+            r"tensor_list\[1\] must be torch.float32 of shape \(2,\).*got.*\(3,\)",
+        ),
+        ("all_gather", ([torch.empty(2)], torch.empty(2)), "tensor_list must have 2 entries, got 1"),
+        ("all_gather_into_tensor", (torch.empty(4, dtype=torch.float64), torch.empty(2)), "output_tensor.* got torch.float64"),
+        (
+            "all_gather_into_tensor",
+            (torch.empty(5), torch.empty(2)),
+            "output_tensor must have 2 times the 2 elements of input_tensor, got 5",
+        ),
+        ("scatter", (torch.empty(2), [torch.empty(2)] * 2, 1), "scatter_list must be left out on all ranks but the root"),
+        ("reduce_scatter", (torch.empty(2), [torch.empty(3)] * 2), r"output must be as large as input_list\[0\], 3 elements, got 2"),
+        ("all_to_all_single", (torch.empty(4), torch.empty(4), [1, 2]), "output_split_sizes must be 2 lengths that add up to 4"),
+        ("all_to_all_single", (torch.empty(3), torch.empty(4)), "the first dimension of output must be a multiple of the 2 ranks, got 3"),
+        ("all_reduce_coalesced", ([],), "tensors must be at least one"),
+        ("gather", (torch.empty(2), None), "gather_list must be a list, got NoneType"),
+    ],
+)
+def test_calls_are_checked(name: str, args: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call_of(name, group_of(0, 1), *args)
 
 
 # -- reductions
-
-
-def test_mpi_reduces_the_types_that_it_has() -> None:
-    assert plan_reduction(torch.float32, ReduceOp.SUM) == ("SUM", "FLOAT", False)
-    assert plan_reduction(torch.float64, ReduceOp.AVG) == ("SUM", "DOUBLE", True)
-    assert plan_reduction(torch.uint16, ReduceOp.BXOR).type_name == "UINT16_T"
-    assert plan_reduction(torch.bfloat16, ReduceOp.MAX).type_name is None
 
 
 @pytest.mark.parametrize(
@@ -179,32 +188,23 @@ def test_mpi_reduces_the_types_that_it_has() -> None:
         (torch.bool, ReduceOp.BAND, [1, 0]),
     ],
 )
-def test_torch_reduces_the_rest_in_the_order_of_the_ranks(dtype: torch.dtype, op: Any, expected: list[float]) -> None:
-    parts = [torch.tensor(values).to(dtype) for values in ([1, 0], [2, 4], [3, 1])]
-    result = plan_reduction(dtype, op).reduce_in_order(parts)
+def test_torch_reduces_what_mpi_cannot_in_the_order_of_the_ranks(dtype: torch.dtype, op: Any, expected: list[float]) -> None:
+    assert dtype not in _TYPES
+    result = reduce_parts([torch.tensor(values).to(dtype) for values in ([1, 0], [2, 4], [3, 1])], op)
     assert result.dtype is dtype
     assert result.tolist() == torch.tensor(expected).to(dtype).tolist()
 
 
 def test_the_order_shows_in_the_rounding() -> None:
     parts = [torch.tensor([value], dtype=torch.float16) for value in (2048, 1, 1, -2048)]
-    assert plan_reduction(torch.float16, ReduceOp.SUM).reduce_in_order(parts).item() == 0  # 2048 + 1 is 2048, twice
+    assert reduce_parts(parts, ReduceOp.SUM).item() == 0  # 2048 + 1 is 2048, twice
 
 
 @pytest.mark.parametrize(
-    ("dtype", "op"),
-    [
-        (torch.float32, ReduceOp.BAND),
-        (torch.int32, ReduceOp.AVG),
-        (torch.complex64, ReduceOp.MAX),
-        (torch.float8_e5m2, ReduceOp.SUM),
-        (torch.float32, ReduceOp.PREMUL_SUM),
-        (torch.float32, "sum"),
-    ],
+    ("dtype", "how"), [(torch.float32, "BAND"), (torch.int32, "AVG"), (torch.complex64, "MAX"), (torch.float8_e5m2, "SUM")]
 )
-def test_what_nobody_can_reduce_is_refused(dtype: torch.dtype, op: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^op must be one"):
-        plan_reduction(dtype, op)
+def test_reductions_that_nobody_can_do_are_refused(dtype: torch.dtype, how: str) -> None:
+    assert find_refusal(dtype, how)
 
 
 # -- handles
@@ -276,13 +276,13 @@ def test_a_limit_is_a_time(timeout: Any) -> None:
 
 def test_operations_are_written_down(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, 1, 2)
-    tapes, group, tensor = MpiTapes("MPI"), group_of(0, 1, rank=1), torch.zeros(2, 3)
-    assert tapes.post("isend", group, 0, 3, [tensor]) is None  # nobody records
+    records, group, tensor = MpiRecords("MPI"), group_of(0, 1, rank=1), torch.zeros(2, 3)
+    assert records.post(OP_CODES["isend"], group, 0, 3, [tensor]) is None  # nobody records
     change_state(recorder=recorder)
     handles = []
     for op, peer, copies, request in (("recv", ANY_SOURCE, 1, Request()), ("gather", 0, 2, Request()), ("send", 0, 1, Request(error=3))):
         handle = MpiHandle(MPI, request, op, 30.0, size_bytes=16 if op == "recv" else None, ranks=group.ranks)
-        begun = tapes.post(op, group, peer, 3, [tensor], copies)
+        begun = records.post(OP_CODES[op], group, peer, 3, [tensor], copies)
         assert begun is not None
         handle.record(*begun)
         handles.append(handle)

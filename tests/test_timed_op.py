@@ -14,11 +14,10 @@ import torch
 
 from ringsim.comm import configure, timed_op
 from ringsim.comm.built import Handle
-from ringsim.comm.mpi_tape import MpiTapes
-from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle
+from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, MpiRecords
 from ringsim.errors import RunTimeout
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ERROR, IN_FLIGHT, OK, OP_NAMES
+from ringsim.traces.events import ERROR, IN_FLIGHT, OK, OP_CODES, OP_NAMES
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 
@@ -55,7 +54,7 @@ def begin_on_mpi(request: Request) -> MpiHandle:
     group = MpiGroup(SimpleNamespace(Get_rank=lambda: 0), (0, 1), "world", 0, 30.0)
     handle = MpiHandle(MPI, request, "all_reduce", 30.0)
     if recorder is not None:
-        begun = MpiTapes("MPI").post("all_reduce", group, -1, -1, [torch.ones(2)])
+        begun = MpiRecords("MPI").post(OP_CODES["all_reduce"], group, -1, -1, [torch.ones(2)])
         assert begun is not None
         handle.record(*begun)
     return handle

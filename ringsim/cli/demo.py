@@ -1,7 +1,4 @@
-"""``ringsim demo``: a small transformer learns on four real ranks, and two pictures show how.
-
-``ringsim generate``: prefill against decode on real ranks, and what the number of inner iterations does.
-"""
+"""``ringsim demo`` and ``ringsim generate``: a small transformer learns on real ranks, and generates tokens on a ring of stages."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-CHECKED_STEPS, TOLERANCE = 3, 1e-3  # as many steps are done again in one process; by then rounding has not grown
+CHECKED_STEPS, TOLERANCE = 3, 1e-3  # this many steps are repeated in one process; until then rounding errors stay small
 
 
 def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -33,7 +30,7 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Trains, checks the losses against one process, and draws; returns the exit code."""
     import torch
 
     from ringsim.cli import demo_programs
@@ -76,7 +73,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Generates, compares with one process, and draws; returns the exit code."""
     from ringsim.cli import demo_programs
     from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
@@ -113,7 +110,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trace:
-    """Runs the demonstration; a job that reads prompts takes twice as long as one that decodes."""
+    """Runs the demonstration; reading prompts takes a stage twice as long as decoding."""
     from ringsim.cli import demo_programs
 
     decode_s = options.job_ms / 1000
@@ -125,7 +122,7 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
 
 
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
-    """Settings to compare with: all that finish, up to one more than there are stages; beyond, a run takes long."""
+    """Returns the other settings that can finish, up to one turn more than there are stages: more would take long."""
     settings = [
         (number, posted) for posted in (False, True) for number in range(1, num_stages + 2) if can_finish(num_stages, number, posted)
     ]
@@ -133,7 +130,7 @@ def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bo
 
 
 def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[StageUse]) -> str:
-    """What was measured, beside what the plan takes with jobs as long as those."""
+    """Returns what was measured, next to what the plan takes with jobs of that length."""
     num_stages, num_tokens = options.ranks, options.tokens
     prefill, decode = sum(stage.prefill_s for stage in use) / num_stages, sum(stage.decode_s for stage in use) / num_stages
     run = time_generation(num_stages, turns, 1, num_tokens, prefill, decode, async_comm=options.async_comm)

@@ -1,4 +1,4 @@
-"""What ``ringsim simulate`` is told: a model, a ring, a schedule and links, as a small TOML file.
+"""The input of ``ringsim simulate``: a model, a ring, a schedule and links, as a small TOML file.
 
 ::
 
@@ -12,10 +12,10 @@
                                                                rank = 2
                                                                factor = 1.5
 
-In place of a name, ``[schedule]`` may have ``actions``, written out. In place of times, ``[model]`` may have the shapes of a transformer,
-and the arithmetic that a rank does in a second. In place of ``[link]`` and ``[[edge]]``, ``[topology]`` may say which links ranks share.
+Instead of a name, ``[schedule]`` may have ``actions``, written out. Instead of times, ``[model]`` may have the shapes of a transformer and
+the arithmetic that a rank does per second. Instead of ``[link]`` and ``[[edge]]``, ``[topology]`` may say which links the ranks share.
 
-A table of a TOML file, read key by key: each value checked, units taken from the names of keys, and no key left over unread.
+``TomlTable`` reads a table key by key: it checks each value, takes units from the names of keys, and rejects keys that nobody read.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BANDWIDTH", "SIZE", "TIME", "Description", "Network", "TomlTable", "read_description"]
 
-_BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing their actions out; stage s is on rank s
+_BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing out their actions; stage s is on rank s
 _MOST_FORWARDS: Final = 20_000_000
-_MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute, and a gigabyte
+_MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute and a gigabyte
 _MOST_REHEARSED: Final = 100_000  # by ranks that take turns: a minute
 _MOST_BYTES: Final = 2**53  # of a message
 _FREE: Final = Link(0.0, 0.0)  # of one rank, which sends nothing
@@ -64,14 +64,14 @@ class Description:
 
     Attributes:
         schedule: a named one, or one that is written out.
-        costs: of the computations, in seconds; what slow ranks take is in them.
-        link: what messages cost that meet no others: one for all, or by (from rank, to rank).
+        costs: of the computations, in seconds, slow ranks included.
+        link: what messages cost when they meet no others: one for all, or by (from rank, to rank).
         size_bytes: of an activation, and of its gradient.
         semantics: when a message starts.
         ahead: how many computations before its use a receive is posted.
-        topology: the links that ranks share, None where each pair has one of its own.
-        degrade: links that take longer; they are in ``link`` already.
-        jitter: computations that take now longer, now shorter.
+        topology: the links that ranks share, None if each pair has its own.
+        degrade: slower links; ``link`` includes them already.
+        jitter: computing times that vary.
     """
 
     schedule: Step | Schedule
@@ -86,18 +86,18 @@ class Description:
 
     @property
     def needs_ranks(self) -> bool:
-        """Whether the order in which things happen depends on their times, so that ranks have to go through the step."""
+        """Whether the order of events depends on their times, so that ranks must run through the step."""
         return self.topology is not None or bool(self.jitter)
 
     @property
     def stages_differ(self) -> bool:
-        """Whether not all stages take the same time."""
+        """Whether stages take different times."""
         costs = self.costs
         return any(isinstance(times, Sequence) for times in (costs.forward, costs.input, costs.weight, costs.backward))
 
     def rehearse(self) -> Trace:
-        """Simulates the step on ranks, with what they share and what disturbs them."""
-        from ringsim.pipeline.executor import rehearse  # here, for it needs torch
+        """Simulates the step on ranks, with shared links and jitter."""
+        from ringsim.pipeline.executor import rehearse  # it needs torch
         from ringsim.simulator.api import simulate
 
         step = self.schedule
@@ -110,7 +110,7 @@ class Description:
         return simulate(rehearse, world_size=step.num_ranks, args=(step, self.costs), kwargs=more, semantics=self.semantics, **network)
 
     def simulate(self) -> ScheduleRun:
-        """Simulates the step by its schedule, with nothing shared and nobody disturbed."""
+        """Simulates the step by its schedule, without shared links and jitter."""
         more: Any = {"link": self.link, "size_bytes": self.size_bytes, "semantics": self.semantics, "ahead": self.ahead}
         step = self.schedule
         if isinstance(step, Schedule):
@@ -120,7 +120,7 @@ class Description:
 
 
 def read_description(file: Path) -> Description:
-    """Reads a description, and checks all that it says.
+    """Reads a description and checks everything in it.
 
     Args:
         file: a TOML file.
@@ -130,7 +130,7 @@ def read_description(file: Path) -> Description:
 
     Raises:
         RingError: the file cannot be read.
-        ArgumentError: it is no TOML, has a key that is unknown or lacks one, or a value breaks its rule.
+        ArgumentError: it is not TOML, has an unknown key or lacks one, or a value breaks its rule.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -197,20 +197,20 @@ def _describe(whole: TomlTable) -> Description:
 
 
 def _check_length(described: Description, num_stages: int, file: str) -> None:
-    """Refuses times so long that no trace could hold them, even if everything came one after the other, and jittered to the utmost."""
+    """Refuses times too long for a trace, if everything came one after the other with the largest jitter."""
     costs, links = described.costs, described.link
     times = [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages) for kind in "FB"]
     slowest = max(link.time_s(described.size_bytes) for link in ([links] if isinstance(links, Link) else list(links.values()) or [_FREE]))
     most_s = 2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
     if not most_s <= LONGEST_S:
         raise ArgumentError(
-            f"a step must last 285 years at the most, for a trace counts ns, got times that could add up to {most_s:.3g} s ({file}). "
+            f"a step must last 285 years at most, since a trace counts ns, got times that could add up to {most_s:.3g} s ({file}). "
             "Look at the units, and at bandwidths and factors."
         )
 
 
 def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
-    """Reads which of the known schedules is meant, for how many."""
+    """Reads the name and the size of a known schedule."""
     name = schedule.choice("name", SCHEDULE_NAMES)
     num_microbatches = schedule.integer("microbatches", least=1)
     num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
@@ -251,7 +251,7 @@ def _find_owners(step: Step | Schedule) -> Sequence[int]:
 
 
 def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    """Reads what each stage takes, and what it sends."""
+    """Reads how long each stage takes, and how much it sends."""
     forward = model.quantities("forward", TIME)
     if model.has("input", TIME) or model.has("weight", TIME):
         costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
@@ -269,7 +269,7 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
         if isinstance(times, tuple) and len(times) != num_stages:
             raise ArgumentError(
                 f"{what} must be one number, or a list of one for each of {num_stages} stages, got {len(times)} (in {model.name} of "
-                f"{model.file}). Add what is missing, or take out what is too much."
+                f"{model.file}). Make it as long as there are stages."
             )
     size = model.quantity("activation", SIZE, 0)
     if 0 < size < 1:
@@ -280,7 +280,7 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
 
 
 def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    """Counts what each stage of a transformer does, and how fast the rank is that does it."""
+    """Derives the costs of the stages of a transformer from its shapes and the speed of a rank."""
     num_layers, hidden = model.integer("layers", least=1), model.integer("hidden_size", least=1)
     heads = model.integer("heads", least=1)
     sequence, sequences = model.integer("sequence_length", least=1), model.integer("microbatch_size", 1, least=1)
@@ -300,7 +300,7 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
         raise ArgumentError(
             f"heads must be a multiple of kv_heads, got {heads} and {kv_heads} ({model.name} of {model.file}). Change one of them."
         )
-    linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]  # queries, keys, values, and what comes of them
+    linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]  # queries, keys, values, output
     linear += [(hidden, inner)] * widening + [(inner, hidden)]
     layer = attention_flops(sequences, sequence, sequence, hidden)
     for each in linear:
@@ -313,7 +313,7 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
 
 
 def _read_link(table: TomlTable, which: str = "") -> Link:
-    """Reads latency and bandwidth, of keys that begin with ``which``."""
+    """Reads latency and bandwidth, from keys that begin with ``which``."""
     bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
     if bandwidth * LONGEST_S < 1:
         got = f"{bandwidth:g} bytes a second" if bandwidth else "0"
@@ -329,7 +329,7 @@ def _read_topology(table: TomlTable) -> Network:
 
 
 def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link]:
-    """Returns what messages between neighbours cost that meet no others."""
+    """Returns what messages between neighbours cost when they meet no others."""
     found = {}
     for src in range(num_ranks):
         for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
@@ -339,7 +339,7 @@ def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link
 
 
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
-    """Reads which link is meant; stages lie on neighbours in the ring, so no message takes another."""
+    """Reads which link is meant; neighbouring stages are on neighbouring ranks, so messages take no other links."""
     src, dst = table.integer("from"), table.integer("to")
     if src == dst or max(src, dst) >= num_ranks or (dst - src) % num_ranks not in (1, num_ranks - 1):
         raise ArgumentError(
@@ -350,7 +350,7 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
 
 
 def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
-    """Returns costs by stage, each as many times as long as its factor says."""
+    """Returns the costs by stage, each multiplied by its factor."""
 
     def by_stage(times: Any) -> tuple[float, ...]:
         listed = times if isinstance(times, tuple) else (times,) * len(factors)
@@ -361,7 +361,7 @@ def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
 
 
 def _lay_links(num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]) -> dict[tuple[int, int], Link]:
-    """Returns the links of a ring, both ways round."""
+    """Returns the links of a ring, in both directions."""
     laid = {}
     for src in range(num_ranks):
         for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
@@ -370,19 +370,19 @@ def _lay_links(num_ranks: int, link: Link, links: dict[tuple[int, int], Link], i
     return laid
 
 
-Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s, and not a rounding less
+Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s without a rounding error
 TIME: Final[Units] = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
 SIZE: Final[Units] = {"bytes": Fraction(1), "kib": Fraction(2**10), "mib": Fraction(2**20), "gib": Fraction(2**30)}
 BANDWIDTH: Final[Units] = {"gb_per_s": Fraction(10**9), "mb_per_s": Fraction(10**6)}
-_LARGEST: Final = 10**30  # of any number: far beyond what means something, far below what no float can hold
+_LARGEST: Final = 10**30  # of any number: far beyond anything sensible, far below the limit of a float
 
 
 class TomlTable:
-    """One table, which remembers what was asked for; ``finish`` complains of everything else.
+    """One table, which remembers the keys that were read; ``finish`` rejects all others.
 
     Args:
         name: as the file spells it, ``[link]``.
-        file: where it stands, for errors.
+        file: the file that holds it, for errors.
         entries: what ``tomllib`` read.
 
     Example:
@@ -399,18 +399,18 @@ class TomlTable:
         self._known: list[str] = []
 
     def __contains__(self, key: str) -> bool:
-        """Tells whether the file has a key; that alone does not count as reading it."""
+        """Tells whether the table has a key; asking does not count as reading it."""
         return key in self._entries
 
     def table(self, key: str) -> TomlTable:
-        """Returns a table inside, ``[key]``; see ``integer``."""
+        """Returns an inner table, ``[key]``; see ``integer``."""
         value = self._take(key, None)
         if not isinstance(value, dict):
             raise self._complain(key, f"a table, [{key}]", value)
         return TomlTable(f"[{key}]", self.file, value)
 
     def tables(self, key: str) -> list[TomlTable]:
-        """Returns the tables of a list, ``[[key]]``, none where there is no such list; see ``integer``."""
+        """Returns the tables of a list, ``[[key]]``, none if there is no such list; see ``integer``."""
         value = self._take(key, [])
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise self._complain(key, f"a list of tables, [[{key}]]", value)
@@ -421,11 +421,11 @@ class TomlTable:
 
         Args:
             key: of the table.
-            default: where the key is missing; None: it must be there.
-            least: how small it may be.
+            default: the value if the key is missing; None if it must not be.
+            least: the smallest allowed value.
 
         Raises:
-            ArgumentError: it is missing, or no such number.
+            ArgumentError: it is missing, or not such a number.
         """
         value = self._take(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -451,7 +451,7 @@ class TomlTable:
         return value
 
     def text(self, key: str) -> str:
-        """Returns a text, which must be there; see ``integer``."""
+        """Returns a text, which must not be missing; see ``integer``."""
         value = self._take(key, None)
         if not isinstance(value, str):
             raise self._complain(key, "a text", value)
@@ -466,25 +466,25 @@ class TomlTable:
         return str(value)
 
     def has(self, what: str, units: Units) -> bool:
-        """Tells whether a quantity is there, in whatever unit."""
+        """Tells whether a quantity is given, in any unit."""
         return any(key in self._entries for key in _keys(what, units))
 
     def quantity(self, what: str, units: Units, default: float | None = None) -> float:
-        """Returns a number whose unit its key names, as ``latency_us``, in the unit that counts 1.
+        """Returns a number whose key names its unit, such as ``latency_us``, in the unit whose factor is 1.
 
         Args:
             what: the key without its unit.
-            units: what a key may end in, with their factors.
-            default: where no such key is there; None: one must be.
+            units: the units that a key may end in, with their factors.
+            default: the value if there is no such key; None if there must be one.
 
         Raises:
-            ArgumentError: none is there, or two, or it has no unit, or is no number.
+            ArgumentError: there is none, or two, or one without a unit, or it is not a number.
         """
         found = self._find_quantity(what, units, default is None)
         return float(default or 0.0) if found is None else self._measure(*found, units)
 
     def quantities(self, what: str, units: Units, default: float | None = None) -> float | tuple[float, ...]:
-        """Returns one number for all stages, or one for each where the file has a list; see ``quantity``."""
+        """Returns one number for all stages, or a tuple with one for each if the file has a list; see ``quantity``."""
         found = self._find_quantity(what, units, default is None)
         if found is None:
             return float(default or 0.0)
@@ -496,10 +496,10 @@ class TomlTable:
         return tuple(self._measure(key, one, unit, units) for one in value)
 
     def finish(self) -> None:
-        """Complains of keys that nobody asked for.
+        """Rejects keys that were not read.
 
         Raises:
-            ArgumentError: there is one; the error names the nearest that is known.
+            ArgumentError: there is one; the message names the most similar known key.
         """
         for key in self._entries:
             if key not in self._known:
@@ -518,7 +518,7 @@ class TomlTable:
         return default
 
     def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, Fraction] | None:
-        """Returns key, value and factor of the unit; None where it is missing, and may be."""
+        """Returns key, value and factor of the unit; None if it is missing and may be."""
         keys = _keys(what, units)
         self._known += keys
         found = [key for key in keys if key in self._entries]
@@ -536,7 +536,7 @@ class TomlTable:
         if not _is_number(value) or not value >= 0:
             raise self._complain(key, "a number from 0", value)
         if units is TIME and value * float(unit) > LONGEST_S:
-            raise self._complain(key, "285 years or less, for a trace counts ns", value)
+            raise self._complain(key, "285 years or less, since a trace counts ns", value)
         if value > _LARGEST:
             raise self._complain(key, f"{_LARGEST:g} or less", value)
         return float(Fraction(value) * unit)

@@ -46,7 +46,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code: 0 when ranks can run here."""
+    """Prints what it finds; returns the exit code: 0 if ranks can run here."""
     table = load_table(options.bandwidths) if options.bandwidths else None
     facts = backend_facts()
     findings = list(examine(facts))
@@ -139,12 +139,12 @@ def _start_method() -> tuple[bool, str, str]:
         True,
         "start method",
         "fresh interpreters (seconds a rank). Only on Linux: the fork server, parked ranks, waking blocked ranks "
-        "(here they are ended instead), ending ranks whose interpreter hangs when the launcher is killed",
+        "(they are ended instead), ending ranks whose interpreter hangs when the launcher is killed",
     )
 
 
 def _launcher() -> tuple[bool, str, str]:
-    """Says what ``initialize_distributed()`` would find in this process; MPI is not started for it."""
+    """Says what ``initialize_distributed()`` would find in this process, without starting MPI."""
     try:
         return True, "launcher", str(discover(ask_mpi=False))
     except RingError as error:
@@ -173,15 +173,15 @@ MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not 
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What decides between the backends, as far as torch and the environment tell.
+    """What torch and the environment say about the backends.
 
     Args:
         has_torch: torch is installed.
         has_gloo: this torch was built with Gloo.
         has_nccl: this torch was built with NCCL.
         gpus: names of the GPUs that torch finds.
-        direct_pairs: pairs of GPUs of which each can read the other's memory, over NVLink or PCIe: torch does not say which.
-        interface: the network interface that Gloo would use among ranks of this machine; None where it is left to Gloo.
+        direct_pairs: number of pairs of GPUs that can read each other's memory, over NVLink or PCIe: torch does not say which.
+        interface: the network interface that Gloo would use between ranks of this machine; None if Gloo chooses.
 
     Example:
         >>> BackendFacts(has_torch=True, has_gloo=True, interface="lo").gpus
@@ -198,11 +198,11 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """What ``comm_device`` means here.
+    """Which backend ``comm_device`` means on this machine.
 
     Args:
         comm_device: "cpu" or "gpu".
-        backend: "gloo" or "nccl"; None where it cannot run here.
+        backend: "gloo" or "nccl"; None if it cannot run here.
         reason: why, in one sentence.
     """
 
@@ -227,7 +227,7 @@ class Criterion:
 
 
 def backend_facts() -> BackendFacts:
-    """Finds out what decides between the backends on this machine; starts nothing, and initialises no GPU where torch finds none.
+    """Collects the facts about the backends on this machine; starts nothing, and initialises no GPU where torch finds none.
 
     Returns:
         The facts.
@@ -265,7 +265,7 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
         facts: what is known of the machine.
 
     Returns:
-        The choice; its backend is None where ranks could not start.
+        The choice; its backend is None if ranks could not start.
 
     Raises:
         ArgumentError: ``comm_device`` is neither.
@@ -289,7 +289,9 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
     if not facts.has_nccl:
         return BackendChoice("gpu", None, "this torch was built without NCCL: it needs a CUDA build")
     ranks = count(len(facts.gpus), "rank")
-    return BackendChoice("gpu", "nccl", f"the tensors are in GPU memory; up to {ranks} here, one on each GPU, for NCCL refuses two on one")
+    return BackendChoice(
+        "gpu", "nccl", f"the tensors are in GPU memory; up to {ranks} here, one on each GPU, since NCCL refuses two on one"
+    )
 
 
 def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> list[Criterion]:
@@ -297,7 +299,7 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
 
     Args:
         facts: what is known.
-        table: what was measured here, where somebody did.
+        table: bandwidths measured here, if there are any.
 
     Returns:
         Rows: tensor location, interconnect, bandwidth, and use.
@@ -341,7 +343,7 @@ def _between_gpus(facts: BackendFacts) -> str:
 
 
 def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
-    """What was measured, what others published, or how to find out."""
+    """Returns what was measured, what was published, or how to measure."""
     found = [] if table is None else [(key, link) for key, link in table.fits.items() if key[1] == backend and key[0] != "all_reduce"]
     if table is not None and found:
         (pattern, _, src, dst), link = max(found, key=lambda one: one[1].beta_s_per_byte)

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_first() -> bool:
-    """Tells whether this process speaks: of ranks that a launcher started, all have the table, and one prints it."""
+    """Tells whether this process prints: of ranks that a launcher started, all have the table, and one prints it."""
     try:
         return discover(ask_mpi=False).rank == 0
     except RingError:

@@ -1,9 +1,4 @@
-"""``ringsim trace``: an unmodified script of ``torch.distributed`` on N ranks, recorded.
-
-``ringsim show``: what a trace file says, in words, in pictures and in the files of other tools.
-
-``ringsim explain``: why a run ended as it did, of a trace file or of a script that is run for it.
-"""
+"""``ringsim trace``, ``show`` and ``explain``: record a script on N ranks; show a trace file; say why a run ended as it did."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb to the command line."""
+    """Adds the verb."""
     parser = add_verb(
         verbs,
         "trace",
@@ -35,12 +30,12 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     )
     add_rank_options(parser)
     parser.add_argument("-o", "--out", type=Path, default=None, metavar="FILE", help="trace file to write (default: SCRIPT.ringtrace)")
-    parser.add_argument("script", metavar="SCRIPT", help="the script; what follows are its own arguments")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, followed by its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the ranks that a script runs on."""
+    """Adds the options for the ranks that a script runs on."""
     parser.add_argument("-n", "--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the ranks compute on (default: cpu)")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the run after this long")
@@ -53,7 +48,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Records a script and saves its trace; returns the exit code."""
     out: Path = options.out or Path(Path(options.script).stem + ".ringtrace")
     try:
         trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
@@ -73,10 +68,10 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
 
     Args:
         options: the parsed command line.
-        keep_at: where the ranks' records go, None for a directory that is removed.
+        keep_at: directory for the ranks' records, None for one that is removed.
 
     Raises:
-        ArgumentError: there is no such script, or what an earlier run left is in the way.
+        ArgumentError: there is no such script, or ``keep_at`` exists already.
         RingError: the run failed; ``error.trace`` is what was recorded until then.
     """
     from ringsim.launch.api import make_kind
@@ -104,7 +99,7 @@ EXPORTS: Final = {
 
 
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb to the command line."""
+    """Adds the verb."""
     parser = add_verb(verbs, "show", "summarise a trace file, and draw it", "ringsim show demo/run.ringtrace -o pictures", run_show)
     parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="draw ring.png and timeline.png into this directory")
@@ -119,7 +114,7 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Summarises, draws and exports a trace file; returns the exit code."""
     trace = ringsim.load(options.file)
     print(trace.summary())
     if options.out is not None:
@@ -132,10 +127,10 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def export(trace: Trace, path: Path) -> None:
-    """Writes a trace for the tool that the ending of the path names.
+    """Writes a trace for the tool that the ending of the path stands for.
 
     Raises:
-        ArgumentError: it names none.
+        ArgumentError: it stands for none.
         TraceFileError: the file cannot be written.
     """
     if path.suffix not in EXPORTS:
@@ -144,7 +139,7 @@ def export(trace: Trace, path: Path) -> None:
 
 
 def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb to the command line."""
+    """Adds the verb."""
     parser = add_verb(
         verbs,
         "explain",
@@ -154,12 +149,12 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     )
     add_rank_options(parser)
     parser.add_argument("-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file")
-    parser.add_argument("script", metavar="FILE|SCRIPT", help="a trace file, or a script (.py) to run; what follows are its own arguments")
+    parser.add_argument("script", metavar="FILE|SCRIPT", help="a trace file, or a script (.py) to run, followed by its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code: 1 where a script failed."""
+    """Explains a trace file, or runs a script and explains its run; returns the exit code: 1 if a script failed."""
     failed = False
     if Path(options.script).suffix == ".py":
         try:
@@ -170,20 +165,20 @@ def run_explain(options: argparse.Namespace) -> int:
             trace, failed = error.trace, True
     else:
         trace = ringsim.load(options.script)
-    print(say(trace))
+    print(explain_in_words(trace))
     if options.out is not None:
-        draw(trace.explain(), options.out)
+        draw_diagnosis(trace.explain(), options.out)
         print(f"wrote {options.out}")
     return 1 if failed else 0
 
 
-def say(trace: Trace) -> str:
-    """Returns the diagnosis of a trace as a terminal shows it: a blank line between findings."""
+def explain_in_words(trace: Trace) -> str:
+    """Returns the diagnosis of a trace as text for a terminal, with a blank line between findings."""
     diagnosis = trace.explain()
     return "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
 
 
-def draw(diagnosis: Diagnosis, path: Path) -> None:
+def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
     """Draws a diagnosis into a file.
 
     Raises:

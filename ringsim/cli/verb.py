@@ -1,4 +1,4 @@
-"""What the verbs share: how their help looks, and how a run's pictures are written."""
+"""What the verbs share: the layout of their help, and writing pictures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_verb(
 
 
 def write_pictures(trace: Trace, directory: Path) -> list[Path]:
-    """Draws both pictures of a trace into a directory, which is made if need be.
+    """Draws both pictures of a trace into a directory, which is created if necessary.
 
     Returns:
         The files: ``ring.png`` and ``timeline.png``.
@@ -46,7 +46,7 @@ def write_pictures(trace: Trace, directory: Path) -> list[Path]:
 
 
 def write_picture(figure: Figure, file: Path) -> Path:
-    """Writes a figure, and closes it; its directory is made if need be.
+    """Writes a figure and closes it; its directory is created if necessary.
 
     Returns:
         The file.

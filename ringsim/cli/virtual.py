@@ -1,4 +1,4 @@
-"""``ringsim simulate``: what a training step takes on a ring that need not exist."""
+"""``ringsim simulate``: how long a training step takes on a ring that need not exist."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
 
 
 def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:
-    """The step as ranks went through it, beside what it takes where nothing is shared and nobody disturbed."""
+    """Returns the step as the ranks ran it, next to what it takes with unshared links and no jitter."""
     bubble = trace.bubble()
     more = "" if described.topology is None else f", {_describe_topology(described.topology)}"
     alone = "over links of their own and without jitter" if described.jitter else "over links of their own"
@@ -78,7 +78,7 @@ def _describe_topology(topology: Network) -> str:
 
 
 def _report(described: Description, step: ScheduleRun) -> str:
-    """The step in a few lines, with the formulas beside what was simulated."""
+    """Returns the step in a few lines, with closed forms next to what was simulated."""
     idle, busy = float(step.idle.sum()), float(step.busy.sum())
     path = step.critical_path
     lines = [
@@ -95,7 +95,7 @@ def _report(described: Description, step: ScheduleRun) -> str:
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:
-    """What the closed form says: of this very step where one is known, else of one that is like it but for its messages."""
+    """Returns what the closed form says about this step, or else about the same step without its messages."""
     if step.closed_form is not None:
         return _say(float(step.closed_form))
     shape = described.schedule
@@ -118,7 +118,7 @@ def _formula(described: Description, step: ScheduleRun) -> str:
 
 
 def _live(described: Description) -> str:
-    """How many activations are live at a time: of a named schedule by formula, of another counted."""
+    """Returns how many activations are live at a time: by formula for a named schedule, counted for others."""
     shape = described.schedule
     try:
         peaks = evaluate(shape).peak_live if isinstance(shape, Schedule) else peak_live(shape)

@@ -1,9 +1,10 @@
-"""The protocol of backends: what carries the messages of ``ringsim.comm``.
+"""The protocol of backends: what carries the messages of ``ringsim.comm``, which backend is in force, and torch as a backend.
 
 A backend is an object. Its methods are called exactly as the functions of ``torch.distributed`` are, by position, in torch's order;
-arguments at the end that have torch's default value are left out, so a method needs torch's defaults. Nine things are required (the
-abstract methods); whatever else a backend has (``all_reduce``, ``barrier``, ``send``, ...) is used, and whatever it has not is built from
-what it has (``ringsim.comm.functions``), in the last resort from ``isend`` and ``irecv``. So the smallest backend can do everything.
+arguments at the end that have torch's default value are left out, so a method needs torch's defaults. Nine methods are required (the
+abstract ones). Whatever else a backend has (``all_reduce``, ``barrier``, ``send``, ...) is used. For collectives that it has no method for,
+``start`` may begin a transfer, given the call as ``ringsim.comm.collectives`` has read and checked it. All the rest is built from ``isend``
+and ``irecv`` (``ringsim.comm.built``), so the smallest backend can do everything.
 
 * Ranks in ``dst`` and ``src`` are global, those in ``group_dst`` and ``group_src`` count within the group; one of the two is given.
 * ``group=None`` means all ranks. A group is an opaque value that answers ``size()``, ``rank()`` and ``group_name``, and that the backend's
@@ -12,26 +13,20 @@ what it has (``ringsim.comm.functions``), in the last resort from ``isend`` and 
   it is complete, also ``source_rank()`` (or ``_source_rank()``, as torch has it), a rank within the group. It may have a method
   ``complete_record(recorder, slot) -> bool``: its wait then completes that record as well (``timed_op``); False where it is over.
 * Messages of one (group, source, destination, tag) arrive in the order in which they were sent. An ``isend`` may wait for its receiver.
-* A message that a fallback sends has the tag ``FALLBACK_TAG``.
-
-The backend that is there from the start: ``torch.distributed`` itself, with Gloo, NCCL or whatever torch offers.
-
-Which backend is the current one, and how a backend is found by its name.
-
-What the backends that keep groups of their own, MPI and the simulator, answer and check alike: who is in a group, what fits it.
+* A message that belongs to an operation built from messages has the tag ``FALLBACK_TAG``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from operator import index
 from typing import Any, ClassVar, Final
 
-import torch
 import torch.distributed as dist
 
+from ringsim.comm.collectives import READERS, Call, Members, OpaqueGroup, _row_counts, group_of, read_call, to_index
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state, get_state
 
@@ -45,8 +40,8 @@ class Backend(ABC):
 
     Attributes:
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
-        direct: whether ``send`` and ``recv`` take all of torch's arguments, left out or not, and ``begin_send`` and ``begin_recv``, which
-            then are called for ``isend`` and ``irecv``: it is shorter.
+        direct: whether ``send``, ``recv``, ``isend`` and ``irecv`` take all of torch's arguments, by name too, and are called with the
+            user's as they are: it is shorter.
         in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
 
     Example:
@@ -147,6 +142,35 @@ class Backend(ABC):
             A handle; None outside the group.
         """
 
+    # -- collectives
+
+    def start(self, call: Call) -> Any:
+        """Begins a collective for which the backend has no method of torch's name.
+
+        Args:
+            call: what this rank gives and gets, checked.
+
+        Returns:
+            A handle; its wait must also call ``call.bring`` where there is one. NotImplemented to have it built from messages.
+        """
+        return NotImplemented
+
+    def enter(self, op: str, group: Any) -> Members | None:
+        """Returns who is in the group of an operation, None where this rank is outside.
+
+        Args:
+            op: the operation, for a warning.
+            group: as it was given.
+        """
+        rank = self.get_rank(group)
+        return None if rank < 0 else OpaqueGroup(group, self.get_process_group_ranks(group), rank)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns a collective of torch's name that ``start`` begins."""
+        if name in READERS and type(self).start is not Backend.start:
+            return partial(run_collective, self, type(self).start, name)
+        raise AttributeError(f"the backend {type(self).name!r} has no {name}")
+
     # -- what follows from the above
 
     def supports(self, op: str) -> bool:
@@ -178,6 +202,30 @@ class Backend(ABC):
         if global_rank not in ranks:
             raise ArgumentError(f"global_rank must be one of {ranks}, got {global_rank!r}. Name a member of the group.")
         return ranks.index(global_rank)
+
+
+def run_collective(backend: Backend, start: Callable[[Any, Call], Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Reads a call of a collective, and has it started; waits for it unless it is asynchronous.
+
+    Args:
+        backend: whose groups are meant.
+        start: begins it, given the backend and the call; returns the handle.
+        name: of torch's function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The handle of an asynchronous call, else None; None outside the group.
+    """
+    members = backend.enter(name, group_of(name, args, kwargs))
+    if members is None:
+        return None
+    call = read_call(name, members, args, kwargs)
+    handle = start(backend, call)
+    if call.async_op:
+        return handle
+    handle.wait(call.timeout)
+    return None
 
 
 class TorchBackend(Backend):
@@ -269,38 +317,26 @@ def _load(name: str) -> object:
         raise ArgumentError(f"backend must be loadable, got {name!r}, which lacks {error.name or error}. Install it: {hint}.") from error
 
 
-def to_index(what: str, value: Any) -> int:
-    """Returns an argument as an integer.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    try:
-        return index(value)
-    except TypeError:
-        raise ArgumentError(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
-
-
 class Membership:
-    """The part of a backend that asks its groups; they answer ``rank()``, ``size()`` and ``place_of()``, and have ``ranks``."""
+    """The part of a backend that answers for its groups, which are ``Members``."""
 
     @abstractmethod
     def here(self) -> str:
         """Returns which rank this is, for errors."""
 
     @abstractmethod
-    def _find(self, group: Any) -> Any:
+    def _find(self, group: Any) -> Members | None:
         """Returns a group given as torch's functions take it; None where this rank is outside."""
 
     def get_rank(self, group: Any = None) -> int:
         """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
         found = self._find(group)
-        return -1 if found is None else int(found.rank())
+        return -1 if found is None else found.rank()
 
     def get_world_size(self, group: Any = None) -> int:
         """Returns how many ranks the group has, -1 outside of it; with None how many there are."""
         found = self._find(group)
-        return -1 if found is None else int(found.size())
+        return -1 if found is None else found.size()
 
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
         """Returns the global ranks of a group, in the group's order.
@@ -323,32 +359,17 @@ class Membership:
             )
         return tuple(sorted(members)) if sort_ranks else members
 
+    # -- for the simulator, until it starts calls
+
     def _root(self, group: Any, what: str, global_rank: int | None, group_rank: int | None) -> int:
-        """Returns the group rank of a root; rank 0 of all where none is given, as torch has it."""
         return int(group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank))
 
-    def _check_parts(self, what: str, whole: torch.Tensor, other: str, part: torch.Tensor, group: Any) -> None:
+    def _check_parts(self, what: str, whole: Any, other: str, part: Any, group: Any) -> None:
         if whole.numel() != part.numel() * group.size():
             raise ArgumentError(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({self.here()}). "
                 "Make it so large."
             )
 
-    def _cut(self, what: str, tensor: torch.Tensor, sizes: Any, group: Any) -> list[int]:
-        """Returns how many rows of a tensor belong to each rank: the lengths that are given, or equal parts."""
-        if tensor.dim() == 0:
-            raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({self.here()}). Reshape it to (1,).")
-        length, count = tensor.shape[0], group.size()
-        if not sizes:
-            if length % count:
-                raise ArgumentError(
-                    f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({self.here()}). "
-                    f"Give {what}_split_sizes."
-                )
-            return [length // count] * count
-        lengths = [int(size) for size in sizes]
-        if len(lengths) != count or min(lengths) < 0 or sum(lengths) != length:
-            raise ArgumentError(
-                f"{what}_split_sizes must be {count} lengths that add up to {length}, got {lengths} ({self.here()}). Count them again."
-            )
-        return lengths
+    def _cut(self, what: str, tensor: Any, sizes: Any, group: Any) -> list[int]:
+        return _row_counts(OpaqueGroup(group, group.ranks, group.rank()), what, tensor, sizes)

@@ -1,20 +1,13 @@
-"""How a rank adds up what the others have sent: in the order of the ranks, so that every rank gets the same bits.
+"""Operations that a backend does not have, built from the messages that every backend has; and reductions of our own.
 
-The handle of an operation that is made of several others.
-
-A rank as a member of a group: what the fallbacks ask of a backend.
-
-Point-to-point operations, barriers and groups, built from those that every backend has.
-
-Collectives on tensors, built from other collectives where the backend has one that does, else from ``isend`` and ``irecv``.
-
-Every member calls, in the same order, as with the native operation. All messages of an operation are posted before it waits for any, so
-no order of ranks can block; with ``async_op`` the handle does the rest in ``wait``. Outside the group they do nothing and return None.
+All members of the group call a collective, in the same order, as they would call torch's. Reductions go in the order of the ranks, so every
+rank gets the same bits: sums and products of floats may differ from torch's in the last ones, all else is the same.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -22,47 +15,29 @@ from typing import Any, Final
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm.backend import FALLBACK_TAG, Backend
+from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
+from ringsim.comm.collectives import READERS, Call, OpaqueGroup, for_receiving, for_sending
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
+    "BUILT",
     "Handle",
-    "Member",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
     "batch_isend_irecv",
-    "broadcast",
+    "built",
     "check_reduction",
+    "find_own",
     "find_refusal",
-    "gather",
-    "gather_single",
     "monitored_barrier",
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "recv",
-    "reduce",
     "reduce_parts",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "scatter",
     "send",
-    "wait_for_source",
 ]
 
-BUILT: Final = (  # the operations that can be built
-    *("all_gather", "all_gather_coalesced", "all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single"),
-    *("barrier", "batch_isend_irecv", "broadcast", "gather", "gather_single", "monitored_barrier", "new_subgroups"),
-    *("new_subgroups_by_enumeration", "recv", "reduce", "reduce_scatter", "reduce_scatter_single", "scatter", "send"),
-)
 _STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...]] = (
     (ReduceOp.SUM, torch.add),
     (ReduceOp.AVG, torch.add),
@@ -147,7 +122,7 @@ class Handle:
 
     Args:
         works: handles of the operations; None among them is passed over.
-        finish: what is left to do then, once (copy to where the results belong, add up).
+        finish: what is left to do then, once: copy to where the results belong, add up.
         results: the tensors that hold the result.
 
     Example:
@@ -157,9 +132,9 @@ class Handle:
         (True, True)
     """
 
-    def __init__(self, works: Iterable[Any], finish: Callable[[], None], results: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, works: Iterable[Any], finish: Callable[[], Any] | None = None, results: Iterable[torch.Tensor] = ()) -> None:
         self._works = [work for work in works if work is not None]
-        self._finish: Callable[[], None] | None = finish
+        self._finish: Callable[[], Any] | None = finish or (lambda: None)
         self._results = list(results)
         self._lock = threading.RLock()
         self._recorder: Recorder | None = None
@@ -242,145 +217,124 @@ class Handle:
         return future
 
 
-class Member:
-    """This rank within one group of one backend. Ranks here count within the group.
+# -- collectives
+
+
+def built(backend: Backend, call: Call) -> Handle:
+    """Begins a collective by messages, flat ones. All are posted before any is waited for, so ranks block each other in no order.
 
     Args:
-        backend: what carries the messages.
-        group: the group, None for all ranks.
-        op: the operation that is built, for errors.
+        backend: carries the messages.
+        call: the collective.
 
-    Attributes:
-        ranks: the global ranks of the group, in order.
-        rank: this rank, -1 outside the group.
+    Returns:
+        The handle; its wait puts the results in place.
+
+    Raises:
+        ArgumentError: the reduction is none of torch's eight plain ones.
     """
+    if call.op is not None:
+        check_reduction(call.op)
+    group, me = call.group, call.group.rank()
+    given = group.given if isinstance(group, OpaqueGroup) else group
+    others = [rank for rank in range(group.size()) if rank != me]
+    incoming = [_places_for(call, rank) for rank in range(group.size())]
+    landed = [(place, for_sending(tensor).clone()) for tensor, place in zip(_gifts_to(call, me), incoming[me], strict=True)]
+    works = []
+    for rank in others:
+        for place in incoming[rank]:
+            buffer = for_receiving(place)
+            works.append(backend.irecv(buffer.view(-1), group.ranks[rank], given, FALLBACK_TAG))
+            if buffer is not place:
+                landed.append((place, buffer))
+    gifts = [(tensor, group.ranks[rank]) for rank in others for tensor in _gifts_to(call, rank)]
+    works += [backend.isend(for_sending(tensor).view(-1), rank, given, FALLBACK_TAG) for tensor, rank in gifts]
 
-    def __init__(self, backend: Backend, group: Any, op: str) -> None:
-        self.backend = backend
-        self.group = group
-        self.op = op
-        self.rank = backend.get_rank(group)
-        self.ranks = backend.get_process_group_ranks(group) if self.rank >= 0 else []
-        self.others = [rank for rank in range(len(self.ranks)) if rank != self.rank]
+    def finish() -> None:
+        for place, value in landed:
+            place.copy_(value.view_as(place))
+        if call.op is not None:
+            for output, parts in zip(call.outputs, zip(*incoming, strict=True), strict=False):  # none where this is not the root
+                output.copy_(reduce_parts(parts, call.op).view_as(output))
+        if call.bring is not None:
+            call.bring()
 
-    @property
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return len(self.ranks)
-
-    def native(self, *ops: str) -> tuple[str, Callable[..., Any]] | None:
-        """Returns the first of ``ops`` that the backend itself has, None if it has none of them."""
-        return next(((op, getattr(self.backend, op)) for op in ops if op != self.op and self.backend.supports(op)), None)
-
-    def root(self, rank: int | None, group_rank: int | None, name: str, default: int | None = None) -> int:
-        """Returns the rank that an operation starts or ends at, within the group.
-
-        Args:
-            rank: as the caller gave it, global.
-            group_rank: or within the group.
-            name: of the argument, for errors.
-            default: the global rank if neither is given.
-
-        Raises:
-            ArgumentError: neither or both are given, or it is no member.
-        """
-        if rank is not None and group_rank is not None:
-            raise ArgumentError(f"{name} must be given once, got {name}={rank} and group_{name}={group_rank} ({self.op}). Leave one out.")
-        if group_rank is None:
-            rank = default if rank is None else rank
-            if rank not in self.ranks:
-                raise ArgumentError(f"{name} must be one of {self.ranks}, got {rank!r} ({self.op}). Name a global rank of the group.")
-            return self.ranks.index(rank)
-        if not 0 <= group_rank < self.size:
-            raise ArgumentError(f"group_{name} must be in 0..{self.size - 1}, got {group_rank!r} ({self.op}). Name a rank of the group.")
-        return group_rank
-
-    def check_list(self, tensors: Sequence[Any] | None, name: str) -> list[Any]:
-        """Returns ``tensors`` as a list, which must have one entry for each rank."""
-        found = list(tensors or ())
-        if len(found) != self.size:
-            raise ArgumentError(f"{name} must have one entry for each of {self.size} ranks, got {len(found)} ({self.op}). Fill it up.")
-        return found
-
-    def check_tensor(self, tensor: Any, name: str, like: torch.Tensor | None = None) -> None:
-        """Raises unless ``tensor`` is one, with the dtype and as many elements as ``like``."""
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"{name} must be a tensor, got {tensor!r} ({self.op}). Pass a tensor.")
-        if like is not None and (tensor.dtype, tensor.numel()) != (like.dtype, like.numel()):
-            raise ArgumentError(
-                f"{name} must have the dtype and size of what it goes with, {tuple(like.shape)} {like.dtype}, got {tuple(tensor.shape)} "
-                f"{tensor.dtype} ({self.op}). Make them alike."
-            )
-
-    def check_tensors(self, tensors: Sequence[Any] | None, name: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-        """Returns ``tensors`` as a list, which must have a tensor for each rank, all of one dtype."""
-        found = self.check_list(tensors, name)
-        for tensor in found:
-            self.check_tensor(tensor, name)
-            if tensor.dtype != (dtype or found[0].dtype):
-                raise ArgumentError(
-                    f"{name} must have one dtype, {dtype or found[0].dtype}, got {tensor.dtype} ({self.op}). Make them alike."
-                )
-        return found
-
-    def send(self, tensor: torch.Tensor, rank: int) -> Any:
-        """Begins to send to another member; returns the handle."""
-        return self.backend.isend(tensor.detach().contiguous(), self.ranks[rank], self.group, FALLBACK_TAG)
-
-    def recv(self, tensor: torch.Tensor, rank: int) -> Any:
-        """Begins to receive from another member into a contiguous tensor; returns the handle."""
-        return self.backend.irecv(tensor, self.ranks[rank], self.group, FALLBACK_TAG)
-
-    def recv_into(self, tensor: torch.Tensor, rank: int) -> tuple[Any, Callable[[], Any]]:
-        """Begins to receive into any tensor; returns the handle, and what puts the message in place once it has come."""
-        if tensor.is_contiguous():
-            return self.recv(tensor, rank), _nothing
-        buffer = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        return self.recv(buffer, rank), lambda: tensor.copy_(buffer)
-
-    def exchange(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> tuple[list[Any], Callable[[], None]]:
-        """Begins to send ``outgoing[i]`` to rank i and to receive ``incoming[i]`` from it; what is for oneself is copied later.
-
-        Returns:
-            The handles, and what puts the results in place once they are complete.
-        """
-        own = outgoing[self.rank].detach().clone()  # before anything comes in: the two lists may share memory
-        received = [self.recv_into(incoming[rank], rank) for rank in self.others]
-        works = [work for work, _ in received] + [self.send(outgoing[rank], rank) for rank in self.others]
-
-        def finish() -> None:
-            for _, place in received:
-                place()
-            incoming[self.rank].copy_(own.view_as(incoming[self.rank]))
-
-        return works, finish
-
-    def share(self, tensor: torch.Tensor) -> tuple[list[Any], list[torch.Tensor]]:
-        """Begins to show a tensor to all members; returns the handles, and the tensors of all, filled once they are complete.
-
-        By ``all_gather`` where the backend has it, else by messages.
-        """
-        own = tensor.detach().contiguous()
-        parts = [torch.empty_like(own) for _ in self.ranks]
-        native = self.native("all_gather")
-        if native:
-            return [native[1](parts, own, self.group, True)], parts
-        parts[self.rank] = own.clone()
-        works = [self.recv(parts[rank], rank) for rank in self.others] + [self.send(own, rank) for rank in self.others]
-        return works, parts
-
-    @staticmethod
-    def end(works: Sequence[Any], finish: Callable[[], Any], results: Sequence[torch.Tensor], async_op: bool) -> Handle | None:
-        """Returns a handle for an asynchronous operation; waits for another."""
-        handle = Handle(works, finish, results)
-        if async_op:
-            return handle
-        handle.wait()
-        return None
+    return Handle(works, finish, call.results)
 
 
-def _nothing() -> None:
-    """The message is in its place already."""
+def _gifts_to(call: Call, rank: int) -> Sequence[torch.Tensor]:
+    """Returns the tensors that this rank gives to a rank of the group, itself included."""
+    match call.collective.family:
+        case "broadcast":
+            return call.inputs if call.group.rank() == call.root else ()
+        case "reduce" | "gather":
+            return call.inputs if rank == call.root else ()
+        case "scatter":
+            return (call.inputs[rank],) if call.group.rank() == call.root else ()
+        case "all_reduce" | "all_gather":
+            return call.inputs
+        case "reduce_scatter" | "all_to_all":
+            return (call.inputs[rank],)
+    return (torch.zeros(1, dtype=torch.int32),)  # a barrier
+
+
+def _places_for(call: Call, rank: int) -> Sequence[torch.Tensor]:
+    """Returns where that goes which a rank of the group gives to this one; a buffer where it is to be reduced."""
+    match call.collective.family:
+        case "broadcast" | "scatter":
+            return call.outputs if rank == call.root else ()
+        case "gather" | "all_gather":
+            count = len(call.inputs)
+            return call.outputs[rank * count : (rank + 1) * count]
+        case "all_to_all":
+            return (call.outputs[rank],)
+        case "reduce":
+            return _empty(call.outputs) if call.group.rank() == call.root else ()
+        case "all_reduce" | "reduce_scatter":
+            return _empty(call.outputs)
+    return (torch.zeros(1, dtype=torch.int32),)
+
+
+def _empty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def monitored_barrier(backend: Backend, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """``monitored_barrier``: every rank reports to the first, which answers all.
+
+    Raises:
+        RingError: on the first rank, a rank did not come in time; with ``wait_all_ranks`` the message names all of them.
+    """
+    members = backend.enter("monitored_barrier", group)
+    if members is None:
+        return
+    head, *others = members.ranks
+
+    def report(rank: int) -> Any:
+        return backend.isend(torch.zeros(1, dtype=torch.int32), rank, group, FALLBACK_TAG)
+
+    def listen(rank: int) -> Any:
+        return backend.irecv(torch.zeros(1, dtype=torch.int32), rank, group, FALLBACK_TAG)
+
+    if members.rank() > 0:
+        Handle([report(head), listen(head)]).wait(timeout)
+        return
+    missing: dict[int, Exception] = {}
+    for rank, work in [(rank, listen(rank)) for rank in others]:
+        try:
+            Handle([work]).wait(timeout)
+        except (RuntimeError, OSError, RingError) as error:
+            missing[rank] = error
+            if not wait_all_ranks:
+                break
+    if missing:
+        raise RingError(
+            f"all ranks must reach monitored_barrier, got none of ranks {list(missing)} in time. Look where they are."
+        ) from next(iter(missing.values()))
+    Handle([report(rank) for rank in others]).wait(timeout)
+
+
+# -- messages and groups
 
 
 def send(
@@ -400,10 +354,10 @@ def recv(
     if work is None:
         return -1
     work.wait()
-    return wait_for_source(backend, work, src, group, group_src)
+    return _source_of(backend, work, src, group, group_src)
 
 
-def wait_for_source(backend: Backend, work: Any, src: int | None, group: Any, group_src: int | None) -> int:
+def _source_of(backend: Backend, work: Any, src: int | None, group: Any, group_src: int | None) -> int:
     """Returns the global rank that a message came from, given the handle, which is complete, and what the caller asked for."""
     if src is not None:
         return src
@@ -418,54 +372,6 @@ def batch_isend_irecv(backend: Backend, p2p_op_list: list[Any]) -> list[Any]:
         raise ArgumentError(f"p2p_op_list must be a list of one P2POp or more, got {p2p_op_list!r}. Make them with ringsim.comm.P2POp.")
     works = [getattr(backend, each.op.__name__)(each.tensor, each.peer, each.group, each.tag) for each in p2p_op_list]
     return [work for work in works if work is not None]
-
-
-def barrier(backend: Backend, group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Handle | None:
-    """``barrier``: every rank shows a number to every other. ``device_ids`` means nothing here, ``timeout`` limits each message."""
-    del device_ids
-    member = Member(backend, group, "barrier")
-    if member.rank < 0:
-        return None
-    native = member.native("all_reduce")
-    token = torch.zeros(1, dtype=torch.int32)
-    if native:
-        works = [native[1](token, torch.distributed.ReduceOp.SUM, group, True)]
-    else:
-        works, _ = member.share(token)
-    handle = Handle(works, lambda: None)
-    if async_op:
-        return handle
-    handle.wait(timeout)
-    return None
-
-
-def monitored_barrier(backend: Backend, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """``monitored_barrier``: every rank reports to the first, which answers all.
-
-    Raises:
-        RingError: on the first rank, a rank did not come in time; with ``wait_all_ranks`` the message names all of them.
-    """
-    member = Member(backend, group, "monitored_barrier")
-    if member.rank < 0:
-        return
-    token = torch.zeros(1, dtype=torch.int32)
-    if member.rank > 0:
-        Handle([member.send(token, 0), member.recv(torch.zeros_like(token), 0)], lambda: None).wait(timeout)
-        return
-    missing = []
-    for rank, work in [(rank, member.recv(torch.zeros_like(token), rank)) for rank in member.others]:
-        try:
-            Handle([work], lambda: None).wait(timeout)
-        except (RuntimeError, OSError, RingError) as error:
-            missing.append((member.ranks[rank], error))
-            if not wait_all_ranks:
-                break
-    if missing:
-        ranks = [rank for rank, _ in missing]
-        raise RingError(f"all ranks must reach monitored_barrier, got none of ranks {ranks} in time. Look where they are.") from missing[0][
-            1
-        ]
-    Handle([member.send(token, rank) for rank in member.others], lambda: None).wait(timeout)
 
 
 def new_subgroups_by_enumeration(
@@ -506,326 +412,37 @@ def new_subgroups(
     return new_subgroups_by_enumeration(backend, [ranks[i : i + group_size] for i in range(0, len(ranks), group_size)], timeout)
 
 
-_SUM: Any = ReduceOp.SUM
-Tensors = Sequence[torch.Tensor]
+def find_own(backend: Backend, op: str) -> Callable[..., Any] | None:
+    """Returns the backend's own operation of that name, or of another spelling of it; None where it has none.
+
+    Args:
+        backend: the backend.
+        op: as torch.distributed spells it.
+    """
+    spellings = [name for name, reader in READERS.items() if reader is READERS.get(op)]
+    own: Callable[..., Any] | None = next((getattr(backend, name) for name in (op, *spellings) if backend.supports(name)), None)
+    return own
 
 
-def broadcast(
-    backend: Backend,
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Handle | None:
-    """``broadcast``: the source sends to each."""
-    member = Member(backend, group, "broadcast")
-    if member.rank < 0:
-        return None
-    member.check_tensor(tensor, "tensor")
-    root = member.root(src, group_src, "src")
-    if member.rank == root:
-        return member.end([member.send(tensor, rank) for rank in member.others], _nothing, [tensor], async_op)
-    work, place = member.recv_into(tensor, root)
-    return member.end([work], place, [tensor], async_op)
+def _collective(name: str) -> Callable[..., Any]:
+    """Returns the function that does a collective by messages: like torch's, after the backend."""
+
+    def by_messages(backend: Backend, *args: Any, **kwargs: Any) -> Handle | None:
+        handle: Handle | None = run_collective(backend, built, name, *args, **kwargs)
+        return handle
+
+    first = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY)
+    by_messages.__signature__ = inspect.Signature([first, *list(inspect.signature(READERS[name]).parameters.values())[1:]])  # type: ignore[attr-defined]
+    by_messages.__doc__ = f"``{name}`` by messages; the arguments are torch's."
+    return by_messages
 
 
-def all_reduce(backend: Backend, tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Handle | None:
-    """``all_reduce``: everyone shows its tensor to everyone, and adds up."""
-    member = Member(backend, group, "all_reduce")
-    if member.rank < 0:
-        return None
-    member.check_tensor(tensor, "tensor")
-    check_reduction(op)
-    works, parts = member.share(tensor)
-    return member.end(works, lambda: tensor.copy_(reduce_parts(parts, op)), [tensor], async_op)
-
-
-def all_reduce_coalesced(backend: Backend, tensors: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Handle | None:
-    """``all_reduce_coalesced``: one after the other."""
-    member = Member(backend, group, "all_reduce_coalesced")
-    if member.rank < 0:
-        return None
-    native = member.native("all_reduce")
-    if native is None:
-        return member.end([all_reduce(backend, tensor, op, group, True) for tensor in tensors], _nothing, tensors, async_op)
-    buffers = [tensor.contiguous() for tensor in tensors]  # Gloo adds up strided tensors wrongly (torch 2.13)
-
-    def finish() -> None:
-        for tensor, buffer in zip(tensors, buffers, strict=True):
-            tensor.copy_(buffer)
-
-    return member.end([native[1](buffer, op, group, True) for buffer in buffers], finish, tensors, async_op)
-
-
-def reduce(
-    backend: Backend,
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Handle | None:
-    """``reduce``: everyone sends to the destination, which adds up. Elsewhere ``tensor`` stays as it is."""
-    member = Member(backend, group, "reduce")
-    if member.rank < 0:
-        return None
-    member.check_tensor(tensor, "tensor")
-    check_reduction(op)
-    root = member.root(dst, group_dst, "dst")
-    if member.rank != root:
-        return member.end([member.send(tensor, root)], _nothing, [tensor], async_op)
-    own = tensor.detach().contiguous()
-    parts = [own if rank == root else torch.empty_like(own) for rank in range(member.size)]
-    works = [member.recv(parts[rank], rank) for rank in member.others]
-    return member.end(works, lambda: tensor.copy_(reduce_parts(parts, op)), [tensor], async_op)
-
-
-def all_gather(backend: Backend, tensor_list: Tensors, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Handle | None:
-    """``all_gather``: everyone sends to everyone; through one large tensor where the backend has that."""
-    member = Member(backend, group, "all_gather")
-    if member.rank < 0:
-        return None
-    member.check_tensor(tensor, "tensor")
-    outputs = member.check_tensors(tensor_list, "tensor_list", tensor.dtype)
-    member.check_tensor(outputs[member.rank], "tensor_list", tensor)
-    native = member.native("all_gather_single", "all_gather_into_tensor")
-    if native and len({output.shape for output in outputs}) == 1:
-        flat = torch.empty(member.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-        work = native[1](flat, tensor.detach().reshape(-1), group, True)
-        return member.end([work], lambda: _spread(flat, outputs), outputs, async_op)
-    works, finish = member.exchange([tensor] * member.size, outputs)
-    return member.end(works, finish, outputs, async_op)
-
-
-def all_gather_single(
-    backend: Backend, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
-) -> Handle | None:
-    """``all_gather_single`` and ``all_gather_into_tensor``: ``all_gather`` into parts of the output."""
-    member = Member(backend, group, "all_gather_single")
-    if member.rank < 0:
-        return None
-    _check_shards(member, output_tensor, input_tensor, "output_tensor", "input_tensor")
-    works, parts = member.share(input_tensor)
-    return member.end(works, lambda: _join(parts, output_tensor), [output_tensor], async_op)
-
-
-def all_gather_coalesced(
-    backend: Backend, output_tensor_lists: Sequence[Tensors], input_tensor_list: Tensors, group: Any = None, async_op: bool = False
-) -> Handle | None:
-    """``all_gather_coalesced``: one after the other. ``output_tensor_lists[rank][i]`` takes input i of a rank, as in torch."""
-    member = Member(backend, group, "all_gather_coalesced")
-    if member.rank < 0:
-        return None
-    native = member.native("all_gather")
-    works, results = [], []
-    for place, tensor in enumerate(input_tensor_list):
-        outputs = [outputs[place] for outputs in member.check_list(output_tensor_lists, "output_tensor_lists")]
-        works.append(native[1](outputs, tensor, group, True) if native else all_gather(backend, outputs, tensor, group, True))
-        results += outputs
-    return member.end(works, _nothing, results, async_op)
-
-
-def gather(
-    backend: Backend,
-    tensor: torch.Tensor,
-    gather_list: Tensors | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Handle | None:
-    """``gather``: everyone sends to the destination."""
-    member = Member(backend, group, "gather")
-    if member.rank < 0:
-        return None
-    member.check_tensor(tensor, "tensor")
-    root = member.root(dst, group_dst, "dst", default=0)
-    if member.rank != root:
-        return member.end([member.send(tensor, root)], _nothing, [], async_op)
-    outputs = member.check_tensors(gather_list, "gather_list", tensor.dtype)
-    member.check_tensor(outputs[root], "gather_list", tensor)
-    received = [member.recv_into(outputs[rank], rank) for rank in member.others]
-    own = tensor.detach().clone()
-
-    def finish() -> None:
-        for _, place in received:
-            place()
-        outputs[root].copy_(own)
-
-    return member.end([work for work, _ in received], finish, outputs, async_op)
-
-
-def gather_single(
-    backend: Backend,
-    tensor: torch.Tensor,
-    gather_tensor: torch.Tensor | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Handle | None:
-    """``gather_single`` and ``gather_into_tensor`` (torch 2.15): as ``gather``, into parts of one tensor."""
-    member = Member(backend, group, "gather_single")
-    if member.rank < 0:
-        return None
-    root = member.root(dst, group_dst, "dst", default=0)
-    own = tensor.detach().contiguous()
-    parts = [torch.empty_like(own) for _ in member.ranks]
-    if member.rank == root:
-        if gather_tensor is None:
-            raise ArgumentError("gather_tensor must be given on the destination rank, got None (gather_single). Make one for all parts.")
-        _check_shards(member, gather_tensor, tensor, "gather_tensor", "tensor")
-    finish = _nothing if member.rank != root or gather_tensor is None else lambda: _join(parts, gather_tensor)
-    native = member.native("gather")
-    if native:
-        works = [native[1](own, parts if member.rank == root else None, None, group, True, root)]
-    elif member.rank == root:
-        parts[root] = own.clone()
-        works = [member.recv(parts[rank], rank) for rank in member.others]
-    else:
-        works = [member.send(own, root)]
-    return member.end(works, finish, [] if gather_tensor is None else [gather_tensor], async_op)
-
-
-def scatter(
-    backend: Backend,
-    tensor: torch.Tensor,
-    scatter_list: Tensors | None = None,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Handle | None:
-    """``scatter``: the source sends to each."""
-    member = Member(backend, group, "scatter")
-    if member.rank < 0:
-        return None
-    member.check_tensor(tensor, "tensor")
-    root = member.root(src, group_src, "src", default=0)
-    if member.rank != root:
-        work, place = member.recv_into(tensor, root)
-        return member.end([work], place, [tensor], async_op)
-    inputs = member.check_tensors(scatter_list, "scatter_list", tensor.dtype)
-    member.check_tensor(inputs[root], "scatter_list", tensor)
-    works = [member.send(inputs[rank], rank) for rank in member.others]
-    return member.end(works, lambda: tensor.copy_(inputs[root]), [tensor], async_op)
-
-
-def reduce_scatter(
-    backend: Backend, output: torch.Tensor, input_list: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False
-) -> Handle | None:
-    """``reduce_scatter``: everyone sends to each its part, which adds up."""
-    member = Member(backend, group, "reduce_scatter")
-    if member.rank < 0:
-        return None
-    member.check_tensor(output, "output")
-    inputs = member.check_tensors(input_list, "input_list", output.dtype)
-    member.check_tensor(inputs[member.rank], "input_list", output)
-    return _reduce_parts_of_all(member, output, inputs, op, async_op)
-
-
-def reduce_scatter_single(
-    backend: Backend,
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002 - torch's name
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Handle | None:
-    """``reduce_scatter_single`` and ``reduce_scatter_tensor``: from ``reduce_scatter``, else as that is."""
-    member = Member(backend, group, "reduce_scatter_single")
-    if member.rank < 0:
-        return None
-    _check_shards(member, input, output, "input", "output")
-    parts = [part.view_as(output) for part in input.detach().reshape(-1).chunk(member.size)] if output.numel() else [output] * member.size
-    native = member.native("reduce_scatter")
-    if native:
-        buffer = torch.empty_like(output, memory_format=torch.contiguous_format)
-        return member.end([native[1](buffer, parts, op, group, True)], lambda: output.copy_(buffer), [output], async_op)
-    return _reduce_parts_of_all(member, output, parts, op, async_op)
-
-
-def _reduce_parts_of_all(member: Member, output: torch.Tensor, inputs: Tensors, op: Any, async_op: bool) -> Handle | None:
-    """By messages: the members that have nothing for me send zeros, too."""
-    check_reduction(op)
-    incoming = [torch.empty_like(inputs[member.rank], memory_format=torch.contiguous_format) for _ in range(member.size)]
-    works, place = member.exchange(inputs, incoming)
-
-    def finish() -> None:
-        place()
-        output.copy_(reduce_parts(incoming, op))
-
-    return member.end(works, finish, [output], async_op)
-
-
-def all_to_all(
-    backend: Backend, output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None, async_op: bool = False
-) -> Handle | None:
-    """``all_to_all``: a message for every pair of ranks."""
-    member = Member(backend, group, "all_to_all")
-    if member.rank < 0:
-        return None
-    outputs = member.check_tensors(output_tensor_list, "output_tensor_list")
-    inputs = member.check_tensors(input_tensor_list, "input_tensor_list", outputs[0].dtype)
-    member.check_tensor(inputs[member.rank], "input_tensor_list", outputs[member.rank])
-    works, finish = member.exchange(inputs, outputs)
-    return member.end(works, finish, outputs, async_op)
-
-
-def all_to_all_single(
-    backend: Backend,
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002 - torch's name
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> Handle | None:
-    """``all_to_all_single``: ``all_to_all`` of parts along the first dimension."""
-    member = Member(backend, group, "all_to_all_single")
-    if member.rank < 0:
-        return None
-    inputs = member.check_tensors(_split(member, input, input_split_sizes, "input_split_sizes"), "input")
-    outputs = member.check_tensors(_split(member, output, output_split_sizes, "output_split_sizes"), "output", input.dtype)
-    member.check_tensor(inputs[member.rank], "input", outputs[member.rank])
-    works, finish = member.exchange(inputs, outputs)
-    return member.end(works, finish, [output], async_op)
-
-
-def _split(member: Member, tensor: torch.Tensor, sizes: Sequence[int] | None, name: str) -> Tensors:
-    """Cuts a tensor along its first dimension, one piece for each rank."""
-    member.check_tensor(tensor, name.partition("_")[0])
-    rows = len(tensor)
-    if not sizes:
-        if rows % member.size:
-            raise ArgumentError(
-                f"{name} must be given where {member.size} ranks do not divide {rows} rows, got None. Say who gets how many."
-            )
-        sizes = [rows // member.size] * member.size
-    if len(sizes) != member.size or sum(sizes) != rows:
-        raise ArgumentError(f"{name} must be {member.size} numbers that add up to {rows}, got {list(sizes)}. Count the rows.")
-    return torch.split(tensor, list(sizes))
-
-
-def _check_shards(member: Member, whole: torch.Tensor, shard: torch.Tensor, whole_name: str, shard_name: str) -> None:
-    member.check_tensor(whole, whole_name)
-    member.check_tensor(shard, shard_name)
-    if whole.numel() != member.size * shard.numel() or whole.dtype != shard.dtype:
-        raise ArgumentError(
-            f"{whole_name} must be {member.size} times as large as {shard_name} and of its dtype, got {tuple(whole.shape)} {whole.dtype} "
-            f"and {tuple(shard.shape)} {shard.dtype} ({member.op}). Make it so."
-        )
-
-
-def _join(parts: Tensors, output: torch.Tensor) -> None:
-    """Puts the parts of all ranks one after the other into ``output``, whatever its shape."""
-    output.copy_(torch.cat([part.reshape(-1) for part in parts]).view(output.shape))
-
-
-def _spread(flat: torch.Tensor, outputs: Tensors) -> None:
-    """Puts the equal pieces of ``flat`` into ``outputs``, in order."""
-    for place, output in enumerate(outputs):
-        count = output.numel()
-        output.copy_(flat[place * count : (place + 1) * count].view(output.shape))
+BUILT: Final[dict[str, Callable[..., Any]]] = {  # by name: functions of a backend and torch's arguments
+    **{name: _collective(name) for name in READERS},
+    "send": send,
+    "recv": recv,
+    "batch_isend_irecv": batch_isend_irecv,
+    "monitored_barrier": monitored_barrier,
+    "new_subgroups": new_subgroups,
+    "new_subgroups_by_enumeration": new_subgroups_by_enumeration,
+}

@@ -51,7 +51,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
@@ -304,9 +304,6 @@ class LogOptions:
         records: where the operations are recorded now, None while the log is stopped.
         periods: when all operations were selected, of what is recorded there: from and to, as counts of records.
         kept: what was recorded before, elsewhere.
-        plain: whether nothing needs to be done for an operation that is called without ``prof`` and ``log_name``, and whose record
-            tells its name: all are selected, and none is written about; or none is selected.
-        idle: whether none is selected.
     """
 
     prof_all: bool = True
@@ -316,12 +313,6 @@ class LogOptions:
     records: Records | None = None
     periods: tuple[tuple[int, int], ...] = ()
     kept: tuple[Segment, ...] = ()
-    plain: bool = field(init=False)
-    idle: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "idle", not self.prof_all and not self.prof_ops)
-        object.__setattr__(self, "plain", self.idle or (self.prof_all and not (self.verbose or self.debug)))
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
         """Returns whether an operation is to be logged: all are, its name is listed, or this call asks for it."""
@@ -337,6 +328,7 @@ class LogOptions:
         op: str,
         function: Callable[..., Any],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         prof: bool = False,
         log_name: str | None = None,
         debug: str | None = None,
@@ -346,7 +338,8 @@ class LogOptions:
         Args:
             op: its name, as torch spells it.
             function: the backend's function.
-            args: its arguments.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
             prof: whether this call is selected, whatever the settings say.
             log_name: what the log calls it; None for the name of the operation.
             debug: the name of the caller, for ``configure(debug=True)``; None to find it.
@@ -356,14 +349,14 @@ class LogOptions:
         """
         name = log_name or op
         if self.records is None or not self.selects(op, name, prof):
-            return function(*args)
-        if self.plain and not prof and name == op and op in OP_CODES:
-            return function(*args)  # its record says it all
+            return function(*args, **kwargs)
+        if self.prof_all and not (self.verbose or self.debug or prof) and name == op and op in OP_CODES:
+            return function(*args, **kwargs)  # its record says it all
         recorder = self.records.recorder
         before = recorder.bookmark() if self.verbose else 0
         label = enter_label(self, name, debug)
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
             label_in_force.reset(label)
             if self.verbose:

@@ -1,14 +1,11 @@
-"""``sys.exit`` in a job of MPI: a rank that ends with a code other than 0 ends all ranks, as one that raises does.
-
-Python calls no hook for SystemExit, and tells no handler of ``atexit`` with which code the process ends. But the interpreter reads the
-attribute ``code`` of the exception that has reached it, and then no frame of Python is below that look. Whoever catches it has one.
-
-A process in a job of MPI: how it finds MPI, and what is different in it until the job ends.
-
-The backend ``mpi``: MPI through mpi4py, for ranks that ``mpirun`` (or ``srun``) has started.
+"""The backend ``mpi``: MPI through mpi4py, for ranks that ``mpirun`` (or ``srun``) has started.
 
 Everything is begun without blocking and awaited with a limit, so that a rank that never answers ends in an error that names the
 operation. An operation moves on while its process is inside some call of this backend: MPI has no thread of its own.
+
+While the ranks are joined, a rank that ends by an exception, or by ``sys.exit`` with a code other than 0, ends all ranks: the others would
+wait for it. Python calls no hook for SystemExit, and tells no handler of ``atexit`` with which code the process ends. But the interpreter
+reads the attribute ``code`` of the exception that has reached it, and no frame of Python is below that look. Whoever catches it has one.
 """
 
 from __future__ import annotations
@@ -26,11 +23,9 @@ from typing import Any, Final, NoReturn
 
 from torch.distributed import GroupMember, distributed_c10d
 
-from ringsim.comm.backend import Backend
-from ringsim.comm.mpi_tape import MpiTapes
-from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiObjects, to_seconds
+from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiRecords, MpiTransfers, to_seconds
 from ringsim.errors import ArgumentError, RingError, RunTimeout
-from ringsim.traces.events import ERROR
+from ringsim.traces.events import ERROR, OP_CODES
 
 __all__ = ["MpiBackend", "watch_exit"]
 
@@ -174,7 +169,7 @@ _LEAVE_S: Final = 5.0  # how long destroy_process_group waits for sends that nob
 _EMPTY: Final = b""
 
 
-class MpiBackend(MpiObjects, Backend):
+class MpiBackend(MpiTransfers):
     """The functions of ``torch.distributed`` on MPI, for CPU tensors of every dtype.
 
     Example:
@@ -241,7 +236,7 @@ class MpiBackend(MpiObjects, Backend):
             groups={world},
             numbers=itertools.count(1),
             blocks=itertools.count(1),
-            tapes=MpiTapes(mpi.Get_library_version().splitlines()[0].strip("\0 ")),
+            records=MpiRecords(mpi.Get_library_version().splitlines()[0].strip("\0 ")),
             under_way={},
             undo=enter_job(everybody),
         )
@@ -345,11 +340,11 @@ class MpiBackend(MpiObjects, Backend):
         Raises:
             RunTimeout: a rank has not come.
         """
-        found = self._enter("monitored_barrier", group)
+        found = self.enter("monitored_barrier", group)
         if found is None:
             return
         job, limit_s = self._working(), to_seconds(timeout) or found.timeout_s
-        begun = job.tapes.post("monitored_barrier", found, -1, -1, [])
+        begun = job.records.post(OP_CODES["monitored_barrier"], found, -1, -1, [])
         if begun is not None:
             begun[0].wait(begun[1])
         try:

@@ -1,38 +1,28 @@
-"""Python objects as the bytes that travel in their place.
+"""Python objects among ranks: packed into bytes, which travel as tensors do.
 
-Object forms: a pickled object travels as two messages, its size and its bytes.
-
-Every member calls, in the same order; they block. As with torch's own, unpickling runs what the sender says: use them among ranks that
-trust each other, or with ``weights_only`` (torch 2.15), which carries plain data only. ``device`` is where the bytes lie on their way.
+Operations, sizes and tags are those of torch's own functions: sizes travel first, then bytes, padded to the longest where all ranks give
+some. All functions block. As with torch's, unpickling runs what the sender says: use them among ranks that trust each other, or with
+``weights_only`` (torch 2.15), which carries plain data only. ``device`` is where the bytes lie on their way.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from ringsim.comm.backend import FALLBACK_TAG, Backend
-from ringsim.comm.built import Handle, Member, wait_for_source
+from ringsim.comm.backend import Backend
+from ringsim.comm.built import BUILT, find_own
+from ringsim.comm.collectives import Members, check_list, root_of
 from ringsim.errors import ArgumentError
+from ringsim.traces.events import OP_CODES
 
-__all__ = [
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "pack",
-    "recv_object_list",
-    "scatter_object_list",
-    "send_object_list",
-    "unpack",
-]
+__all__ = ["OBJECTS", "pack", "unpack"]
 
-
-BUILT: Final = (  # the operations on objects that can be built
-    *("all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list", "scatter_object_list", "send_object_list"),
-)
+_SEND, _RECV = OP_CODES["send_object_list"], OP_CODES["recv_object_list"]
 
 
 def pack(value: Any, weights_only: bool) -> bytes:
@@ -54,116 +44,67 @@ def unpack(packed: bytes, weights_only: bool) -> Any:
     return torch.load(io.BytesIO(packed), weights_only=True) if weights_only else pickle.loads(packed)
 
 
-def _copy(value: Any, weights_only: bool) -> Any:
-    """Returns what a rank receives that sends an object to itself."""
-    return unpack(pack(value, weights_only), weights_only)
+class _Carrier:
+    """Carries objects on one group of a backend.
 
+    Args:
+        backend: carries the tensors.
+        group: as the caller gave it.
+        device: where tensors are made, None for the CPU.
+        weights_only: how objects are packed.
+    """
 
-def _post(member: Member, value: Any, rank: int, weights_only: bool, device: Any = None) -> list[Any]:
-    """Begins to send an object to a member; returns the handles."""
-    payload = torch.frombuffer(bytearray(pack(value, weights_only)), dtype=torch.uint8).to(device or "cpu")
-    size = torch.tensor([payload.numel()], dtype=torch.int64, device=payload.device)
-    return [member.send(size, rank), member.send(payload, rank)]
+    def __init__(self, backend: Backend, group: Any, device: Any, weights_only: bool) -> None:
+        self._backend, self._group, self._weights_only = backend, group, weights_only
+        self._device = torch.device("cpu" if device is None else device)  # whatever the default device is: objects have data
 
+    def run(self, op: str, *args: Any) -> Any:
+        """Runs an operation on tensors; the group comes last."""
+        function = find_own(self._backend, op)
+        return (function or (lambda *rest: BUILT[op](self._backend, *rest)))(*args, self._group)
 
-def _take(member: Member, rank: int, weights_only: bool, device: Any = None) -> Any:
-    """Receives an object from a member."""
-    size = torch.empty(1, dtype=torch.int64, device=device)
-    member.recv(size, rank).wait()
-    return _take_payload(member, rank, size, weights_only)
+    def empty(self, count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Returns a tensor to be filled."""
+        return torch.empty(count, dtype=dtype, device=self._device)
 
+    def lengths(self, *lengths: int) -> torch.Tensor:
+        """Returns numbers of bytes as a tensor."""
+        return torch.tensor(lengths, dtype=torch.int64, device=self._device)
 
-def _take_payload(member: Member, rank: int, size: torch.Tensor, weights_only: bool) -> Any:
-    """Receives an object whose size has come."""
-    payload = torch.empty(int(size), dtype=torch.uint8, device=size.device)
-    member.recv(payload, rank).wait()
-    return unpack(payload.cpu().numpy().tobytes(), weights_only)
+    def pack(self, value: Any) -> torch.Tensor:
+        """Returns an object as a tensor of bytes."""
+        return torch.frombuffer(bytearray(pack(value, self._weights_only)), dtype=torch.uint8).to(self._device)
 
+    def pack_all(self, values: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the lengths of packed objects, shape (objects), and their bytes one after the other."""
+        if not isinstance(values, list | tuple) or not values:
+            raise ArgumentError(f"object_list must be a list of at least one object, got {values!r}. Put the objects into a list.")
+        packed = [self.pack(each) for each in values]
+        return self.lengths(*map(len, packed)), torch.cat(packed)
 
-def _wait(works: list[Any]) -> None:
-    Handle(works, lambda: None).wait()
+    def unpack(self, data: torch.Tensor, length: int) -> Any:
+        """Returns the object in the first ``length`` bytes of a tensor."""
+        return unpack(data[:length].cpu().numpy().tobytes(), self._weights_only)
 
+    def unpack_all(self, data: torch.Tensor, lengths: torch.Tensor) -> list[Any]:
+        """Returns the objects whose bytes lie one after the other."""
+        return [self.unpack(piece, len(piece)) for piece in data.split(lengths.tolist())]
 
-def all_gather_object(backend: Backend, object_list: list[Any], obj: Any, group: Any = None, weights_only: bool = False) -> None:
-    """``all_gather_object``: everyone sends to everyone."""
-    member = Member(backend, group, "all_gather_object")
-    if member.rank < 0:
-        return
-    member.check_list(object_list, "object_list")
-    works = [work for rank in member.others for work in _post(member, obj, rank, weights_only)]
-    for rank in range(member.size):
-        object_list[rank] = _copy(obj, weights_only) if rank == member.rank else _take(member, rank, weights_only)
-    _wait(works)
+    def share_lengths(self, data: torch.Tensor, count: int) -> list[int]:
+        """Tells all ranks how many bytes each has, and returns that."""
+        lengths = self.empty(count, torch.int64)
+        self.run("all_gather", list(lengths.split(1)), self.lengths(len(data)))
+        return [int(length) for length in lengths]
 
+    def pad(self, data: torch.Tensor, length: int) -> torch.Tensor:
+        """Returns bytes with zeros behind them."""
+        padded = torch.zeros(length, dtype=torch.uint8, device=self._device)
+        padded[: len(data)] = data
+        return padded
 
-def gather_object(
-    backend: Backend,
-    obj: Any,
-    object_gather_list: list[Any] | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    group_dst: int | None = None,
-    weights_only: bool = False,
-) -> None:
-    """``gather_object``: everyone sends to the destination."""
-    member = Member(backend, group, "gather_object")
-    if member.rank < 0:
-        return
-    root = member.root(dst, group_dst, "dst", default=0)
-    if member.rank != root:
-        _wait(_post(member, obj, root, weights_only))
-        return
-    member.check_list(object_gather_list, "object_gather_list")
-    for rank in range(member.size):
-        # It is a list: check_list has raised otherwise.
-        object_gather_list[rank] = _copy(obj, weights_only) if rank == root else _take(member, rank, weights_only)  # type: ignore[index]
-
-
-def scatter_object_list(
-    backend: Backend,
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
-    src: int | None = None,
-    group: Any = None,
-    group_src: int | None = None,
-    weights_only: bool = False,
-) -> None:
-    """``scatter_object_list``: the source sends to each."""
-    member = Member(backend, group, "scatter_object_list")
-    if member.rank < 0:
-        return
-    if not scatter_object_output_list:
-        raise ArgumentError(
-            f"scatter_object_output_list must be a list with a place for the object, got {scatter_object_output_list!r}. Use [None]."
-        )
-    root = member.root(src, group_src, "src", default=0)
-    if member.rank != root:
-        scatter_object_output_list[0] = _take(member, root, weights_only)
-        return
-    values = member.check_list(scatter_object_input_list, "scatter_object_input_list")
-    works = [work for rank in member.others for work in _post(member, values[rank], rank, weights_only)]
-    scatter_object_output_list[0] = _copy(values[root], weights_only)
-    _wait(works)
-
-
-def broadcast_object_list(
-    backend: Backend,
-    object_list: list[Any],
-    src: int | None = None,
-    group: Any = None,
-    device: Any = None,
-    group_src: int | None = None,
-    weights_only: bool = False,
-) -> None:
-    """``broadcast_object_list``: the source sends the list to each."""
-    member = Member(backend, group, "broadcast_object_list")
-    if member.rank < 0:
-        return
-    root = member.root(src, group_src, "src", default=0)
-    if member.rank == root:
-        _wait([work for rank in member.others for work in _post(member, object_list, rank, weights_only, device)])
-        return
-    _fill(object_list, _take(member, root, weights_only, device))
+    def places(self, count: int, length: int) -> list[torch.Tensor]:
+        """Returns a tensor to be filled for each rank."""
+        return [self.empty(length) for _ in range(count)]
 
 
 def send_object_list(
@@ -176,11 +117,16 @@ def send_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> None:
-    """``send_object_list``: the list as one object. ``use_batch`` means nothing here."""
+    """Sends objects to one rank. ``use_batch`` changes nothing here."""
     del use_batch
-    member = Member(backend, group, "send_object_list")
-    if member.rank >= 0:
-        _wait(_post(member, object_list, member.root(dst, group_dst, "dst"), weights_only, device))
+    if backend.enter("send_object_list", group) is None:
+        return
+    for tensor in _Carrier(backend, group, device, weights_only).pack_all(object_list):
+        begin: Any = getattr(backend, "begin_send", None)  # so that it is recorded as what it is
+        if begin is not None:
+            begin(tensor, dst, group, 0, group_dst, _SEND).wait()
+        else:
+            backend.isend(tensor, dst, group, 0, group_dst).wait()
 
 
 def recv_object_list(
@@ -193,27 +139,144 @@ def recv_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> int:
-    """``recv_object_list``; returns the sender's global rank, -1 outside the group. ``use_batch`` means nothing here."""
+    """Receives as many objects as the list is long, from anybody where no source is given. ``use_batch`` changes nothing here.
+
+    Returns:
+        The sender's global rank, -1 outside the group.
+    """
     del use_batch
-    member = Member(backend, group, "recv_object_list")
-    if member.rank < 0:
+    members = backend.enter("recv_object_list", group)
+    if members is None:
         return -1
-    if src is not None or group_src is not None:
-        root = member.root(src, group_src, "src")
-        _fill(object_list, _take(member, root, weights_only, device))
-        return member.ranks[root]
-    size = torch.empty(1, dtype=torch.int64, device=device)
-    work = backend.irecv(size, None, group, FALLBACK_TAG)
-    work.wait()
-    source = wait_for_source(backend, work, None, group, None)
-    _fill(object_list, _take_payload(member, member.ranks.index(source), size, weights_only))
-    return source
+    carrier = _Carrier(backend, group, device, weights_only)
+    lengths = carrier.empty(len(object_list), torch.int64)
+    source = _receive(backend, lengths, src, group, group_src)
+    data = carrier.empty(int(lengths.sum()))
+    _receive(backend, data, None, group, source)
+    object_list[:] = carrier.unpack_all(data, lengths)
+    return members.ranks[source]
 
 
-def _fill(object_list: list[Any], values: list[Any]) -> None:
-    """Puts what has come into the receiver's list."""
-    if len(object_list) != len(values):
+def _receive(backend: Backend, tensor: torch.Tensor, src: int | None, group: Any, group_src: int | None) -> int:
+    """Receives a tensor; returns the sender's rank in the group."""
+    begin: Any = getattr(backend, "begin_recv", None)
+    handle = backend.irecv(tensor, src, group, 0, group_src) if begin is None else begin(tensor, src, group, 0, group_src, _RECV)
+    handle.wait()
+    return int(handle._source_rank() if hasattr(handle, "_source_rank") else handle.source_rank())
+
+
+def broadcast_object_list(
+    backend: Backend,
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: int | None = None,
+    weights_only: bool = False,
+) -> None:
+    """Gives all ranks the root's objects. The root is rank 0 where none is given."""
+    members = backend.enter("broadcast_object_list", group)
+    if members is None:
+        return
+    carrier = _Carrier(backend, group, device, weights_only)
+    root, is_root = _find_root(members, "src", src, group_src)
+    if is_root:
+        for tensor in carrier.pack_all(object_list):
+            carrier.run("broadcast", tensor, root)
+        return
+    lengths = carrier.empty(len(object_list), torch.int64)
+    carrier.run("broadcast", lengths, root)
+    data = carrier.empty(int(lengths.sum()))
+    carrier.run("broadcast", data, root)
+    object_list[:] = carrier.unpack_all(data, lengths)
+
+
+def all_gather_object(backend: Backend, object_list: list[Any], obj: Any, group: Any = None, weights_only: bool = False) -> None:
+    """Fills each rank's list with everybody's object, by rank."""
+    members = backend.enter("all_gather_object", group)
+    if members is None:
+        return
+    check_list(members, "object_list", object_list, members.size())
+    carrier = _Carrier(backend, group, None, weights_only)
+    data = carrier.pack(obj)
+    lengths = carrier.share_lengths(data, members.size())
+    parts = carrier.places(members.size(), max(lengths))
+    carrier.run("all_gather", parts, carrier.pad(data, max(lengths)))
+    object_list[:] = map(carrier.unpack, parts, lengths)
+
+
+def gather_object(
+    backend: Backend,
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    group_dst: int | None = None,
+    weights_only: bool = False,
+) -> None:
+    """Fills the root's list with everybody's object, by rank. The root is rank 0 where none is given."""
+    members = backend.enter("gather_object", group)
+    if members is None:
+        return
+    root, is_root = _find_root(members, "dst", dst, group_dst)
+    if is_root:
+        check_list(members, "object_gather_list", object_gather_list, members.size())
+    carrier = _Carrier(backend, group, None, weights_only)
+    data = carrier.pack(obj)
+    lengths = carrier.share_lengths(data, members.size())
+    parts = carrier.places(members.size(), max(lengths)) if is_root else None
+    carrier.run("gather", carrier.pad(data, max(lengths)), parts, root)
+    if parts is not None and object_gather_list is not None:
+        object_gather_list[:] = map(carrier.unpack, parts, lengths)
+
+
+def scatter_object_list(
+    backend: Backend,
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    weights_only: bool = False,
+) -> None:
+    """Puts each rank's object of the root's list first in its own list. The root is rank 0 where none is given."""
+    members = backend.enter("scatter_object_list", group)
+    if members is None:
+        return
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ArgumentError(
-            f"object_list must have {len(values)} places as the sender's has, got {len(object_list)}. Use [None] * {len(values)}."
+            f"scatter_object_output_list must be a list with a place for the object, got {scatter_object_output_list!r} "
+            f"({members.here()}). Pass [None]."
         )
-    object_list[:] = values
+    root, is_root = _find_root(members, "src", src, group_src)
+    carrier = _Carrier(backend, group, None, weights_only)
+    pieces: list[torch.Tensor] = []
+    longest = carrier.empty(1, torch.int64)
+    if is_root:
+        values = check_list(members, "scatter_object_input_list", scatter_object_input_list, members.size())
+        pieces = [carrier.pack(each) for each in values]
+        longest = carrier.lengths(max(map(len, pieces)))
+    carrier.run("broadcast", longest, root)
+    mine, length = carrier.empty(int(longest)), carrier.empty(1, torch.int64)
+    carrier.run("scatter", mine, [carrier.pad(piece, int(longest)) for piece in pieces] or None, root)
+    carrier.run("scatter", length, [carrier.lengths(len(piece)) for piece in pieces] or None, root)
+    scatter_object_output_list[0] = carrier.unpack(mine, int(length))
+
+
+def _find_root(members: Members, what: str, global_rank: Any, group_rank: Any) -> tuple[int, bool]:
+    """Returns the global rank of a root, and whether this rank is it."""
+    root = root_of(members, what, global_rank, group_rank)
+    return members.ranks[root], members.rank() == root
+
+
+OBJECTS: Final[dict[str, Callable[..., Any]]] = {
+    function.__name__: function
+    for function in (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
+}

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
+from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
 
@@ -35,19 +36,11 @@ __all__ = [
     "find_cycle",
     "hindering",
     "meets",
-    "same_collective",
 ]
 
 _DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted will be finished
 
 # Collectives that Gloo carries out alike, so that one rank may call the one and another the other.
-_FAMILIES: Final = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
 
 
 @dataclass(frozen=True)
@@ -85,16 +78,6 @@ def meets(mine: Operation, theirs: Operation) -> bool:
     return same_collective(mine.op, theirs.op) and (mine.op != "new_group" or mine.shape == theirs.shape)
 
 
-def same_collective(one: str, other: str) -> bool:
-    """Tells whether two collectives, by their names, can meet.
-
-    Example:
-        >>> same_collective("all_gather", "all_gather_into_tensor"), same_collective("barrier", "all_reduce")
-        (True, False)
-    """
-    return _FAMILIES.get(one, one) == _FAMILIES.get(other, other)
-
-
 def analyse(snapshot: Snapshot) -> Stuck | None:
     """Finds the ranks that can never go on.
 
@@ -105,6 +88,8 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         Those ranks and why, None where everybody can still go on.
 
     Example:
+        >>> from ringsim.diagnose.snapshot import RankSnapshot
+        >>> from ringsim.traces.events import Group
         >>> both = (0, 1)
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0, group="world")

@@ -35,12 +35,11 @@ from ringsim.comm.built import check_reduction, find_refusal, reduce_parts
 from ringsim.comm.collectives import check_alike, check_count, describe
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.diagnose.waitfor import same_collective
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.link import Link
 from ringsim.simulator.links import Links, SharedLinks
 from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage, check_tensor, check_tensors
-from ringsim.traces.collectives import make_rounds
+from ringsim.traces.collectives import make_rounds, same_collective
 from ringsim.traces.events import NONE, OP_CODES, Payload
 
 if TYPE_CHECKING:

@@ -1,63 +1,175 @@
-"""What a communication costs in theory: how much traffic an operation makes, and the bandwidths that follow from its time.
+"""The table of collectives: what each is called, what it does, how much traffic it makes, and of which messages it can be made.
+
+Everything that must know one collective from another reads this table: the recorder, the analysis of traces, the simulator, the formats of
+other tools and, with torch's arguments added, the backends (``ringsim.comm.collectives``).
 
 Two bandwidths are usual. The algorithm bandwidth says how fast the program's own buffer moved, S / t. The bus bandwidth multiplies it by
-what the operation must move at least over the slowest link, so that the same hardware gives the same number whatever the operation and
-however many ranks there are::
+what the operation must at least move over the slowest link, so that the same hardware gives the same number for every operation and every
+number of ranks::
 
-    op                          S (bytes)             bus factor
-    send, recv                  the message           1
-    broadcast, reduce           the buffer            1
-    all_reduce                  the buffer            2 (n - 1) / n
-    all_gather, reduce_scatter  n shards              (n - 1) / n
-    all_to_all                  the send buffer       (n - 1) / n
-    gather, scatter             n shards              (n - 1) / n
+    family                      S (bytes)             bus factor        made of
+    send, recv                  the message           1                 itself
+    broadcast, reduce           the buffer            1                 a binomial tree
+    all_reduce                  the buffer            2 (n - 1) / n     a ring, twice round
+    all_gather, reduce_scatter  n shards              (n - 1) / n       a ring
+    all_to_all                  the send buffer       (n - 1) / n       pairs, one partner after the other
+    gather, scatter             n shards              (n - 1) / n       the root with each rank in turn
+    barrier                     0                     none              dissemination
 
-n is the number of ranks in the *group*. A trace holds S as ``size_bytes``.
-
-Source:
-    nccl-tests, ``doc/PERFORMANCE.md``: the factors, and why.
-
-Collectives as rounds of messages, for tools and clocks that know only messages.
-
-The algorithms are the plain ones, and the bytes those of ``ringsim.traces.collectives``: a ring for all_reduce, all_gather and reduce_scatter, pairs in
-turn for all_to_all, a binomial tree for broadcast and reduce, the root with each in turn for gather and scatter, dissemination for a
-barrier. In a round each rank waits for what it sends and receives before the next begins.
+n is the number of ranks in the *group*. A trace holds S as ``size_bytes``. Messages come in rounds: in a round, each rank waits for what it
+sends and receives before it begins the next.
 
 Source:
-    R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19 (2005)
+    nccl-tests, ``doc/PERFORMANCE.md``: the factors, and why. R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+    Communication Operations in MPICH", IJHPCA 19 (2005): the algorithms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from ringsim.errors import ArgumentError, TraceFileError
 
-__all__ = ["algbw_gb_per_s", "bus_factor", "busbw_gb_per_s", "count_rounds", "make_rounds"]
+__all__ = [
+    "COLLECTIVES",
+    "Collective",
+    "algbw_gb_per_s",
+    "bus_factor",
+    "busbw_gb_per_s",
+    "count_rounds",
+    "make_rounds",
+    "same_collective",
+]
 
-_ONE: Final = (
-    *("send", "recv", "isend", "irecv", "batch_isend", "batch_irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"),
-    *("broadcast", "broadcast_object_list", "reduce"),
-)
-_TWO_SHARES: Final = ("all_reduce", "all_reduce_coalesced", "inference_all_reduce")
-_ONE_SHARE: Final = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "all_gather_single", "all_gather_object", "allgather_fn"),
-    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_fn"),
-    *(
-        "all_to_all",
-        "all_to_all_single",
-        "gather",
-        "gather_single",
-        "gather_into_tensor",
-        "gather_object",
-        "scatter",
-        "scatter_object_list",
+Message = tuple[int, int, int]  # from, to: places in the group; bytes
+
+
+class Collective(NamedTuple):
+    """A collective operation of torch.distributed.
+
+    Attributes:
+        name: torch's plainest name for it.
+        family: which row of the table above it belongs to.
+        shares: how many times (n - 1) / n its bus factor is; 0 for a factor of 1, None for no factor.
+        others: further names for it, torch's and DeepSpeed's. Ranks that use different ones still meet.
+        root: "src" or "dst" for operations with a root, else empty.
+        reduces: whether values are combined.
+        uneven: whether each rank may carry a different size.
+    """
+
+    name: str
+    family: str
+    shares: int | None
+    others: tuple[str, ...] = ()
+    root: str = ""
+    reduces: bool = False
+    uneven: bool = False
+
+
+_ROWS: Final = (
+    Collective("broadcast", "broadcast", 0, ("broadcast_object_list",), root="src"),
+    Collective("reduce", "reduce", 0, root="dst", reduces=True),
+    Collective("all_reduce", "all_reduce", 2, ("inference_all_reduce",), reduces=True),
+    Collective("all_reduce_coalesced", "all_reduce", 2, reduces=True),
+    Collective("all_gather", "all_gather", 1, ("all_gather_into_tensor", "all_gather_single", "all_gather_object", "allgather_fn")),
+    Collective("all_gather_coalesced", "all_gather", 1),
+    Collective(
+        "reduce_scatter", "reduce_scatter", 1, ("reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_fn"), reduces=True
     ),
+    Collective("all_to_all", "all_to_all", 1, ("all_to_all_single",), uneven=True),
+    Collective("gather", "gather", 1, ("gather_into_tensor", "gather_single", "gather_object"), root="dst"),
+    Collective("scatter", "scatter", 1, ("scatter_object_list",), root="src"),
+    Collective("barrier", "barrier", None),
+    Collective("monitored_barrier", "barrier", None),
 )
-# How many times (n - 1) / n an operation counts; 0 stands for a factor of 1, whatever n is.
-_SHARES: Final = {**dict.fromkeys(_ONE, 0), **dict.fromkeys(_TWO_SHARES, 2), **dict.fromkeys(_ONE_SHARE, 1)}
+COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}  # by every name
+_MESSAGES: Final = frozenset(
+    ("send", "recv", "isend", "irecv", "batch_isend", "batch_irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+)
+
+
+def same_collective(one: str, other: str) -> bool:
+    """Tells whether calls of two operations, by their names, can meet.
+
+    Example:
+        >>> same_collective("all_gather", "all_gather_into_tensor"), same_collective("barrier", "all_reduce")
+        (True, False)
+    """
+    return one == other or (one in COLLECTIVES and COLLECTIVES[one] is COLLECTIVES.get(other))
+
+
+def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list[Message]]:
+    """Yields the rounds of one collective.
+
+    Args:
+        op: as torch spells it.
+        size: number of ranks in the group.
+        root: place of the root in the group; ignored where the operation has none.
+        size_bytes: S, as the table above counts it.
+
+    Yields:
+        The messages of a round: from, to (places in the group), bytes.
+
+    Raises:
+        TraceFileError: there is no such operation.
+
+    Example:
+        >>> list(make_rounds("broadcast", 4, 1, 100))
+        [[(1, 2, 100)], [(1, 3, 100), (2, 0, 100)]]
+        >>> sum(len(messages) for messages in make_rounds("all_reduce", 4, -1, 100))
+        24
+    """
+    family, ranks = _family_of(op), range(size)
+    share, whole = max(-(-size_bytes // size), 1), max(size_bytes, 1)  # a message of no bytes would be lost in some formats
+    count = _number_of_rounds(family, size)
+    for step in range(count):
+        other = step if step < root else step + 1
+        match family:
+            case "all_reduce" | "all_gather" | "reduce_scatter":
+                yield [(rank, (rank + 1) % size, share) for rank in ranks]
+            case "all_to_all":
+                yield [(rank, (rank + step + 1) % size, share) for rank in ranks]
+            case "broadcast":
+                yield _spread(size, root, 1 << step, whole)
+            case "reduce":
+                yield [(to, source, amount) for source, to, amount in _spread(size, root, 1 << (count - 1 - step), whole)]
+            case "gather":
+                yield [(other, root, share)]
+            case "scatter":
+                yield [(root, other, share)]
+            case _:
+                yield [(rank, (rank + (1 << step)) % size, 1) for rank in ranks]
+
+
+def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
+    """Returns how many rounds a collective has, and how many bytes each message of them.
+
+    Example:
+        >>> count_rounds("all_reduce", 4, 100), count_rounds("barrier", 5, 0)
+        ((6, 25), (3, 1))
+    """
+    if size == 1:
+        return 0, 0
+    return _number_of_rounds(_family_of(op), size), next(make_rounds(op, size, 0, size_bytes))[0][2]
+
+
+def _family_of(op: str) -> str:
+    if op not in COLLECTIVES:
+        raise TraceFileError(f"A collective must be one that messages are known for, got {op!r}. Leave it out of the trace.")
+    return COLLECTIVES[op].family
+
+
+def _number_of_rounds(family: str, size: int) -> int:
+    if family in ("broadcast", "reduce", "barrier"):
+        return (size - 1).bit_length()
+    return 2 * (size - 1) if family == "all_reduce" else size - 1
+
+
+def _spread(size: int, root: int, have: int, amount: int) -> list[Message]:
+    """Returns the messages of a round of a broadcast: the ``have`` ranks that have the data pass it on to one more each."""
+    return [((root + place) % size, (root + place + have) % size, amount) for place in range(min(have, size - have))]
 
 
 def bus_factor(op: str, group_size: int) -> float:
@@ -82,7 +194,9 @@ def bus_factor(op: str, group_size: int) -> float:
     """
     if group_size < 1:
         raise ArgumentError(f"group_size must be 1 or more, got {group_size}. Pass the number of ranks in the operation's group.")
-    shares = _SHARES.get(op)
+    if op in _MESSAGES:
+        return 1.0
+    shares = COLLECTIVES[op].shares if op in COLLECTIVES else None
     if shares is None:
         return math.nan
     return shares * (group_size - 1) / group_size if shares else 1.0
@@ -125,77 +239,3 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
         3.0
     """
     return algbw_gb_per_s(size_bytes, duration_us) * bus_factor(op, group_size)
-
-
-Message = tuple[int, int, int]  # from, to: places in the group; bytes
-
-
-def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list[Message]]:
-    """Yields the rounds of one collective.
-
-    Args:
-        op: as torch spells it.
-        size: number of ranks in the group.
-        root: place of the root in the group; anything where the operation has none.
-        size_bytes: S, as ``ringsim.traces.collectives`` counts it.
-
-    Yields:
-        The messages of a round: from, to (places in the group), bytes.
-
-    Raises:
-        TraceFileError: there is no such operation.
-
-    Example:
-        >>> list(make_rounds("broadcast", 4, 1, 100))
-        [[(1, 2, 100)], [(1, 3, 100), (2, 0, 100)]]
-        >>> sum(len(messages) for messages in make_rounds("all_reduce", 4, -1, 100))
-        24
-    """
-    share, ring = max(-(-size_bytes // size), 1), range(size)
-    if size == 1:
-        return
-    if op.startswith("all_reduce"):
-        yield from ([(rank, (rank + 1) % size, share) for rank in ring] for _ in range(2 * (size - 1)))
-    elif op.startswith(("all_gather", "reduce_scatter")):
-        yield from ([(rank, (rank + 1) % size, share) for rank in ring] for _ in range(size - 1))
-    elif op.startswith("all_to_all"):
-        yield from ([(rank, (rank + step) % size, share) for rank in ring] for step in range(1, size))
-    elif op == "broadcast":
-        yield from _tree(size, root, max(size_bytes, 1))
-    elif op == "reduce":
-        yield from (
-            [(to, source, amount) for source, to, amount in messages] for messages in [*_tree(size, root, max(size_bytes, 1))][::-1]
-        )
-    elif op == "gather":
-        yield from ([(rank, root, share)] for rank in ring if rank != root)
-    elif op == "scatter":
-        yield from ([(root, rank, share)] for rank in ring if rank != root)
-    elif op in ("barrier", "monitored_barrier"):
-        yield from ([(rank, (rank + 2**step) % size, 1) for rank in ring] for step in range((size - 1).bit_length()))
-    else:
-        raise TraceFileError(f"A collective must be one that messages are known for, got {op!r}. Leave it out of the trace.")
-
-
-def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
-    """Returns how many rounds a collective has, and how many bytes each message of them.
-
-    Example:
-        >>> count_rounds("all_reduce", 4, 100), count_rounds("barrier", 5, 0)
-        ((6, 25), (3, 1))
-    """
-    if size == 1:
-        return 0, 0
-    messages = next(make_rounds(op, size, 0, size_bytes))
-    if op.startswith("all_reduce"):
-        return 2 * (size - 1), messages[0][2]
-    if op in ("broadcast", "reduce", "barrier", "monitored_barrier"):
-        return (size - 1).bit_length(), messages[0][2]
-    return size - 1, messages[0][2]
-
-
-def _tree(size: int, root: int, size_bytes: int) -> Iterator[list[Message]]:
-    """Yields the rounds in which those that have it send it on, each time to as many others."""
-    have = 1
-    while have < size:
-        yield [((root + place) % size, (root + place + have) % size, size_bytes) for place in range(min(have, size - have))]
-        have *= 2

@@ -107,7 +107,7 @@ def compile_both() -> list[Any]:
 
 
 def test_compiler_follows_as_it_follows_torch() -> None:
-    assert ringsim.trace(compile_both, world_size=2).results == [[[5.0, 5.0]] * 2] * 2
+    assert ringsim.trace(compile_both, world_size=1).results == [[[3.0, 3.0]] * 2]
 
 
 def cost_ns(function: Any, *args: Any, **kwargs: Any) -> float:
@@ -124,7 +124,7 @@ def test_without_a_log_a_call_costs_no_more_than_the_plainest_wrapper(name: str,
     exec("def all_reduce(tensor, op=None, group=None, async_op=False): pass", scope)
     exec("def broadcast(tensor, src=None, group=None, async_op=False, group_src=None): pass", scope)
     nothing = scope[name]
-    ours = functions.make_function(name, inspect.signature(nothing), nothing, functions._EXTRAS)
+    ours = functions.make_function(name, inspect.signature(nothing), nothing, logged=True)
 
     def plainest(*args: Any, **kwargs: Any) -> Any:
         return nothing(*args, **kwargs)

@@ -20,7 +20,8 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
 
 pytestmark = pytest.mark.timeout(100)
-SIZES = (1, 2, 3, 4)
+SIZES = (1, 4)  # the conformance of a backend of messages alone has the others
+WAYS = (("one", False, True), ("one", True, False), ("all", False, False), ("all", True, True))  # backend, async_op, strided
 DTYPES = (torch.float32, torch.uint8)  # sums of a few small whole numbers are exact in both
 TWINS = (
     {"all_gather_single", "all_gather_into_tensor"},
@@ -41,9 +42,7 @@ def compare_all() -> tuple[int, list[str]]:
     later = list(range(1, size)) or [0]
     groups = [(None, list(range(size))), (native.new_group(later), later)]
     count, different = 0, []
-    for (name, (op, case)), (group, members), backend, async_op, strided in itertools.product(
-        CASES.items(), groups, ("one", "all"), (False, True), (False, True)
-    ):
+    for (name, (op, case)), (group, members), (backend, async_op, strided) in itertools.product(CASES.items(), groups, WAYS):
         scene = {"rank": rank, "members": members, "group": group, "async_op": async_op}
         for dtype in DTYPES:
             comm.set_backend("torch")
@@ -60,7 +59,7 @@ def compare_all() -> tuple[int, list[str]]:
 @pytest.mark.parametrize("size", SIZES)
 def test_built_operations_give_the_bits_of_the_native_ones(size: int) -> None:
     for count, different in ringsim.trace(compare_all, world_size=size).results:
-        assert count > 500
+        assert count > 250
         assert different == []
 
 
@@ -199,7 +198,7 @@ def fail_and_go_on() -> list[str]:
 def test_wrong_arguments_are_refused_and_the_job_goes_on() -> None:
     said = ringsim.trace(fail_and_go_on, world_size=2).results[0]
     assert [each.split(" must")[0] for each in said] == [
-        *("tensor_list", "src", "src", "output_tensor", "output_split_sizes", "p2p_op_list"),
+        *("tensor_list", "src or group_src", "src", "output_tensor", "output_split_sizes", "p2p_op_list"),
         *("ringsim.comm.split_group", "ringsim.comm.DeviceMesh"),
     ]
     assert all("'hiding'" in each for each in said[-2:])
