@@ -40,8 +40,8 @@ class Backend(ABC):
 
     Attributes:
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
-        direct: whether ``send`` and ``recv`` take all of torch's arguments, left out or not, and ``begin_send`` and ``begin_recv``, which
-            then are called for ``isend`` and ``irecv``: it is shorter.
+        direct: whether ``send``, ``recv``, ``isend`` and ``irecv`` take all of torch's arguments, by name too, and are called with the
+            user's as they are: it is shorter.
         in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
 
     Example:
