@@ -125,7 +125,7 @@ class TorchNames:
         self._other_payloads: dict[Any, int] = {}
         self._group_names: set[str] = set()
         self._names: dict[int, str] = {}
-        self._from_any: dict[tuple[int, Any], str] = {}  # (group, tag) of recvs from any source: the group's name
+        self._from_any: list[int] = []  # groups on which this rank receives from any source
         self._used_before: list[str] = []  # names of groups
         self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
 
@@ -153,11 +153,11 @@ class TorchNames:
         weakref.finalize(group, groups.pop, key, None).atexit = False
         return entry
 
-    def meet_recv_from_any(self, group: int, tag: Any) -> None:
-        """Writes down that this rank receives from any source, so that nothing it receives under the tag is compared."""
-        if self._compared and (group, tag) not in self._from_any:
-            self._from_any[group, tag] = self._names[group]
-            self._recorder.set_meta("from_any", [key for key in self._from_any if isinstance(key[1], int)])
+    def meet_recv_from_any(self, group: int) -> None:
+        """Writes down that this rank receives from any source on a group: which send that meets is not known, so nothing is compared."""
+        if self._compared and group not in self._from_any:
+            self._from_any.append(group)
+            self._recorder.set_meta("from_any", self._from_any)
             self._say_what_is_not_checked()
 
     def _say_what_is_not_checked(self) -> None:
@@ -166,8 +166,8 @@ class TorchNames:
             for name in sorted(set(self._used_before))
         ]
         sentences += [
-            f"What rank {self._recorder.rank} received on group {name} was not compared under the tags that it also receives from any rank."
-            for name in sorted(set(self._from_any.values()))
+            f"What rank {self._recorder.rank} received on group {self._names[number]} was not compared: some of it was from any rank."
+            for number in self._from_any
         ]
         self._recorder.set_meta("not_checked", sentences)
 
@@ -362,6 +362,7 @@ def record_end_of_groups(recorder: Recorder) -> dict[tuple[Any, str], Callable[.
 
 
 _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
+_UNSET: Final[Any] = object()
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
 
 
@@ -611,7 +612,7 @@ class _Hooks:
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
             group, ranks = names.groups.get(id(self)) or names.meet_group(self)
             payload = names.meet_message(tensors)
-            names.meet_recv_from_any(group, tag)
+            names.meet_recv_from_any(group)
             slot = post(group, ANY_SOURCE, tag, payload)
             if slot is None:
                 return call(self, tensors, tag)
@@ -697,13 +698,13 @@ class _Hooks:
         take, give_up, wait_for_other = self.pending.pop, self.give_up, self.wait_for_other
         begin, complete = self.recorder.wait, self.recorder.complete
 
-        def wait(self: Work, *timeout: Any, **named: Any) -> Any:
+        def wait(self: Work, timeout: Any = _UNSET) -> Any:
             slot = take(self, None)
             if slot is None:
-                return wait_for_other(call, self, *timeout, **named)
+                return wait_for_other(call, self) if timeout is _UNSET else wait_for_other(call, self, timeout)
             begin(slot)
             try:
-                result = call(self, *timeout, **named)
+                result = call(self) if timeout is _UNSET else call(self, timeout)
             except BaseException:
                 give_up(self)  # where it raises, the wait was cut short: the operation is not done
                 complete(slot, ERROR)
@@ -713,7 +714,7 @@ class _Hooks:
 
         return wait
 
-    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any, **named: Any) -> Any:
+    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any) -> Any:
         """Waits for a recv from anybody, a batch, a handle that was waited for before, or one that was posted before recording."""
         recorder = self.recorder
         from_any = self.pending_from_any.pop(work, None)
@@ -721,12 +722,12 @@ class _Hooks:
         if not slots:
             # A second wait for a message of Gloo would hang, and then break the connection.
             message = work._get_op_type() in _MESSAGE_TYPES  # type: ignore[attr-defined]
-            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout, **named)
+            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout)
         for slot in slots:
             recorder.wait(slot)
         begun = None if gpu is None else self.gpu_times.begin(gpu)
         try:
-            result = call(work, *timeout, **named)
+            result = call(work, *timeout)
         except BaseException:
             self.give_up(work)
             for slot in slots:
