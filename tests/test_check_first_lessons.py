@@ -151,7 +151,7 @@ def test_pair_groups_passes_a_right_answer() -> None:
         (lambda n: [(b, a) for a, b in pairs(n)] if n > 2 else pairs(n), "the wrong way round: (1, 0) instead of (0, 1)."),
         (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, got 4: some are there twice."),
         (lambda n: pairs(n)[::-1] if n > 2 else pairs(n), "must come in order"),
-        (lambda n: pairs(n) if n < 5 else pairs(4), "has no pair (3, 0), for rank 3's successor is not rank 0."),
+        (lambda n: pairs(n) if n < 5 else pairs(4), "has no pair (3, 0), because rank 3's successor is not rank 0."),
         (lambda n: pairs(n) if n < 5 else pairs(n)[:3], "lacks"),
         (lambda n: pairs(n) if n < 10 else [], "lacks"),
         (lambda n: n / 0, "Rank 0 of 1 raised ZeroDivisionError: division by zero"),

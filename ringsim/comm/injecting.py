@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from ringsim.comm.collectives import METHODS
 from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.traces.events import NONE, OP_KINDS, SEND
-from ringsim.traces.parts import COLUMNS, WORDS, Neighbour
+from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["install_with"]
@@ -93,7 +94,7 @@ class _SlowLinks:
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:
         self._factors = factors
-        self._sends = {src: _Sends(Neighbour(recorder.directory, src), recorder.rank) for src in factors}
+        self._sends = {src: _Sends(PartReader(recorder.directory, src), recorder.rank) for src in factors}
         self._received: dict[_Channel, int] = {}  # how many recvs were posted
         self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}  # the channel, the place in it, when, how many bytes
         self._least_ns: dict[tuple[int, int], int] = {}  # by source and size
@@ -147,32 +148,31 @@ class _Sends:
     """When another rank posted its sends to this one, read from what it records.
 
     Args:
-        neighbour: the other rank's part.
+        part: the other rank's.
         me: this rank.
     """
 
-    def __init__(self, neighbour: Neighbour, me: int) -> None:
-        self._neighbour = neighbour
+    def __init__(self, part: PartReader, me: int) -> None:
+        self._part = part
         self._me = me
-        self._at = 0
-        self._posts_ns: dict[_Channel, list[int]] = {}
+        self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
         """Returns when the send number ``place`` of a channel was posted, which has arrived; 0 where it cannot be found."""
         self._read()
-        posts = self._posts_ns.get(channel, [])
-        return posts[place] if place < len(posts) else 0
+        posts = self._posts.get(channel, [])
+        return posts[place][1] if place < len(posts) else 0
 
     def _read(self) -> None:
         """Takes in what was posted since the last time."""
-        neighbour, op, at = self._neighbour, COLUMNS["op"], self._at
-        while at + WORDS <= len(neighbour.view) or (neighbour.extend() if len(neighbour.view) else neighbour.open()):
-            view = neighbour.view
-            if not view[at + op] and view[at] != NONE:  # not written yet
-                break
-            if view[at + op] and OP_KINDS[view[at + op] & 0xFFFF] == SEND and view[at + COLUMNS["peer"]] == self._me:
-                group = neighbour.entry("group", view[at + COLUMNS["group"]])
-                channel = (neighbour.rank, group["name"], tuple(group["ranks"]), view[at + COLUMNS["tag"]])
-                self._posts_ns.setdefault(channel, []).append((view[at] & 0xFFFFFFFF) | view[at + 1] << 32)
-            at += WORDS
-        self._at = at
+        batch = self._part.advance()
+        mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)
+        for slot, record in zip(batch.slots[mine].tolist(), batch.records[mine], strict=True):
+            group = self._part.names["group"].get(int(record["group"]))
+            if group is None:
+                continue
+            posts = self._posts.setdefault((self._part.rank, group.name, group.ranks, int(record["tag"])), [])
+            send = slot, int(record["post_ns"])
+            place = bisect_left(posts, send)
+            if posts[place : place + 1] != [send]:  # it comes again when it is done
+                posts.insert(place, send)

@@ -125,7 +125,7 @@ class TorchNames:
         self._other_payloads: dict[Any, int] = {}
         self._group_names: set[str] = set()
         self._names: dict[int, str] = {}
-        self._from_any: dict[tuple[int, Any], str] = {}  # (group, tag) of recvs from any source: the group's name
+        self._from_any: list[int] = []  # groups on which this rank receives from any source
         self._used_before: list[str] = []  # names of groups
         self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
 
@@ -153,11 +153,11 @@ class TorchNames:
         weakref.finalize(group, groups.pop, key, None).atexit = False
         return entry
 
-    def meet_recv_from_any(self, group: int, tag: Any) -> None:
-        """Writes down that this rank receives from any source, so that nothing it receives under the tag is compared."""
-        if self._compared and (group, tag) not in self._from_any:
-            self._from_any[group, tag] = self._names[group]
-            self._recorder.set_meta("from_any", [key for key in self._from_any if isinstance(key[1], int)])
+    def meet_recv_from_any(self, group: int) -> None:
+        """Writes down that this rank receives from any source on a group: which send that meets is not known, so nothing is compared."""
+        if self._compared and group not in self._from_any:
+            self._from_any.append(group)
+            self._recorder.set_meta("from_any", self._from_any)
             self._say_what_is_not_checked()
 
     def _say_what_is_not_checked(self) -> None:
@@ -166,8 +166,8 @@ class TorchNames:
             for name in sorted(set(self._used_before))
         ]
         sentences += [
-            f"What rank {self._recorder.rank} received on group {name} was not compared under the tags that it also receives from any rank."
-            for name in sorted(set(self._from_any.values()))
+            f"What rank {self._recorder.rank} received on group {self._names[number]} was not compared: some of it was from any rank."
+            for number in self._from_any
         ]
         self._recorder.set_meta("not_checked", sentences)
 
@@ -611,7 +611,7 @@ class _Hooks:
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
             group, ranks = names.groups.get(id(self)) or names.meet_group(self)
             payload = names.meet_message(tensors)
-            names.meet_recv_from_any(group, tag)
+            names.meet_recv_from_any(group)
             slot = post(group, ANY_SOURCE, tag, payload)
             if slot is None:
                 return call(self, tensors, tag)

@@ -16,7 +16,7 @@ from ringsim.diagnose.mismatches import (
     find_order_mismatches,
     find_races,
 )
-from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_end_times, read_ends, snapshot_of_events, until
+from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.traces.findings import Diagnosis, Edge, Finding
@@ -62,7 +62,7 @@ def explain(trace: Trace) -> Diagnosis:
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
     events, ends = trace.events, read_ends(trace.metadata, size)
-    snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns, ended_ns=read_end_times(trace.metadata, size))
+    snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     if not judged.findings and _is_settled(trace):
         snapshot = snapshot.settle()
@@ -80,7 +80,7 @@ def explain(trace: Trace) -> Diagnosis:
             findings.append(stalled[0])
             edges = stalled[1]
     # Who left a recorded block may have done the rest after it.
-    returned = [rank for rank, (state, about) in ends.items() if state == "exited" and "recorded block" not in about]
+    returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     findings += find_races(events)

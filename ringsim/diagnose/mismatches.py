@@ -18,7 +18,7 @@ import numpy as np
 
 from ringsim.diagnose.snapshot import Columns, Snapshot, SnapshotBuilder, operation_of
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.traces.collectives import same_collective
+from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
@@ -43,7 +43,6 @@ MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
 _NEW_GROUP: Final = OP_CODES["new_group"]
-_UNEVEN: Final = (OP_CODES["all_to_all"], OP_CODES["all_to_all_single"])  # each rank may bring another size
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": "Gloo aborts the receiver where the buffer is smaller, and fills a part of it where it is larger.",
@@ -89,7 +88,10 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
     events = columns.events
     known = ~np.isin(events.group, list(columns.used_before))
     send, recv = _first_settled_pairs(columns)
-    sure = known[send] & ~_may_be_from_any(events, recv, columns.from_any)
+    sure = known[send]
+    if columns.from_any:
+        receivers = zip(events.group[recv].tolist(), events.rank[recv].tolist(), strict=True)
+        sure &= np.array([one not in columns.from_any for one in receivers], dtype=bool)
     calls = CollectiveCalls.of(events)
     settled = _first_of_each(calls.call, columns.settled[calls.event], number_rows(events.group[calls.event], events.rank[calls.event]))
     findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, settled & known[calls.event])
@@ -113,14 +115,6 @@ def _first_of_each(rows: Ints, marked: Ints, key: Ints) -> Ints:
     first = np.full(int(key.max(initial=-1)) + 1, len(rows), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
     mask: Ints = place < first[key]
-    return mask
-
-
-def _may_be_from_any(events: Events, recv: Ints, from_any: Collection[tuple[int, int, int]]) -> Ints:
-    """Marks the recvs whose message any other rank may have sent: their rank receives from any source on this group and tag."""
-    mask = np.zeros(len(recv), dtype=bool)
-    for group, rank, tag in from_any:
-        mask |= (events.group[recv] == group) & (events.rank[recv] == rank) & (events.tag[recv] == tag)
     return mask
 
 
@@ -255,11 +249,13 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
         return "kind"
     if root != other_root:
         return "root"
-    if NONE in (payload, other_payload) or payload == other_payload or op in _UNEVEN:
+    if NONE in (payload, other_payload) or payload == other_payload:
         return ""
     mine, theirs = events.tables.payloads[payload], events.tables.payloads[other_payload]
     if op == _NEW_GROUP:
         return "members" if mine.shape != theirs.shape else ""
+    if OP_NAMES[op] in COLLECTIVES and COLLECTIVES[OP_NAMES[op]].uneven:
+        return ""
     what = disagreement(mine, theirs)
     if what == "shape" and op != other_op:  # spellings that take the same elements in other shapes
         return ""

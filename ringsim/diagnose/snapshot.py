@@ -14,6 +14,7 @@ still waits has not got it.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ __all__ = [
     "MOST_POSTED",
     "MOST_REFUSED",
     "STATES",
+    "End",
     "Head",
     "Posted",
     "RankSnapshot",
@@ -59,7 +61,6 @@ __all__ = [
     "SnapshotBuilder",
     "operation_of",
     "read_end_ns",
-    "read_end_times",
     "read_ends",
     "snapshot_of_events",
     "until",
@@ -71,7 +72,6 @@ MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for: enough 
 MOST_REFUSED: Final = 100  # operations of a rank that were refused
 _NO_GROUP: Final = Group("", ())
 _MARK: Final = OP_CODES["mark"]
-_UNKNOWN: Final = ("unknown", "")
 _ABLE: Final = ("unknown", "running")  # states of a finished trace of which the events tell more
 
 
@@ -181,6 +181,17 @@ class Snapshot:
         return Snapshot(tuple(ranks), settled=True)
 
 
+class End(NamedTuple):
+    """How a rank ended, as far as is known: one of ``STATES``, words, and when, in ns from the start of the run."""
+
+    state: str
+    about: str = ""
+    at_ns: int | None = None
+
+
+_UNKNOWN: Final = End("unknown")
+
+
 class Head(NamedTuple):
     """How far a rank has come; equal heads at two looks say that nothing happened in between.
 
@@ -202,14 +213,14 @@ class Columns(NamedTuple):
         events: the operations of all ranks.
         settled: marks those that cannot be refused any more.
         used_before: numbers of the groups of which not every operation is recorded.
-        from_any: (group, receiver, tag) of what has been received from any source.
+        from_any: (group, rank) of the ranks that have received from any source.
         elsewhere: ranks whose records cannot be read.
     """
 
     events: Events
     settled: Ints
     used_before: frozenset[int]
-    from_any: frozenset[tuple[int, int, int]]
+    from_any: frozenset[tuple[int, int]]
     elsewhere: frozenset[int]
 
 
@@ -222,7 +233,7 @@ class _RankRecords:
         self.written = 0
         self.last: dict[int, int] = {}  # by thread, the slot of its latest record
         self.followed: dict[int, int] = {}  # the same as of the batch before
-        self.refused: list[int] = []
+        self.groups = 0  # how many of its groups are known
 
     def add(self, slots: Ints, records: Ints) -> None:
         """Takes in new records, and changed ones in the place of those that they were."""
@@ -275,7 +286,7 @@ class SnapshotBuilder:
         self._ranks = [_RankRecords() for _ in range(world_size)]
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
         self._used_before: set[int] = set()  # groups of which not every operation is recorded
-        self._from_any: set[tuple[int, int, int]] = set()  # (group, receiver, tag) of recvs from any source
+        self._from_any: set[tuple[int, int]] = set()  # (group, rank) of recvs from any source
         self._elsewhere: set[int] = set()
         self._dropped: dict[tuple[int, ...], int] = {}  # pairs dropped by (group, source, destination, tag), calls by (group,)
 
@@ -292,16 +303,21 @@ class SnapshotBuilder:
         records = records.copy()
         for table, merged in self._numbers.items():
             records[table] = _renumber(records[table], names[table], merged)
-        for number, group in names["group"].items():
+        its = self._ranks[rank]
+        for number, group in itertools.islice(names["group"].items(), its.groups, None):
             if number not in fresh:
-                self._used_before.add(self._numbers["group"].setdefault(group, len(self._numbers["group"])))
-        from_any = records[(records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)]
-        self._from_any |= {(group, rank, tag) for group, tag in zip(from_any["group"].tolist(), from_any["tag"].tolist(), strict=True)}
-        self._ranks[rank].add(slots, records)
+                self._used_before.add(self._number_group(group))
+        its.groups = len(names["group"])
+        from_any = records["group"][(records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)]
+        self._from_any |= {(group, rank) for group in np.unique(from_any).tolist()}
+        its.add(slots, records)
 
-    def note_from_any(self, rank: int, group: Group, tag: int) -> None:
-        """Notes that a rank has received from any source, so that what it gets under this tag is not compared."""
-        self._from_any.add((self._numbers["group"].setdefault(group, len(self._numbers["group"])), rank, tag))
+    def _number_group(self, group: Group) -> int:
+        return self._numbers["group"].setdefault(group, len(self._numbers["group"]))
+
+    def note_from_any(self, rank: int, group: Group) -> None:
+        """Notes that a rank has received from any source on a group, so that what it receives there is not compared."""
+        self._from_any.add((self._number_group(group), rank))
 
     def note_elsewhere(self, rank: int) -> None:
         """Notes that a rank is on another machine: what it posts is not known."""
@@ -320,8 +336,8 @@ class SnapshotBuilder:
     @property
     def open_bytes(self) -> int:
         """How much is on its way, as far as is known."""
-        events = self._events([its.records["status"] == IN_FLIGHT for its in self._ranks])
-        return int(np.maximum(events.size_bytes, 0).sum())
+        events = self._events()
+        return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
     def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
         """Returns all that is posted and not done, with what it may meet.
@@ -333,8 +349,8 @@ class SnapshotBuilder:
         events = self._events()
         awaited = np.concatenate([its.awaited for its in self._ranks])
         blocked = [state == "running" and its.awaited.any() for its, state in zip(self._ranks, states, strict=True)]
-        ends = {rank: ("blocked" if waits else states[rank], "") for rank, waits in enumerate(blocked)}
-        return _make_snapshot(events, ends, (events.status == IN_FLIGHT), awaited, at_ns, ended_ns={}, dropped=self._dropped)
+        ends = {rank: End("blocked" if waits else states[rank]) for rank, waits in enumerate(blocked)}
+        return _make_snapshot(events, ends, events.status == IN_FLIGHT, awaited, at_ns, self._dropped)
 
     def columns(self, ended: Collection[int] = ()) -> Columns:
         """Returns all that is kept.
@@ -371,15 +387,12 @@ class SnapshotBuilder:
             its.keep(~leaves)
             start = end
 
-    def _events(self, which: Sequence[Ints] | None = None) -> Events:
-        """Returns the kept records of all ranks, or some of them, as events."""
-        some = [(its.slots, its.records) for its in self._ranks]
-        if which is not None:
-            some = [(slots[mask], records[mask]) for (slots, records), mask in zip(some, which, strict=True)]
-        records = np.concatenate([records for _, records in some])
+    def _events(self) -> Events:
+        """Returns the kept records of all ranks as events."""
+        records = np.concatenate([its.records for its in self._ranks])
         columns = {name: records[name] for name in RECORD.names or () if name not in ("thread", "label")}
-        columns["rank"] = np.repeat(np.arange(len(some)), [len(slots) for slots, _ in some])
-        columns["seq"] = np.concatenate([slots for slots, _ in some])
+        columns["rank"] = np.repeat(np.arange(len(self._ranks)), [len(its.slots) for its in self._ranks])
+        columns["seq"] = np.concatenate([its.slots for its in self._ranks])
         columns["thread"] = number_rows(records["thread"])
         groups: dict[Group, int] = self._numbers["group"]
         payloads: dict[Payload, int] = self._numbers["payload"]
@@ -389,10 +402,9 @@ class SnapshotBuilder:
 def snapshot_of_events(
     events: Events,
     world_size: int,
-    ends: Mapping[int, tuple[str, str]] | None = None,
+    ends: Mapping[int, tuple[str, str] | End] | None = None,
     *,
     end_ns: int | None = None,
-    ended_ns: Mapping[int, int] | None = None,
 ) -> Snapshot:
     """Makes the snapshot of the last moment of a trace, finished, failed or loaded.
 
@@ -402,10 +414,9 @@ def snapshot_of_events(
     Args:
         events: what was recorded.
         world_size: number of ranks, those included that left no event.
-        ends: state and words by rank for those of which the end is known, as ``read_ends`` gives them; of the others, and of those
-            that were "running", the events tell whether they are blocked.
+        ends: by rank, those that are known, as ``read_ends`` gives them; of the others, and of those that were "running", the events tell
+            whether they are blocked.
         end_ns: until when ranks waited; the last moment recorded where it is not given.
-        ended_ns: when ranks failed, as ``read_end_times`` gives it.
 
     Returns:
         The snapshot.
@@ -418,34 +429,33 @@ def snapshot_of_events(
         (0, 1)
     """
     speaks = events.kind <= COLLECTIVE
-    known = {**(ends or {}), **_without_groups(events, ends or {})}
+    known = {rank: End(*end) for rank, end in (ends or {}).items()}
+    known |= _without_groups(events, known)
     recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
     open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks))
     awaited = open_ops & (events.wait_ns != NONE)
     blocked = _blocked_ranks(events, speaks, awaited, world_size)
     states = {rank: known.get(rank, _UNKNOWN) for rank in range(world_size)}
-    states |= {rank: ("blocked", "") for rank in np.flatnonzero(blocked).tolist() if states[rank][0] in _ABLE}
-    return _make_snapshot(events, states, open_ops, awaited, max(int(recorded_ns), end_ns or 0), ended_ns=ended_ns or {}, dropped={})
+    states |= {rank: End("blocked") for rank in np.flatnonzero(blocked).tolist() if states[rank][0] in _ABLE}
+    return _make_snapshot(events, states, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {})
 
 
 def _make_snapshot(
     events: Events,
-    states: Mapping[int, tuple[str, str]],
+    ends: Mapping[int, End],
     open_ops: Ints,
     awaited: Ints,
     last_ns: int,
-    *,
-    ended_ns: Mapping[int, int],
     dropped: Mapping[tuple[int, ...], int],
 ) -> Snapshot:
     """Makes a snapshot of events of which some are open, and some of those awaited; ``dropped`` counts what the events lack."""
     kind = events.kind
     index, counterparts, contested = _count_channels(events, kind)
-    kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(states))
+    kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
-    posted: list[list[Posted]] = [[] for _ in states]
-    idle = [0 for _ in states]
+    posted: list[list[Posted]] = [[] for _ in ends]
+    idle = [0 for _ in ends]
     entered: dict[int, tuple[Operation, ...]] = {}  # by call; one tuple for all who wait in it
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
@@ -470,12 +480,12 @@ def _make_snapshot(
         )
     raised = np.flatnonzero(refused(events) & (kind <= RECV))
     ranks = []
-    for rank, (state, about) in states.items():
+    for rank, end in ends.items():
         turned_down = []
         for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist():
             place = _place_of_refused(events, one) + dropped.get(_channel_key(events, one), 0)
             turned_down.append(Posted(operation_of(events, one), _group(events, one), awaited=False, index=place))
-        ranks.append(RankSnapshot(state, tuple(posted[rank]), about, ended_ns.get(rank), tuple(turned_down)))
+        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end.about, end.at_ns, tuple(turned_down)))
     return Snapshot(tuple(ranks))
 
 
@@ -501,37 +511,25 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
     )
 
 
-def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, tuple[str, str]]:
+def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
     """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
 
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ...", "at_ns": 70_000}``; one that was
     ended from outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
+
+    Example:
+        >>> read_ends({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 9, "state": "exited"}]}, 2)
+        {1: End(state='failed', about='', at_ns=70)}
     """
     said = metadata.get("ends")
     ends = {}
     for entry in said if isinstance(said, list) else ():
         if not isinstance(entry, dict):
             continue
-        rank, state, about = entry.get("rank"), entry.get("state"), entry.get("about", "")
+        rank, state, about, at_ns = entry.get("rank"), entry.get("state"), entry.get("about", ""), entry.get("at_ns")
         if type(rank) is int and 0 <= rank < world_size and state in STATES and isinstance(about, str):
-            ends[rank] = (state, about)
+            ends[rank] = End(state, about, at_ns if type(at_ns) is int else None)
     return ends
-
-
-def read_end_times(metadata: Mapping[str, Any], world_size: int) -> dict[int, int]:
-    """Reads when ranks failed, in ns from the start of the run, from a trace's metadata; where it makes sense, see ``read_ends``.
-
-    Example:
-        >>> read_end_times({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 0, "state": "exited"}]}, 2)
-        {1: 70}
-    """
-    said = metadata.get("ends")
-    times = {}
-    for entry in said if isinstance(said, list) else ():
-        rank, at_ns = (entry.get("rank"), entry.get("at_ns")) if isinstance(entry, dict) else (None, None)
-        if type(rank) is int and 0 <= rank < world_size and type(at_ns) is int:
-            times[rank] = at_ns
-    return times
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
@@ -572,16 +570,16 @@ def until(events: Events, moment_ns: int) -> Events:
     )
 
 
-def _without_groups(events: Events, ends: Mapping[int, tuple[str, str]]) -> dict[int, tuple[str, str]]:
-    """Returns state and words of the ranks that have destroyed their process groups, and made none since."""
+def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
+    """Returns the ends of the ranks that have destroyed their process groups, and made none since."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}
     for rank, event in {int(events.rank[event]): event for event in marks}.items():  # the last of each
-        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN)[0] in _ABLE:
+        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN).state in _ABLE:
             file, line = int(events.file[event]), int(events.line[event])
             place = f" at {os.path.basename(events.tables.files[file])}:{line}" if file != NONE else ""
-            found[rank] = ("exited", f"has destroyed its process groups{place}")
+            found[rank] = End("exited", f"has destroyed its process groups{place}")
     return found
 
 

@@ -43,7 +43,7 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         can go on and nobody failed.
 
     Example:
-        >>> from ringsim.diagnose.waitfor import Posted, RankSnapshot
+        >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
         >>> from ringsim.traces.events import Group
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)

@@ -88,6 +88,8 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         Those ranks and why, None where everybody can still go on.
 
     Example:
+        >>> from ringsim.diagnose.snapshot import RankSnapshot
+        >>> from ringsim.traces.events import Group
         >>> both = (0, 1)
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0, group="world")

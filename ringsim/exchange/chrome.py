@@ -37,11 +37,8 @@ from ringsim.exchange.slices import (
     COLUMNS,
     RUN,
     Boxes,
-    Lane,
-    Row,
     Slice,
     describe_row,
-    list_rows,
     make_lanes,
     make_name,
     pack_run,
@@ -99,7 +96,6 @@ def _lines(trace: Trace, run: str) -> Iterator[str]:
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
-    rows, tables = list_rows(trace.events), trace.events.tables
     for lane in make_lanes(trace):
         place = {"pid": lane.rank, "tid": lane.number}
         if lane.number == 1:
@@ -107,25 +103,24 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
             yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": lane.rank}}
         yield {"ph": "M", "name": "thread_name", **place, "args": {"name": lane.name}}
         yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": lane.number}}
-        yield from _lane(lane, place, rows, tables)
+        for one in lane.slices:
+            yield from _slice(one, place, trace.events.tables)
 
 
-def _lane(lane: Lane, place: dict[str, int], rows: list[Row], tables: Tables) -> Iterator[dict[str, Any]]:
-    for one in lane.slices:
-        row = rows[one.index]
-        kind = OPS[row.op][1]
-        told = {**describe_row(row, tables), COLUMNS: list(row)}
-        event = {**place, "name": make_name(row, tables), "cat": KIND_NAMES[kind], "ts": one.start_ns / 1000, "args": told}
-        if kind == MARK:
-            yield {"ph": "i", "s": "t", **event}
-        elif one.end_ns == math.inf:
-            yield {"ph": "B", **event}
-        else:
-            yield {"ph": "X", **event, "dur": (one.end_ns - one.start_ns) / 1000}
-            if row.wait_ns != NONE and one.start_ns <= row.wait_ns < one.end_ns:
-                blocked = {"ts": row.wait_ns / 1000, "dur": (one.end_ns - row.wait_ns) / 1000}
-                yield {"ph": "X", **place, "name": BLOCKED, "cat": BLOCKED, **blocked}
-        yield from _flows(one, place)
+def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[str, Any]]:
+    kind = OPS[one.row.op][1]
+    told = {**describe_row(one.row, tables), COLUMNS: list(one.row)}
+    event = {**place, "name": make_name(one.row, tables), "cat": KIND_NAMES[kind], "ts": one.start_ns / 1000, "args": told}
+    if kind == MARK:
+        yield {"ph": "i", "s": "t", **event}
+    elif one.end_ns == math.inf:
+        yield {"ph": "B", **event}
+    else:
+        yield {"ph": "X", **event, "dur": (one.end_ns - one.start_ns) / 1000}
+        if one.blocked_ns is not None:
+            blocked = {"ts": one.blocked_ns / 1000, "dur": (one.end_ns - one.blocked_ns) / 1000}
+            yield {"ph": "X", **place, "name": BLOCKED, "cat": BLOCKED, **blocked}
+    yield from _flows(one, place)
 
 
 def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,6 @@ Source:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -29,10 +28,8 @@ from ringsim.exchange.slices import (
     RUN,
     Boxes,
     Lane,
-    Row,
     Slice,
     describe_row,
-    list_rows,
     make_lanes,
     make_name,
     pack_run,
@@ -92,7 +89,7 @@ class _Writer:
 
     def __init__(self, trace: Trace) -> None:
         self._kinds, self._trace = perfetto_messages(), trace
-        self._rows, self._tables = list_rows(trace.events), trace.events.tables
+        self._tables = trace.events.tables
         self._numbers: dict[tuple[str, str], int] = {}
         self._new: list[tuple[str, str]] = []
         self._file = self._kinds.Trace()
@@ -127,25 +124,24 @@ class _Writer:
         parts: list[tuple[int, float, Slice | None]] = []  # None: a wait
         for one in lane.slices:
             parts.append((one.start_ns, one.end_ns, one))
-            wait_ns = self._rows[one.index].wait_ns
-            if one.end_ns != math.inf and wait_ns != NONE and one.start_ns <= wait_ns < one.end_ns:
-                parts.append((wait_ns, one.end_ns, None))
+            if one.blocked_ns is not None:
+                parts.append((one.blocked_ns, one.end_ns, None))
         for place, begins in unfold([start for start, _, _ in parts], [end for _, end, _ in parts]):
             start, end, slice_ = parts[place]
             if begins and slice_ is None:
                 self._event(start, BEGIN, track, **self._named(BLOCKED, BLOCKED))
             elif begins and slice_ is not None:
-                self._begin(slice_, self._rows[slice_.index], track)
+                self._begin(slice_, track)
             elif slice_ is None:
                 self._event(int(end), END, track)
-            elif OPS[self._rows[slice_.index].op][1] != MARK:
+            elif OPS[slice_.row.op][1] != MARK:
                 self._event(int(end), END, track, terminating_flow_ids=[slice_.flow_in] if slice_.flow_in else ())
 
-    def _begin(self, one: Slice, row: Row, track: int) -> None:
-        kind = OPS[row.op][1]
-        told = [self._annotation(key, value) for key, value in describe_row(row, self._tables).items()]
-        columns = {"name_iid": self._number("debug_annotation_names", COLUMNS), "string_value": " ".join(map(str, row))}
-        named = self._named(make_name(row, self._tables), KIND_NAMES[kind])
+    def _begin(self, one: Slice, track: int) -> None:
+        kind = OPS[one.row.op][1]
+        told = [self._annotation(key, value) for key, value in describe_row(one.row, self._tables).items()]
+        columns = {"name_iid": self._number("debug_annotation_names", COLUMNS), "string_value": " ".join(map(str, one.row))}
+        named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
         flows = [one.flow_out] if one.flow_out else ()
         what = INSTANT if kind == MARK else BEGIN
         self._event(one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=[*told, columns])

@@ -1,4 +1,4 @@
-"""What each rank did, as a program without times: work, sends, recvs and collectives, and what each of them needs to be over before it.
+"""What each rank did, as a program without times: work, sends, recvs and collectives, and what each of them needs; and programs replayed.
 
 A trace has times; a program has reasons. Between two operations a thread worked, except while it was blocked; an operation was posted when
 what stood before it was over; and what comes after a wait needs what was waited for::
@@ -8,20 +8,19 @@ what stood before it was over; and what comes after a wait needs what was waited
     work 0 --> isend i -----.
         '----> work 1 ------+--> work 2
 
-Programs of other tools on the virtual clock.
-
-Every message leaves when its step begins and takes the link of its pair of ranks, one after the other: it is over for the sender when its
-bytes are on their way, and for the receiver when it has arrived. So a send never waits for its recv, as in LogGOPSim below its limit for
-eager messages. Work of one thread of a rank is done one after the other. A collective begins when all have come to it, and takes as long as
-its rounds (``ringsim.traces.collectives``).
+A replay runs programs on the virtual clock. Every message leaves when its step begins and takes the link of its pair of ranks, one after
+the other: it is over for the sender when its bytes are on their way, and for the receiver when it has arrived. So a send never waits for
+its recv, as in LogGOPSim below its limit for eager messages. Each thread of a rank does its work in order. A collective begins when all
+have come to it, and takes as long as its rounds (``ringsim.traces.collectives``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+import math
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
@@ -242,153 +241,156 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
         >>> replay(programs, Link(alpha_s=1e-6, beta_s_per_byte=1e-9), "nothing").events.done_ns.tolist()
         [500, 1500, 2500]
     """
-    run = _Run(programs, link)
-    run.go()
-    return run.trace(source)
+    check_link("link", link)
+    _check(programs)
+    clock = _Replay(programs, link)
+    clock.run()
+    return clock.trace(source)
 
 
-class _Run:
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A step on its way: how many others it waits for, since when it can begin, when it began and was over."""
+
+    rank: int
+    step: Step
+    missing: int
+    ready_s: float = 0.0
+    begun_s: float | None = None
+    done_s: float | None = None
+    needed_by: list[_Node] = field(default_factory=list)  # they wait for its end
+    followed_by: list[_Node] = field(default_factory=list)  # they wait for its beginning
+
+
+class _Replay:
+    """Programs that are being run."""
+
     def __init__(self, programs: list[list[Step]], link: Link) -> None:
-        check_link("link", link)
-        _check(programs)
-        self._programs, self._link, self._carrier = programs, link, PrivateLinks(link)
+        self._link, self._carrier = link, PrivateLinks(link)
         self._world = Group("world", tuple(range(len(programs))))
-        self._due: list[tuple[float, int, Place]] = []
+        self._nodes = [[_Node(rank, step, len(step.needs) + len(step.after)) for step in program] for rank, program in enumerate(programs)]
+        for nodes in self._nodes:
+            for node in nodes:
+                for need in node.step.needs:
+                    nodes[need].needed_by.append(node)
+                for need in node.step.after:
+                    nodes[need].followed_by.append(node)
+        self._due: list[tuple[float, int, _Node]] = []
         self._count = itertools.count().__next__
-        self._missing = [[len(step.needs) + len(step.after) for step in program] for program in programs]
-        self._ready = [[0.0] * len(program) for program in programs]
-        self._begun: list[list[float]] = [[NONE] * len(program) for program in programs]
-        self._done: list[list[float]] = [[NONE] * len(program) for program in programs]
-        self._followers = [_followers(program) for program in programs]
         self._free: dict[tuple[int, int], float] = {}  # (rank, thread): when its work is over
-        self._arrivals: dict[tuple[int, int, int], deque[float]] = {}
-        self._receivers: dict[tuple[int, int, int], deque[Place]] = {}
-        self._gathered: dict[Any, list[Place]] = {}
-        self._calls: dict[tuple[int, Group], int] = {}
+        self._arrivals: defaultdict[tuple[int, int, int], deque[float]] = defaultdict(deque)  # (from, to, tag)
+        self._receivers: defaultdict[tuple[int, int, int], deque[_Node]] = defaultdict(deque)
+        self._gathered: defaultdict[tuple[Group, int], list[_Node]] = defaultdict(list)  # (group, which call of it)
+        self._calls: defaultdict[tuple[int, Group], int] = defaultdict(int)
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Runs what can run."""
-        for rank, missing in enumerate(self._missing):
-            for number, count in enumerate(missing):
-                if count == 0:
-                    heappush(self._due, (0.0, self._count(), (rank, number)))
+        for nodes in self._nodes:
+            for node in nodes:
+                if node.missing == 0:
+                    heappush(self._due, (0.0, self._count(), node))
         while self._due:
-            time, _, place = heappop(self._due)
-            self._begin(time, place)
+            time_s, _, node = heappop(self._due)
+            self._begin(time_s, node)
 
-    def _begin(self, time: float, place: Place) -> None:
-        rank, number = place
-        step = self._programs[rank][number]
+    def _begin(self, time_s: float, node: _Node) -> None:
+        step, rank = node.step, node.rank
         if step.kind == WORK:
-            time = max(time, self._free.get((rank, step.thread), 0.0))
-            self._free[rank, step.thread] = time + step.work_ns * 1e-9
-        self._begun[rank][number] = time
-        for follower, needs_end in self._followers[rank][number]:
-            if not needs_end:
-                self._come(time, (rank, follower))
+            time_s = max(time_s, self._free.get((rank, step.thread), 0.0))
+            self._free[rank, step.thread] = time_s + step.work_ns * 1e-9
+        node.begun_s = time_s
+        self._tell(node.followed_by, time_s)
         if step.kind == WORK:
-            self._end(time + step.work_ns * 1e-9, place)
+            self._end(time_s + step.work_ns * 1e-9, node)
         elif step.kind == SEND:
-            arrival = self._carrier.carry(rank, step.peer, step.size_bytes, time)
-            self._end(arrival - self._link.alpha_s, place)
-            self._meet((rank, step.peer, step.tag), arrival=arrival)
+            arrival_s = self._carrier.carry(rank, step.peer, step.size_bytes, time_s)
+            self._end(arrival_s - self._link.alpha_s, node)
+            self._arrivals[rank, step.peer, step.tag].append(arrival_s)
+            self._meet((rank, step.peer, step.tag))
         elif step.kind == RECV:
-            self._meet((step.peer, rank, step.tag), receiver=place)
+            self._receivers[step.peer, rank, step.tag].append(node)
+            self._meet((step.peer, rank, step.tag))
         else:
-            self._gather(place, step)
+            self._gather(time_s, node)
 
-    def _meet(self, key: tuple[int, int, int], *, arrival: float | None = None, receiver: Place | None = None) -> None:
-        arrivals, receivers = self._arrivals.setdefault(key, deque()), self._receivers.setdefault(key, deque())
-        if arrival is not None:
-            arrivals.append(arrival)
-        if receiver is not None:
-            receivers.append(receiver)
+    def _meet(self, key: tuple[int, int, int]) -> None:
+        """Ends the recvs whose messages are known to arrive."""
+        arrivals, receivers = self._arrivals[key], self._receivers[key]
         while arrivals and receivers:
-            rank, number = place = receivers.popleft()
-            self._end(max(arrivals.popleft(), self._begun[rank][number]), place)
+            node = receivers.popleft()
+            self._end(max(arrivals.popleft(), node.begun_s or 0.0), node)
 
-    def _gather(self, place: Place, step: Step) -> None:
-        rank, number = place
-        group = step.group or self._world
-        call = self._calls[rank, group] = self._calls.get((rank, group), 0) + 1
-        there = self._gathered.setdefault((group, call), [])
-        there.append(place)
+    def _gather(self, time_s: float, node: _Node) -> None:
+        """Ends a collective when its last member has come."""
+        step, group = node.step, node.step.group or self._world
+        self._calls[node.rank, group] += 1
+        there = self._gathered[group, self._calls[node.rank, group]]
+        there.append(node)
         if len(there) == len(group.ranks):
             rounds, size_bytes = count_rounds(step.op, len(group.ranks), step.size_bytes)
-            time = self._begun[rank][number] + rounds * self._link.time_s(size_bytes)
             for one in there:
-                self._end(time, one)
+                self._end(time_s + rounds * self._link.time_s(size_bytes), one)
 
-    def _end(self, time: float, place: Place) -> None:
-        rank, number = place
-        self._done[rank][number] = time
-        for follower, needs_end in self._followers[rank][number]:
-            if needs_end:
-                self._come(time, (rank, follower))
+    def _end(self, time_s: float, node: _Node) -> None:
+        node.done_s = time_s
+        self._tell(node.needed_by, time_s)
 
-    def _come(self, time: float, place: Place) -> None:
-        """Notes that one of the things that a step waits for is there."""
-        rank, number = place
-        self._ready[rank][number] = max(self._ready[rank][number], time)
-        self._missing[rank][number] -= 1
-        if self._missing[rank][number] == 0:
-            heappush(self._due, (self._ready[rank][number], self._count(), place))
+    def _tell(self, waiting: list[_Node], time_s: float) -> None:
+        """Notes for steps that one of the things that they wait for is there."""
+        for node in waiting:
+            node.ready_s = max(node.ready_s, time_s)
+            node.missing -= 1
+            if node.missing == 0:
+                heappush(self._due, (node.ready_s, self._count(), node))
 
     def trace(self, source: str) -> Trace:
-        """Returns what happened."""
-        rows, stuck = Rows(), False
-        for rank, program in enumerate(self._programs):
-            waits = self._waits(rank)
-            for number, step in enumerate(program):
-                begun, done = self._begun[rank][number], self._done[rank][number]
-                if begun == NONE:
-                    stuck = True
-                    continue
-                times = {"done_ns": NONE if done == NONE else _ns(done), "status": IN_FLIGHT if done == NONE else OK}
-                where = {"stage": step.stage, "microbatch": step.microbatch, "thread": step.thread}
-                if step.kind == WORK:
-                    rows.add(rank, "span", _ns(begun), label=step.label or "work", **times, **where)
-                    continue
-                more = {"payload": Payload("", (), step.size_bytes), "peer": step.peer, **times, **where}
-                if step.kind == TOGETHER:
-                    more["group"] = step.group or self._world
-                else:
-                    more["tag"] = step.tag
-                rows.add(
-                    rank, step.op or _KINDS[step.kind], _ns(begun), wait_ns=_ns(min(max(waits[number], begun), max(done, begun))), **more
-                )
-        if stuck and not any(
-            begun != NONE and done == NONE for pair in zip(self._begun, self._done, strict=True) for begun, done in zip(*pair, strict=True)
-        ):
+        """Returns what happened.
+
+        Raises:
+            ValueError: steps need each other.
+        """
+        nodes = [node for nodes in self._nodes for node in nodes]
+        if any(node.begun_s is None for node in nodes) and all(node.begun_s is None or node.done_s is not None for node in nodes):
             raise ValueError("steps of it need each other")
+        rows = Rows()
+        for mine in self._nodes:
+            waits = _find_waits(mine)
+            for node, wait_s in zip(mine, waits, strict=True):
+                if node.begun_s is not None:
+                    self._add(rows, node, node.begun_s, wait_s)
         link = {"alpha_s": self._link.alpha_s, "beta_s_per_byte": self._link.beta_s_per_byte}
         notes = [f"imported from {source} and run on the virtual clock: a message leaves when it is posted"]
-        return rows.trace({"world_size": len(self._programs), "source": "simulated", "link": link, "notes": notes})
+        return rows.trace({"world_size": len(self._nodes), "source": "simulated", "link": link, "notes": notes})
 
-    def _waits(self, rank: int) -> list[float]:
-        """Returns when somebody began to wait for each step: when all else was there that one of its followers needs."""
-        waits = [float("inf")] * len(self._programs[rank])
-        for step in self._programs[rank]:
-            ends = sorted(self._done[rank][need] for need in step.needs)
-            for need in step.needs:
-                others = ends[-2] if len(ends) > 1 and ends[-1] == self._done[rank][need] else ends[-1] if len(ends) > 1 else 0.0
-                waits[need] = min(waits[need], others)
-        return waits
+    def _add(self, rows: Rows, node: _Node, begun_s: float, wait_s: float) -> None:
+        """Adds what happened in a step to the events of a trace."""
+        step, done_s = node.step, node.done_s
+        columns: dict[str, Any] = {"stage": step.stage, "microbatch": step.microbatch, "thread": step.thread}
+        columns |= {"done_ns": NONE if done_s is None else _ns(done_s), "status": IN_FLIGHT if done_s is None else OK}
+        if step.kind == WORK:
+            rows.add(node.rank, "span", _ns(begun_s), label=step.label or "work", **columns)
+            return
+        columns |= {"payload": Payload("", (), step.size_bytes), "peer": step.peer}
+        columns |= {"group": step.group or self._world} if step.kind == TOGETHER else {"tag": step.tag}
+        waited_ns = _ns(min(max(wait_s, begun_s), max(done_s or 0.0, begun_s)))
+        rows.add(node.rank, step.op or _KINDS[step.kind], _ns(begun_s), wait_ns=waited_ns, **columns)
+
+
+def _find_waits(nodes: list[_Node]) -> list[float]:
+    """Returns when somebody began to wait for each step of a rank: when all else that one of its followers needs was there."""
+    waits = [math.inf] * len(nodes)
+    for node in nodes:
+        ends = sorted(-1.0 if (done_s := nodes[need].done_s) is None else done_s for need in node.step.needs)
+        for need in node.step.needs:
+            others = 0.0
+            if len(ends) > 1:
+                others = ends[-2] if ends[-1] == nodes[need].done_s else ends[-1]
+            waits[need] = min(waits[need], others)
+    return waits
 
 
 def _ns(time_s: float) -> int:
     return round(time_s * 1e9)
-
-
-def _followers(program: list[Step]) -> list[list[tuple[int, bool]]]:
-    """Returns for each step those that wait for it, and whether for its end (or for its beginning)."""
-    followers: list[list[tuple[int, bool]]] = [[] for _ in program]
-    for number, step in enumerate(program):
-        for need in step.needs:
-            followers[need].append((number, True))
-        for need in step.after:
-            followers[need].append((number, False))
-    return followers
 
 
 def _check(programs: list[list[Step]]) -> None:

@@ -1,7 +1,4 @@
-"""Files that others may have written: read within limits, and refused with one error.
-
-Events gathered one by one from somebody else's file, until they are a trace.
-"""
+"""Files that others may have written, read within limits and refused with one error; and their events, gathered into a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ringsim.errors import RingError, TraceFileError
-from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Payload, Tables, make_events, readable
+from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Tables, make_events, readable
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
@@ -30,7 +27,7 @@ _DAMAGE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, O
 
 @contextmanager
 def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
-    """Turns whatever damage raises within the block into one error.
+    """Turns what damaged data raises within the block into one error.
 
     Args:
         path: what is read.
@@ -108,6 +105,7 @@ class Rows:
     """The events of a trace that is being put together, in any order.
 
     Example:
+        >>> from ringsim.traces.events import Payload
         >>> rows = Rows()
         >>> rows.add(1, "recv", 500, peer=0, payload=Payload("float32", (2,), 8), done_ns=900)
         >>> rows.add(0, "send", 400, peer=1, payload=Payload("float32", (2,), 8), done_ns=700)
@@ -119,10 +117,6 @@ class Rows:
     def __init__(self) -> None:
         self._rows: list[dict[str, int]] = []
         self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
-
-    def __len__(self) -> int:
-        """Returns the number of events so far."""
-        return len(self._rows)
 
     def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
         """Adds one event.
@@ -160,7 +154,7 @@ class Rows:
         groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
         tables = Tables(
             groups=tuple(Group(readable(name), ranks) for name, ranks in groups),
-            payloads=tuple(Payload(readable(dtype), shape, size, readable(reduction)) for dtype, shape, size, reduction in payloads),
+            payloads=tuple(one._replace(dtype=readable(one.dtype), reduction=readable(one.reduction)) for one in payloads),
             labels=tuple(map(readable, labels)),
             files=tuple(map(readable, files)),
         )

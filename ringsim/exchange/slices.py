@@ -1,18 +1,14 @@
-"""Where slices go so that none cuts another: viewers draw a lane as a stack of boxes, each inside the one below or beside it.
+"""A trace as what viewers of timelines draw: slices on lanes, instants, and flows between slices; and slices of other programs as a trace.
 
-::
+Each rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which overlap, on as many as they need,
+because viewers draw a lane as a stack of boxes, none of which may cut another::
 
     spans        | step 0                    |          lane 0: they nest
                  | forward 0 |  | forward 1  |
     operations   | irecv from 0        |  | send |      lane 0
                     | isend to 1   |                    lane 1, for it overlaps
 
-A trace as what viewers of timelines draw: slices on lanes, instants, and flows between slices.
-
-Each rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which overlap, on as many as they need.
 An operation lasts from post to done, and holds a slice "blocked" from wait to done. A flow leads from a send to its recv.
-
-Slices of files that ringsim did not write: each process becomes a rank, each slice a span, each instant a mark.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ import json
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -48,9 +44,6 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from ringsim.traces.matching import Messages
 
 __all__ = [
     "BLOCKED",
@@ -181,23 +174,28 @@ class Row(NamedTuple):
 assert Row._fields == tuple(COLUMN_DTYPES)  # our own invariant: one list of columns
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """One event on a lane.
 
     Attributes:
-        index: its place among the events of the trace.
+        row: the event.
         start_ns: when it begins.
         end_ns: when it ends; infinite for what is in flight, equal to the start for a mark.
         flow_out: number of the message that it sends, from 1; 0 for none.
         flow_in: number of the message that it receives.
     """
 
-    index: int
+    row: Row
     start_ns: int
     end_ns: float
     flow_out: int = 0
     flow_in: int = 0
+
+    @property
+    def blocked_ns(self) -> int | None:
+        """When the rank began to wait for it; None where it did not, or did not get to the end."""
+        waited = self.end_ns != math.inf and self.row.wait_ns != NONE and self.start_ns <= self.row.wait_ns < self.end_ns
+        return self.row.wait_ns if waited else None
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,9 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
         Lanes on which no slice cuts another.
     """
     events = trace.events
-    out, into = _flows(len(events), trace.messages)
+    rows, messages = list_rows(events), trace.messages
+    out, into = np.zeros(len(events), dtype=np.int64), np.zeros(len(events), dtype=np.int64)
+    out[messages.send] = into[messages.recv] = np.arange(1, len(messages) + 1)
     starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
     ends = np.where(events.kind == MARK, events.post_ns, np.maximum(events.done_ns, events.post_ns)).astype(object)
     ends[(events.kind != MARK) & (events.done_ns == NONE)] = math.inf
@@ -237,7 +237,7 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
         for thread in np.unique(events.thread[mine]).tolist():
             here = mine[events.thread[mine] == thread]
             for kind, where, place in (("spans", here[program[here]], place_nested), ("operations", here[~program[here]], place_apart)):
-                slices = [Slice(index, starts[index], ends[index], out[index], into[index]) for index in where.tolist()]
+                slices = [Slice(rows[i], starts[i], ends[i], int(out[i]), int(into[i])) for i in where.tolist()]
                 slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
                 lanes: dict[int, list[Slice]] = {}
                 for lane, one in zip(place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True):
@@ -246,14 +246,6 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
                     name = kind + (f" of thread {thread}" if thread else "") + (f" ({lane + 1})" if lane else "")
                     yield Lane(rank, number, name, placed)
                     number += 1
-
-
-def _flows(count: int, messages: Messages) -> tuple[list[int], list[int]]:
-    """Returns for each event the number of the message that it sends, and of the one that it receives."""
-    out, into = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    numbers = np.arange(1, len(messages) + 1)
-    out[messages.send], into[messages.recv] = numbers, numbers
-    return out.tolist(), into.tolist()
 
 
 def list_rows(events: Events) -> list[Row]:

@@ -113,8 +113,8 @@ class LiveRecords:
                 self._begin()
                 return self.look()
             self.builder.add(rank, *batch, part.names, part.fresh)
-            for number, tag in part.meta.get("from_any", ()):
-                self.builder.note_from_any(rank, part.names["group"][number], tag)
+            for number in part.meta.get("from_any", ()):
+                self.builder.note_from_any(rank, part.names["group"][number])
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():
                 self.builder.note_elsewhere(rank)
         return [self.builder.head(rank) for rank in range(self._size)]
@@ -290,21 +290,20 @@ class Watcher:
             self._calm = None
             return None
         used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in blocked]
-        if not self._is_calm(used_s, now_s):
-            self._calm = now_s, used_s
-            return None
+        calm_s = now_s - self._calm_since(used_s, now_s)
         patience_s = STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
-        if now_s - self._calm[0] < _CALM_S or now_s - self._changed_s < patience_s:
+        if calm_s < _CALM_S or now_s - self._changed_s < patience_s:
             return None
         return self._judge_stall(snapshot.settle(), blocked, patience_s, now_ns)
 
-    def _is_calm(self, used_s: list[float], now_s: float) -> bool:
-        """Tells whether ranks have used hardly any CPU time since they began to sleep, given what they have used in all."""
-        if self._calm is None or math.inf in used_s:
-            return False
-        since_s, before_s = self._calm
+    def _calm_since(self, used_s: list[float], now_s: float) -> float:
+        """Returns since when ranks have used hardly any CPU time, given what they have used in all; now, if one does not sleep."""
+        since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
-        return all(new - old <= idle_s for new, old in zip(used_s, before_s, strict=True))
+        if math.inf in used_s or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True)):
+            since_s, before_s = now_s, used_s
+        self._calm = since_s, before_s
+        return since_s
 
     def _judge_stall(self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int) -> Verdict:
         """Says why nothing moves, as if nothing were on its way any more."""

@@ -1,12 +1,12 @@
-"""What computing and talking cost on a machine, found from traces of real ranks, for the virtual clock.
+"""``ringsim.calibrate``: what computing and messages cost on a machine, from traces of real ranks, for the virtual clock.
 
-One rank's time, from its trace, splits without rest::
+The time of one rank, from its trace, splits into these parts::
 
     | posting |  around  | compute ......... overshoot |  around  | posting | blocked ...... |
     ^ isend                ^ compute(0.005) begins      ^ ends               ^ wait          ^ done
 
-Posting and blocking belong to messages, the overshoot is what a sleep lasts beyond what was asked, and "around" is the program itself
-between what the trace shows. Each is a mean of all but the extremes: the steps of a chain add up, and so do their means.
+Posting and blocking belong to messages, the overshoot is how much longer a sleep lasts than was asked, and "around" is the program itself
+between recorded events. Each is a mean without the extremes: the steps of a chain add up, and so do their means.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "calibrate", "median_costs"]
 
-LEAST_MESSAGES: Final = 3  # of a size, that were seen from their beginning to their end
+LEAST_MESSAGES: Final = 3  # of one size, seen from beginning to end
 WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
 SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, where the rank has a core
-# What happens at a moment of a rank; of those at one time, which only a virtual clock has, what ends comes first.
+# What happens at a moment of a rank. Of those at the same time, which only a virtual clock has, ends come first.
 _DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
 _AROUND: Final = (_DONE, _BEGIN, _END)
-TAIL: Final = 0.02  # of the times, at both ends: what happens once in a while is not what a machine is like
-FEW: Final = 5  # from so many times on, at least one at both ends
+TAIL: Final = 0.02  # of the times, at both ends: rare events do not count
+FEW: Final = 5  # from this many times on, at least one at both ends
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Calibration:
 
     Attributes:
         link: what a message takes, from when both sides are posted until the receiver goes on.
-        sending: what posting a send takes of its rank's time where its receive is posted: Gloo copies at once, as much as the connection
-            takes. It is part of what ``link`` says, not more.
-        sending_early_s: the same where it is not: the bytes go later, without the rank.
+        sending: what posting a send takes of its rank's time if its receive is posted: Gloo copies at once, as much as the connection
+            takes. It is part of ``link``, not in addition.
+        sending_early_s: the same if it is not: the bytes are copied later, without the rank.
         receiving_s: what posting a receive takes.
-        sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 where no trace has any.
+        sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 if no trace has any.
         around_s: what the program takes around each computation, seconds.
-        cores: how many the machine has; 0 where a trace does not say.
-        costs: the times of the stages by kind, as they were measured, in seconds; None where no trace has a step of a pipeline.
+        cores: how many the machine has; 0 if a trace does not say.
+        costs: the measured times of the stages by kind, in seconds; None if no trace has a step of a pipeline.
         num_messages: how many messages ``link`` is from.
         sizes_bytes: their sizes.
-        notes: what makes the constants doubtful, a sentence each; empty where nothing does.
+        notes: what makes the constants doubtful, a sentence each; empty if nothing does.
     """
 
     link: Link
@@ -125,9 +125,9 @@ class Calibration:
 def calibrate(*traces: Trace) -> Calibration:
     """Finds the constants of a machine in traces of real ranks on it.
 
-    Two ranks are enough, and better than many: more ranks than cores wait for cores. Let messages have two sizes or more, for one alone
-    does not tell latency from bandwidth. What counts is what was seen from its beginning to its end: messages whose receiver had begun to
-    wait when both sides were posted, or did nothing between its post and its wait.
+    Two ranks are enough, and better than many: more ranks than cores wait for cores. Messages should have two sizes or more, because one
+    size does not tell latency from bandwidth. Only messages that were seen from beginning to end count: those whose receiver was waiting
+    when both sides were posted, or did nothing between its post and its wait.
 
     Args:
         traces: one or more, measured on one machine.
@@ -221,21 +221,21 @@ def _fit_messages(samples: Sequence[tuple[Ints, Ints]]) -> tuple[Link, dict[int,
 
 
 def _fit_sizes(sizes: Ints, times: Ints) -> Link:
-    """Fits a line through the typical times by size; level where there is one size."""
+    """Fits a line through the typical times by size; a level one if there is only one size."""
     found = np.unique(sizes)
     typical = [_typical(times[sizes == size]) for size in found]
     return Link(typical[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(typical, 1e-9))
 
 
 def _typical(times: Ints) -> float:
-    """The mean of all but the longest and the shortest fiftieth, at least one of each where there are five; 0 for none."""
+    """The mean of all but the longest and the shortest fiftieth, at least one of each from five on; 0 for none."""
     ordered = np.sort(times)
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
     return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0
 
 
 def _list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """What happens at each moment of a rank, how long until the next one of its thread in seconds, and of how many bytes."""
+    """What happens at each moment of a rank, how many seconds until the next one of its thread, and for how many bytes."""
     events = trace.events
     computes = np.array([read_label(label) is not None for label in events.tables.labels] or [False])
     spans, sends, recvs = (events.kind == kind for kind in (SPAN, SEND, RECV))
@@ -287,7 +287,7 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
 
 
 def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
-    """Returns the median time of each kind of computation on each stage, 0 where there is none.
+    """Returns the median time of each kind of computation on each stage, 0 if there is none.
 
     Args:
         stage: of each computation.

@@ -1,8 +1,8 @@
-"""A run on real ranks beside the same run on a virtual clock: how far off the prediction was, step by step and operation by operation.
+"""``ringsim.compare``: a run on real ranks beside the same run on a virtual clock, and how far off the prediction was.
 
-Errors are signed, and relative to what was measured: ``virtual / real - 1``, so that -0.1 is a prediction that is 10 % too short. What a
-prediction is worth shows beside one that knows less, a baseline: *nominal* has only what the program asked of ``ringsim.compute``, *no
-communication* has the computations of the prediction; in both, messages take no time.
+Errors are signed and relative to the measurement, ``virtual / real - 1``: -0.1 is a prediction that is 10 % too short. Two baselines show
+what the prediction is worth: *nominal* has only what the program asked of ``ringsim.compute``, *no communication* has the predicted
+computations. In both, messages take no time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["Comparison", "Errors", "compare"]
 
 @dataclass(frozen=True)
 class Errors:
-    """What signed relative errors come to.
+    """A summary of signed relative errors.
 
     Attributes:
         mean: of their absolute values: the mean absolute percentage error.
         worst: the largest absolute value.
-        bias: their mean: below 0 where the prediction is mostly too short.
+        bias: their mean: below 0 if the prediction is mostly too short.
         count: how many there are.
 
     Example:
@@ -51,7 +51,7 @@ class Errors:
 
     @classmethod
     def of(cls, errors: Ints | list[float]) -> Errors:
-        """Sums errors up; NaN where there are none."""
+        """Summarises errors; NaN if there are none."""
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
@@ -60,21 +60,21 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two runs of one program; ``compare`` makes it, printing it says how good the prediction was, ``plot()`` shows it.
+    """Two runs of one program, from ``compare``. Printing it says how good the prediction was, ``plot()`` shows it.
 
     Attributes:
         real: what was measured.
         virtual: what was predicted.
-        real_steps_s: how long each step took, in seconds; the whole run where it has no steps of a pipeline.
+        real_steps_s: how long each step took, in seconds; the whole run if it has no steps of a pipeline.
         virtual_steps_s: how long it was predicted to take.
-        nominal_s: what a step would take if each computation took what it was asked to, and messages nothing; None where nobody asked.
-        no_communication_s: the same with the computations of the prediction; None where there is no step.
+        nominal_s: what a step would take if each computation took what it was asked to, and messages nothing; None if none was asked to.
+        no_communication_s: the same with the predicted computations; None if there is no step.
         real_index: the operations and spans that were compared, by their place in ``real.events``.
         virtual_index: the same in ``virtual.events``.
         real_begin_ns: when each step began to compute, in the time of ``real``.
         virtual_begin_ns: the same in that of ``virtual``.
-        step: the step that each of the compared belongs to.
-        lag_s: how much later each of them ends in the prediction, both counted from the start of the step.
+        step: the step of each compared event.
+        lag_s: how much later each of them ends in the prediction, counted from the start of the step.
     """
 
     real: Trace
@@ -97,7 +97,7 @@ class Comparison:
 
     @property
     def median_error(self) -> float:
-        """The error of the median step, which a step that was disturbed does not change."""
+        """The error of the median step, on which a disturbed step has no influence."""
         return float(np.median(self.virtual_steps_s) / np.median(self.real_steps_s) - 1)
 
     @cached_property
@@ -122,10 +122,10 @@ class Comparison:
         return Errors.of(predicted / self.real_steps_s - 1)
 
     def plot(self, *, step: int | None = None, ax: Axes | None = None) -> Axes:
-        """Draws the prediction over what was measured, for one step; on ``ax`` where given, else on a new figure.
+        """Draws the prediction over the measurement, for one step, on ``ax`` or on a new figure.
 
         Args:
-            step: which step, from 0; None for the one of median length.
+            step: which step, from 0; None for a step of median length.
             ax: where to draw.
         """
         axes: Axes = resolve("plot_overlay")(self, step=step, ax=ax)
@@ -161,7 +161,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         The errors by step and by operation, and those of the baselines.
 
     Raises:
-        ArgumentError: the two are not runs of the same program: a rank did other things, or in another order.
+        ArgumentError: the two are not runs of one program: a rank did other things, or in another order.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -216,7 +216,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
 
 def _inside(trace: Trace, step: int) -> Ints:
-    """Marks what happened in a step, without the span of the step itself."""
+    """Marks the events of a step, without the span of the step itself."""
     events = trace.events
     is_step = np.array([label.startswith(STEP) for label in events.tables.labels])
     mask: Ints = in_step(events, step) & ~((events.kind == SPAN) & (events.label != NONE) & is_step[events.label])
@@ -224,7 +224,7 @@ def _inside(trace: Trace, step: int) -> Ints:
 
 
 def _pair(real: Trace, virtual: Trace) -> tuple[Ints, Ints]:
-    """Pairs the n-th thing that a rank did in one run with its n-th in the other; raises where they are not the same thing."""
+    """Pairs the n-th event of a rank in one run with its n-th in the other; raises if they are not alike."""
     pairs = []
     for rank in range(real.world_size):
         mine, theirs = (np.flatnonzero((trace.events.rank == rank) & (trace.events.kind != MARK)) for trace in (real, virtual))
@@ -243,7 +243,7 @@ def _pair(real: Trace, virtual: Trace) -> tuple[Ints, Ints]:
 
 
 def _describe(events: Events, index: Ints) -> list[str]:
-    """What was done, in words that are the same in both runs."""
+    """Returns what was done, in words that are the same in both runs."""
     labels, labelled = events.tables.labels, events.kind == SPAN
     return [
         f"the span {labels[events.label[at]]!r}" if labelled[at] else f"{OP_NAMES[events.op[at]]} with {events.peer[at]}"
@@ -252,7 +252,7 @@ def _describe(events: Events, index: Ints) -> list[str]:
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:
-    """When each step began to compute and ended, in ns; the operations at ``index`` are the one step of a run that has none."""
+    """Returns when each step began to compute and ended, in ns; in a run without steps, the operations at ``index`` are one."""
     if num_steps == 0:
         return trace.events.post_ns[index].min(keepdims=True), trace.events.done_ns[index].max(keepdims=True)
     steps = [find_step(trace, step) for step in range(num_steps)]
@@ -260,10 +260,10 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 
 
 def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None, float | None]:
-    """The makespan without communication: by what was asked of ``ringsim.compute``, and by the times of the computations."""
+    """Returns the makespan without communication: from what was asked of ``ringsim.compute``, and from the times of the computations."""
     placed = {int(stage): int(rank) for stage, rank in zip(actions.stage, actions.rank, strict=True)}
     if sorted(placed) != list(range(len(placed))) or sorted(set(placed.values())) != list(range(len(actions.ranks))):
-        return None, None  # several pipelines beside each other, or part of one
+        return None, None  # several pipelines side by side, or part of one
     rows = tuple(actions.list_actions(rank) for rank in actions.ranks)
     schedule = Schedule(actions.schedule, actions.num_microbatches, tuple(placed[stage] for stage in range(len(placed))), rows)
     asked_s = np.array([read_label(label) or 0.0 for label in events.tables.labels] or [0.0])

@@ -3,7 +3,7 @@
 What the few ranks tell::
 
     stage 0            its own times        -> stage 0
-    stages between     their mean           -> every stage between; of two stages, the mean of both
+    inner stages       their mean           -> every inner stage; of two stages, the mean of both
     last stage         its own times        -> the last stage
     messages           latency, size        -> every boundary
     between actions    posting, the program -> after every action
@@ -30,8 +30,8 @@ __all__ = ["scale"]
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
     """Predicts the step of a pipeline on more ranks than were recorded, with the same schedule and stages like those recorded.
 
-    The first and the last stage keep their times, those between take the mean of those between, or of both where there are two. Messages
-    keep their size. That the machine is as fast with more ranks is assumed, not known: more ranks than cores are not.
+    The first and the last stage keep their times; inner stages take the mean of the inner ones, or of both if there are two. Messages keep
+    their size. The machine is assumed to be as fast with more ranks, which is wrong for more ranks than cores.
 
     Args:
         trace: of ranks that ran ``train_step_pipeline`` or ``rehearse``, two or more, with one of the known schedules.
@@ -80,7 +80,7 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
     costs = Costs(
         forward, _spread(found.input, stages, apart), weight, None if found.backward is None else _spread(found.backward, stages, apart)
     )
-    # The time in which a rank posts a send is in what follows its computation and in what its message takes: it counts once.
+    # The time to post a send is part of what follows its computation and of what its message takes: it counts once.
     latency_s = max(calibration.link.time_s(size_bytes) - calibration.post_s(True, size_bytes), 0.0)
     busy = calibration.link.beta_s_per_byte * size_bytes
     link = Link(max(latency_s - busy, 0.0), min(busy, latency_s) / size_bytes if size_bytes else 0.0)
@@ -96,7 +96,7 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
-    """Gives every stage of many the time of one of few; 0 stays, for what a schedule has not."""
+    """Returns the times of many stages from those of a few; 0 stays, for kinds that the schedule does not have."""
     if not any(times):
         return (0.0,) * stages
     between = times[1:-1] or times
@@ -105,13 +105,13 @@ def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
 
 
 def _find_time_between(trace: Trace) -> float:
-    """The median time between two computations of a rank in which it was not blocked: posting, and the program itself; in seconds."""
+    """Returns the median time between two computations in which a rank was not blocked: posting and the program itself; in seconds."""
     found = [between for step in range(count_steps(trace.events)) for between in _list_between(trace, find_step(trace, step))]
     return float(np.median(np.concatenate(found))) * 1e-9 if found else 0.0
 
 
 def _list_between(trace: Trace, actions: StageActions) -> list[Ints]:
-    """For each rank of a step, the times between its computations in which it was not blocked, in ns."""
+    """Returns, for each rank of a step, the times between its computations in which it was not blocked, in ns."""
     events = trace.events
     found = []
     for rank in actions.ranks:

@@ -296,12 +296,12 @@ _FIELDS: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"} 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Times by stage S; a last axis of K where there are several sets of costs. Fractions where a cost is one, else float64.
+    """Times by stage S, with a last axis of K for several sets of costs. Fractions if a cost is one, else float64.
 
     Attributes:
         duration: of a computation, shape (4, S): by its place in ``COMPUTE_KINDS`` and its stage.
         occupancy: how long the message that a stage receives keeps its link, shape (2, S): activations, gradients.
-        latency: how long it then still travels, likewise. -inf where a stage receives none from another rank.
+        latency: how long it then travels, likewise. -inf where a stage receives no message from another rank.
     """
 
     duration: Ints
@@ -320,11 +320,11 @@ class Prices:
 
 
 def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, size_bytes: Sizes) -> Prices:
-    """Lays one set of costs out by stage.
+    """Returns one set of costs as arrays by stage.
 
     Args:
         stage_ranks: for each stage, the rank that has it.
-        costs: of the computations; and the latency, where no link is given.
+        costs: of the computations, and the latency if no link is given.
         link: what a message costs, in seconds: one for all, or by (from rank, to rank); None: ``costs.latency``.
         size_bytes: of an activation and of its gradient: one for all, or for each boundary between two stages.
 
@@ -382,7 +382,7 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
     Args:
         size_bytes: one for all, or one each.
         num_stages: how many stages there are.
-        has_link: whether somebody says what a byte costs.
+        has_link: whether there is a link, which says what a byte costs.
 
     Raises:
         ArgumentError: a size breaks its rule, or there are too many or too few.

@@ -1,21 +1,18 @@
-"""What a step's time was made of: the chain of computations and messages, each beginning when the one before it ended, and why so late.
+"""What follows from a simulated step: its critical path, what improving a part would gain, and the step as a trace.
 
-The reasons::
+The critical path is a chain of computations and messages, each of which begins when the previous one ends. Why it did not begin earlier::
 
-    program order    the rank was busy with the computation before
-    data             a computation waited for its message; a message, to be made
-    link busy        the message before it was still on the link
-    receiver late    its receive was not posted
-    start            nothing was before it
+    program order    the rank was busy with the previous computation
+    data             a computation waited for its message, or a message for its payload
+    link busy        the previous message was still on the link
+    receiver late    the receive was not posted
+    start            nothing came before
 
-Which stage, link or message size to improve, and what the step would gain: what the critical path spends on each, and a simulation.
+A step is as long as the longest of many ways through it. So improving a stage, a link or the size of messages gains no more than what the
+critical path spends on it, and less once another way is the longest: how much is found by simulating again.
 
-A step's time is the longest of many ways through it, so it falls by no more than what the critical path spends on a thing, and by less once
-another way has become the longest. How much really is found by simulating it.
-
-A simulated schedule as a trace: the spans and messages that ranks record when they run it, or a part of them.
-
-A step of a thousand ranks has fifty million events, so a trace can be asked for of some ranks, and of some time.
+The trace holds the spans and messages that ranks would record. A step of a thousand ranks has fifty million events, so a trace can be made
+of some ranks and some time only.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain that takes as long as the step: whatever is not on it may be a little slower for free.
+    """The chain that takes as long as the step: anything that is not on it may be a little slower at no cost.
 
     Attributes:
         hops: from the start of the step to its end.
@@ -100,7 +97,7 @@ class CriticalPath:
 
     @property
     def by_reason(self) -> dict[str, int]:
-        """How often each reason occurs; those that do not are left out."""
+        """How often each reason occurs; those that do not occur are left out."""
         counts = dict.fromkeys(REASONS, 0)
         for hop in self.hops:
             counts[hop.reason] += 1
@@ -108,16 +105,16 @@ class CriticalPath:
 
     @property
     def computing(self) -> Time:
-        """How much of the step the path computes."""
+        """How much of the step the path spends computing."""
         return sum(hop.end - hop.start for hop in self.hops if hop.source < 0)
 
     @property
     def travelling(self) -> Time:
-        """How much of the step the path is on links; with ``computing`` it makes the step."""
+        """How much of the step the path spends on links; together with ``computing`` it is the whole step."""
         return sum(hop.end - hop.start for hop in self.hops if hop.source >= 0)
 
     def __repr__(self) -> str:
-        """Returns what it is made of."""
+        """Returns its length and its parts."""
         why = ", ".join(f"{reason} {number:,}" for reason, number in self.by_reason.items())
         return f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links {float(self.travelling):.6g}; {why}"
 
@@ -125,7 +122,7 @@ class CriticalPath:
 def find_critical_path(operations: Columns, prices: Prices, ends: Ints, starts: Ints, *, rendezvous: bool) -> CriticalPath:
     """Walks from the last computation back to the start of the step, each time to what was waited for longest.
 
-    Where two ends fall together, the rank's own order goes first, then the data.
+    If two ends coincide, the rank's own order counts first, then the data.
 
     Args:
         operations: the schedule.
@@ -156,7 +153,7 @@ def find_critical_path(operations: Columns, prices: Prices, ends: Ints, starts: 
 
 
 def _walk_messages(hops: list[Hop], operations: Columns, ends: Ints, starts: Ints, here: int, until: Time, *, rendezvous: bool) -> int:
-    """Adds the message of a computation, and those that it queued behind; returns the computation that the first of them waited for."""
+    """Adds the message of a computation, and those it queued behind; returns the computation that the first of them waited for."""
     rank, source = operations.rank_of(here), operations.source(here)
     while True:
         start, queued = starts[here], int(operations.queued_after[here])
@@ -174,7 +171,7 @@ def _walk_messages(hops: list[Hop], operations: Columns, ends: Ints, starts: Int
 
 
 def _plain(time: Time) -> Time:
-    """A float of Python's own for numpy's; Fractions stay."""
+    """Returns a Python float for one of numpy; Fractions stay."""
     return float(time) if isinstance(time, float) else time
 
 
@@ -201,7 +198,7 @@ class Sensitivity:
 
     Attributes:
         by: how much each is improved: 0.1 makes it 10 % faster.
-        makespan: how long the step takes as it is.
+        makespan: how long the step takes now.
         levers: what was tried.
     """
 
@@ -219,14 +216,14 @@ class Sensitivity:
 
 
 def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
-    """Says how long the critical path spends on each stage, link and on the size of messages, the longest first.
+    """Returns how long the critical path spends on each stage, each link and on the size of messages, the longest first.
 
     Args:
         path: the critical path.
         prices: without K.
 
     Returns:
-        Times by name, as in ``Lever.what``; what the path does not touch is left out.
+        Times by name, as in ``Lever.what``; what is not on the path is left out.
     """
     spent: dict[str, Time] = {}
     for hop in path.hops:
@@ -286,7 +283,7 @@ def make_trace(
     ranks: Sequence[int] | None = None,
     between: tuple[float, float] | None = None,
 ) -> Trace:
-    """Writes down what the ranks of a simulated step did; a unit of the costs is a second.
+    """Makes the trace of a simulated step; a unit of the costs is a second.
 
     Args:
         operations: the schedule.
@@ -297,63 +294,76 @@ def make_trace(
         sizes: bytes of a message, for each boundary between stages; None where they are unknown.
         metadata: of the trace.
         ranks: whose events; None for all.
-        between: of which time, from and until; None for all. What reaches into it is there whole.
+        between: of which time, from and until; None for all. Events that reach into it are complete.
 
     Returns:
-        The trace. Messages are in it where both ranks are.
+        The trace. It has the messages whose two ranks it has.
 
     Raises:
         ArgumentError: there are more events, or the step takes longer, than a trace can hold.
     """
-    wanted = _pick_ranks(operations.num_ranks, ranks)
     if len(ends) and ends.max() > LONGEST_S:
         raise ArgumentError(
             f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got {float(ends.max()):g}: a unit is a second there, and "
             "285 years are what fits. Give the costs in seconds."
         )
     from_s, until_s = between or (-np.inf, np.inf)
-    # Only what belongs to the ranks is worked out: they may be few of many.
-    near = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
-    direction, stage = operations.direction[near], operations.stage[near]
-    travel = (prices.occupancy[direction, stage] + prices.latency[direction, stage]).astype(np.float64)
-    arrived = starts[near].astype(np.float64) + travel
-    done = ends[near].astype(np.float64)
-    own = _ends_of(ends, operations.before[near])
-    begins = np.maximum(own, arrived)
-    source = _sources(operations, near)
-    sent, posted = _ends_of(ends, operations.sent_after[near]), _ends_of(ends, operations.posted_after[near])
-    some = np.flatnonzero((done >= from_s) & (begins <= until_s))
-    met = np.flatnonzero((source >= 0) & wanted[source] & (arrived >= from_s) & (np.minimum(sent, posted) <= until_s))
+    part = _Part(operations, prices, ends, starts, ranks)
+    some = np.flatnonzero((part.done >= from_s) & (part.begins <= until_s))
+    met = np.flatnonzero(part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s))
     if len(some) + 2 * len(met) > MOST_EVENTS:
         raise ArgumentError(
             f"a trace must have {MOST_EVENTS:,} events or fewer, got {len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
             "or trace(between=(0, 10))."
         )
-    rank, place, label = operations.rank[near[some]], near[some], operations.kind[near[some]] + 1  # behind the step's
-    columns = [_rows(rank, "span", 2 * place, post=begins[some], done=done[some], label=label, of=(operations, place))]
-
-    last = _ends_of(ends, np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1))
-    shown = np.unique(rank)
-    zero = np.zeros(len(shown))
-    columns.append(_rows(shown, "span", 2 * operations.first[shown] - 2, post=zero, done=last[shown], label=0 * shown))
-
-    rank, place, sender = operations.rank[near[met]], near[met], source[met]
-    sent, posted, own, arrived = sent[met], posted[met], own[met], arrived[met]
-    groups, group = _groups(operations, place, sender)
-    payloads, payload = _payloads(operations, place, sizes)
-    same: dict[str, Any] = {"group": group, "payload": payload}
-    made, after = operations.sent_after[place], operations.posted_after[place]
-    over = np.maximum(last[sender], arrived if rendezvous else sent)
-    columns.append(_rows(sender, "isend", 2 * made + 1, post=sent, wait=last[sender], done=over, peer=rank, **same))
-    slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
-    over = np.maximum(own, arrived)
-    columns.append(_rows(rank, "irecv", slot, post=posted, wait=own, done=over, peer=sender, turn=1 + made, **same))
+    groups, group = _groups(operations, part.place[met], part.source[met])
+    payloads, payload = _payloads(operations, part.place[met], sizes)
+    columns = [*part.list_spans(some), *part.list_messages(met, {"group": group, "payload": payload}, rendezvous=rendezvous)]
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
-    labels = (STEP + name, *KINDS)
-    tables = Tables(groups=groups, payloads=payloads, labels=labels)
+    tables = Tables(groups=groups, payloads=payloads, labels=(STEP + name, *KINDS))
     return Trace(make_events({name: column[order] for name, column in joined.items()}, tables), metadata)
+
+
+class _Part:
+    """The computations of some ranks, which may be few of many, and when everything about them happens, in seconds."""
+
+    def __init__(self, operations: Columns, prices: Prices, ends: Ints, starts: Ints, ranks: Sequence[int] | None) -> None:
+        wanted = np.full(operations.num_ranks, ranks is None)
+        wanted[list(ranks or ())] = True
+        self.operations = operations
+        self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
+        way = operations.direction[place], operations.stage[place]
+        self.arrived = starts[place].astype(np.float64) + (prices.occupancy[way] + prices.latency[way]).astype(np.float64)
+        self.own = _ends_of(ends, operations.before[place])  # when the rank has done what came before
+        self.begins, self.done = np.maximum(self.own, self.arrived), ends[place].astype(np.float64)
+        self.sent, self.posted = _ends_of(ends, operations.sent_after[place]), _ends_of(ends, operations.posted_after[place])
+        self.source = _sources(operations, place)
+        self.is_met = (self.source >= 0) & wanted[self.source]
+        self.last = _ends_of(ends, np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1))  # of each rank
+
+    def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
+        """Returns the spans of these computations, and that of the step on each of their ranks."""
+        operations, place = self.operations, self.place[some]
+        rank, label = operations.rank[place], operations.kind[place] + 1  # behind the step's
+        spans = _rows(rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, of=(operations, place))
+        shown = np.unique(rank)
+        zero = np.zeros(len(shown))
+        steps = _rows(shown, "span", 2 * operations.first[shown] - 2, post=zero, done=self.last[shown], label=0 * shown)
+        return [spans, steps]
+
+    def list_messages(self, met: Ints, same: dict[str, Any], *, rendezvous: bool) -> list[dict[str, Ints]]:
+        """Returns the sends and the receives of these messages."""
+        operations, place, sender = self.operations, self.place[met], self.source[met]
+        rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
+        made, after = operations.sent_after[place], operations.posted_after[place]
+        over = np.maximum(self.last[sender], arrived if rendezvous else sent)
+        sends = _rows(sender, "isend", 2 * made + 1, post=sent, wait=self.last[sender], done=over, peer=rank, **same)
+        slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
+        own, over = self.own[met], np.maximum(self.own[met], arrived)
+        receives = _rows(rank, "irecv", slot, post=self.posted[met], wait=own, done=over, peer=sender, turn=1 + made, **same)
+        return [sends, receives]
 
 
 def check_ranks(ranks: Iterable[int], num_ranks: int) -> list[int]:
@@ -364,7 +374,7 @@ def check_ranks(ranks: Iterable[int], num_ranks: int) -> list[int]:
         num_ranks: how many there are.
 
     Raises:
-        ArgumentError: they are no ranks, or there is no such one.
+        ArgumentError: they are not ranks, or do not exist.
 
     Example:
         >>> check_ranks(range(2), num_ranks=4)
@@ -387,7 +397,7 @@ def check_between(between: object) -> None:
         between: what was passed.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: it is not.
     """
     times = between if isinstance(between, tuple | list) and len(between) == 2 else [None]
     known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
@@ -395,17 +405,10 @@ def check_between(between: object) -> None:
         raise ArgumentError(f"between must be two times, from and until, got {say(between)}. Write between=(0, 10).")
 
 
-def _pick_ranks(num_ranks: int, ranks: Sequence[int] | None) -> Ints:
-    """Returns a mask of the ranks."""
-    wanted = np.full(num_ranks, ranks is None)
-    wanted[list(ranks or ())] = True
-    return wanted
-
-
 def _rows(
     rank: Ints, op: str, slot: Ints, *, of: tuple[Columns, Ints] | None = None, turn: Ints | int = 0, **given: Ints
 ) -> dict[str, Ints]:
-    """Returns the columns of some events; ``slot`` and ``turn`` say where on their rank they stand, times are in seconds."""
+    """Returns the columns of some events; ``slot`` and ``turn`` order them on their rank, times are in seconds."""
     rows: dict[str, Ints] = {"rank": rank, "op": np.full(len(rank), OP_CODES[op]), "slot": slot, "turn": np.zeros(len(rank)) + turn}
     for name in ("post", "wait", "done"):
         time = given.get(name)
@@ -428,7 +431,7 @@ def _ends_of(ends: Ints, some: Ints) -> Ints:
 
 
 def _sources(operations: Columns, some: Ints) -> Ints:
-    """Returns who sends the messages of computations, -1 where there is none."""
+    """Returns which rank sends the message of each computation, -1 without a message."""
     owner = np.array([*operations.stage_ranks, NONE])
     step = np.where(operations.kind[some] == FORWARD, -1, 1)
     source: Ints = owner[np.where(operations.sent_after[some] >= 0, operations.stage[some] + step, -1)]
@@ -451,7 +454,7 @@ def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group,
 
 
 def _payloads(operations: Columns, some: Ints, sizes: list[int] | None) -> tuple[tuple[Payload, ...], Ints]:
-    """Returns what messages carry, and the number of each one's; nothing where the sizes are unknown."""
+    """Returns what messages carry, and the number of each one's; nothing if the sizes are unknown."""
     if sizes is None:
         return (), np.full(len(some), NONE)
     forward = operations.kind[some] == FORWARD

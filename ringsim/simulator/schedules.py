@@ -141,7 +141,7 @@ class ScheduleRun:
         num_microbatches: how many microbatches.
         makespan: how long the step takes: until the last computation ends.
         busy: how long each rank computes, shape (ranks,).
-        closed_form: the makespan by formula; None where none is known for this schedule with these costs.
+        closed_form: the makespan by formula; None if none is known for this schedule with these costs.
         setting: what was simulated, and how.
 
     Example:
@@ -170,13 +170,13 @@ class ScheduleRun:
 
     @property
     def idle(self) -> Ints:
-        """The bubble by makespan: how long each rank does not compute while the step lasts, shape (ranks,)."""
+        """The bubble by makespan: how long each rank is idle during the step, shape (ranks,)."""
         idle: Ints = self.makespan - self.busy
         return idle
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which ranks do not compute, over all of them; 0 for a step that takes no time."""
+        """The part of the step in which ranks are idle, over all ranks; 0 for a step that takes no time."""
         whole = float(self.makespan) * self.num_ranks
         return float(self.idle.sum()) / whole if whole else 0.0
 
@@ -198,7 +198,7 @@ class ScheduleRun:
 
     @property
     def starts(self) -> Ints:
-        """When each computation starts, shape (n,): when the one before it has ended and its message has arrived."""
+        """When each computation starts, shape (n,): when the previous one has ended and its message has arrived."""
         operations, prices = self.operations, self.setting.prices
         way = operations.direction, operations.stage
         arrived = self.message_starts + prices.occupancy[way] + prices.latency[way]  # -inf without a message
@@ -219,7 +219,7 @@ class ScheduleRun:
 
     @cached_property
     def slack(self) -> Ints:
-        """How much later each computation alone may end without the step taking longer, float64, shape (n,); 0 on the critical path."""
+        """How much later each computation alone may end at no cost, float64, shape (n,); 0 on the critical path."""
         source, prices = self.setting.source, self.setting.prices
         floats = Prices(*(table.astype(np.float64) for table in (prices.duration, prices.occupancy, prices.latency)))
         latest = source.levels.latest_ends(floats, float(self.makespan), rendezvous=source.rendezvous)
@@ -227,11 +227,11 @@ class ScheduleRun:
         return slack
 
     def sensitivity(self, by: float = 0.1, *, most: int = 8) -> Sensitivity:
-        """Says which stage, link or message size to improve, and for how much.
+        """Finds out which stage, link or message size to improve, and what it gains.
 
         Args:
             by: how much each is improved, above 0 and below 1: 0.1 makes it 10 % faster, or messages 10 % smaller.
-            most: how many are tried, those first on which the critical path spends most; each is simulated.
+            most: how many to try, each by simulating it; those on which the critical path spends most come first.
 
         Returns:
             The gains, the largest first.
@@ -252,17 +252,17 @@ class ScheduleRun:
         return Sensitivity(by, float(self.makespan), tuple(sorted(levers, key=lambda lever: -lever.gain)))
 
     def trace(self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None) -> Trace:
-        """Gives the step as a trace, as ranks that ran it would leave one; a unit of the costs is a second.
+        """Returns the step as a trace, like that of ranks that run it; a unit of the costs is a second.
 
         Args:
-            ranks: whose events; None for all. Messages are in it where both ranks are.
-            between: of which time, from and until, in the unit of the costs; None for all. What reaches into it is there whole.
+            ranks: whose events; None for all. A message is there if both of its ranks are.
+            between: of which time, from and until, in the unit of the costs; None for all. Events that reach into it are complete.
 
         Returns:
-            The trace, which says in its metadata what was simulated; of a part, the step is called so.
+            The trace. Its metadata says what was simulated; a part is named as such.
 
         Raises:
-            ArgumentError: there is no such rank or time, or the part has more events, or takes longer, than a trace can hold.
+            ArgumentError: there is no such rank or time, or the part has more events or takes longer than a trace can hold.
 
         Example:
             >>> from ringsim.simulator.schedules import simulate_schedule
@@ -284,7 +284,7 @@ class ScheduleRun:
         )  # fmt: skip
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
-        """Draws the step with its critical path; on ``ax`` where given, else on a new figure.
+        """Draws the step with its critical path, on ``ax`` or on a new figure.
 
         Returns:
             The axes.
@@ -299,7 +299,7 @@ class ScheduleRun:
         return f"{self.name}, {sizes}: {float(self.makespan):,.6g}{known}, bubble {100 * self.bubble:.1f} %"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gives Jupyter the picture with the line beside it."""
+        """Returns the picture and the line, for Jupyter."""
         return bundle(self, repr(self), "schedule_run_png", repr(self))
 
 
@@ -330,13 +330,13 @@ class WhatIfs:
 
     @property
     def idle(self) -> Ints:
-        """How long each rank does not compute while the step lasts, shape (K, ranks)."""
+        """How long each rank is idle during the step, shape (K, ranks)."""
         idle: Ints = self.makespan[:, None] - self.busy
         return idle
 
     @property
     def bubble(self) -> Ints:
-        """The part of the step in which ranks do not compute, over all of them, shape (K,); 0 for a step that takes no time."""
+        """The part of the step in which ranks are idle, over all ranks, shape (K,); 0 for a step that takes no time."""
         whole = self.makespan * self.busy.shape[1]
         share: Ints = np.divide(self.idle.sum(axis=1), whole, out=np.zeros(len(self)), where=whole > 0)
         return share
@@ -382,8 +382,8 @@ def simulate_schedule(
     arrives ``alpha_s`` later.
 
     Args:
-        schedule: a name, as for ``make_schedule``, or any schedule, also one of one's own. GPipe and 1F1B by name are not written out as
-            actions, so they work for thousands of ranks and microbatches.
+        schedule: a name, as for ``make_schedule``, or any schedule. GPipe and 1F1B are timed from their phases, without a list of actions,
+            so they work for thousands of ranks and microbatches.
         costs: of the computations; None: forward, input and weight 1 each. A list of K: all K at once.
         num_ranks: with a name: how many ranks.
         num_microbatches: with a name: how many microbatches.
@@ -392,12 +392,12 @@ def simulate_schedule(
             a list of K. None: ``costs.latency``, and links are never busy.
         size_bytes: of an activation and of its gradient, where a link is given: one for all, or one for each boundary between stages.
         semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo); ``buffered``: when its send is (eager).
-        ahead: how many computations before its use a receive is posted; 0: when the rank has nothing else to do. A lowered schedule says
-            that itself.
+        ahead: how many computations before its use a receive is posted; 0: when the rank has nothing else to do. A lowered schedule says it
+            itself.
         compiled: deprecated, and without effect: numpy is quick enough.
 
     Returns:
-        The times, the critical path and what follows from them; for K costs the K makespans. Exact where a cost is a Fraction.
+        The times, and on demand the critical path and more; for K costs the K makespans. Exact if a cost is a Fraction.
 
     Raises:
         ScheduleError: there is no schedule of that name, or the schedule breaks a rule.
@@ -499,7 +499,7 @@ def _closed_form(step: closed_forms.Step, costs: Costs, link: Links | None, size
 
 
 def _metadata(source: Source, costs: Costs, link: Links | None, sizes: list[int] | None) -> dict[str, Any]:
-    """Says what was simulated, as JSON can say it; no date, so that the same arguments give the same bytes."""
+    """Returns what was simulated, for JSON; without a date, so that the same arguments give the same bytes."""
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     for field in fields(costs):
         value = getattr(costs, field.name)

@@ -1,31 +1,23 @@
-"""What each rank wrote while it ran, read into one set of events.
+"""The one reader of what ranks record: live, post mortem, and for the log.
 
-A directory of parts holds, for each rank, ``rank-<r>.events`` (an array of ``RECORD``, zero beyond its end) and ``rank-<r>.names`` (JSON
-lines: the names that the records number, and what the rank says of itself), and for the run ``run.json``. A rank may have been killed at
-any moment, so any file may be missing and the last record or line may be cut. What is readable is read, and what is not is noted.
+A directory of parts holds for each rank ``rank-<r>.events`` (an array of ``RECORD``, zero beyond its end) and ``rank-<r>.names`` (JSON
+lines: the names that the records number, and what the rank says of itself), and for the run ``run.json``. A rank may be killed at any
+moment, so any file may be missing and the last record or line may be cut. What is readable is read, and what is not is noted.
 
-Several sets of events made into one, as if they had been recorded together.
-
-The part of another rank of the same machine, read while that rank writes it: its records as numbers, and what its numbers mean.
-
-``ringsim.traces.parts`` reads the parts of all ranks once; this reads one from inside another rank, in the middle of its operations.
-
-What is particular to a Jupyter kernel: that it is one, and what it calls the cell that a piece of code came from.
+``PartReader`` follows one rank, whether it still writes or not. ``read_parts`` and ``read_run`` read all ranks to their end. What others
+write is read, never mapped: a file that somebody cuts short is then a short read and not the end of the reader.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from os import SEEK_END
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,18 +26,14 @@ import numpy as np
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import (
     ANY_SOURCE,
-    COLLECTIVE,
     COLUMN_DTYPES,
     ERROR,
     IN_FLIGHT,
     NONE,
-    OP_KINDS,
     OPS,
     RECORD,
     Events,
-    Group,
     Ints,
-    Payload,
     Tables,
     make_events,
     read_group,
@@ -53,29 +41,292 @@ from ringsim.traces.events import (
     read_word,
 )
 
-__all__ = ["COLUMNS", "WORDS", "Batch", "Neighbour", "PartReader", "join_events", "read_parts", "read_run"]
+__all__ = [
+    "Batch",
+    "PartReader",
+    "in_notebook",
+    "join_events",
+    "name_cells",
+    "read_parts",
+    "read_run",
+    "rename_places",
+]
 
 _FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
-_LOOK: Final = 1 << 14  # records that are looked at in one go, from the end
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
+_FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where they are full
+_WINDOW: Final = 1 << 16
+_GAP: Final = 64  # slots between two that are read in one go
 _PER_RANK: Final = ("rank", "pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
-_TABLES: Final = ("group", "payload", "label", "file")
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "group": read_group,
     "payload": read_payload,
     "label": lambda entry: read_word(entry.get("name")),
     "file": lambda entry: read_word(entry.get("name")),
 }
+_TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
+_NO_SLOTS: Final[Ints] = np.zeros(0, dtype=np.int64)
+_NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
 
 
-@dataclass
-class _Part:
-    """What one rank left: its records, its names by table and number, what it says of itself, and how much was unreadable."""
+class Batch(NamedTuple):
+    """Records of one rank, ascending: those that are new since the last batch, and those of earlier batches that have changed.
 
+    A record that was in flight comes again when it is awaited or done; one that is done does not.
+
+    Attributes:
+        slots: the place of each in the part (int64).
+        records: the records, an array of ``RECORD``; ``group``, ``payload``, ``label`` and ``file`` are the rank's own numbers.
+    """
+
+    slots: Ints
     records: Ints
-    names: dict[str, dict[int, Any]]
-    meta: dict[str, Any] = field(default_factory=dict)
-    unreadable: int = 0
+
+
+class PartReader:
+    """Follows the part of one rank, while the rank writes or afterwards; what it keeps does not grow with the part.
+
+    Args:
+        directory: where the parts are.
+        rank: whose part; it need not be there yet.
+        world_size: number of ranks; a record that names a peer beyond is damage. None until it is known.
+        cells: whether source files that are cells of this notebook get the names of the cells.
+
+    Attributes:
+        names: by table ("group", "payload", "label", "file") and number, what the records mean; complete for the batches so far. Where
+            the file is damaged, a number may be missing.
+        fresh: numbers of the groups on which nothing was posted before they were numbered: all their operations are recorded.
+        meta: what the rank says of itself: ``pid``, ``host``, ``start_ns``, ``end_ns`` once it has ended, ...
+        more: whether there is more to be read at once.
+        replaced: whether the last batch began another part, that of a later run in the place of the first: earlier batches are void.
+        unreadable: how much was damaged, and left out.
+
+    Example:
+        >>> import tempfile
+        >>> from ringsim.traces.events import OP_CODES
+        >>> from ringsim.traces.recorder import Recorder
+        >>> directory = tempfile.mkdtemp()
+        >>> recorder, reader = Recorder(directory, 0, 2), PartReader(Path(directory), 0, 2)
+        >>> slot = recorder.make_post(OP_CODES["isend"])(recorder.group("world", [0, 1]), 1, 0, recorder.payload("float32", [2], 8))
+        >>> batch = reader.advance()
+        >>> batch.slots.tolist(), reader.names["group"][batch.records["group"][0]].name
+        ([0], 'world')
+        >>> recorder.wait(slot)
+        >>> batch = reader.advance()
+        >>> batch.slots.tolist(), bool(batch.records["wait_ns"][0] > 0), reader.advance().slots.tolist()
+        ([0], True, [])
+        >>> recorder.close()
+    """
+
+    def __init__(self, directory: Path, rank: int, world_size: int | None = None, *, cells: bool = True) -> None:
+        self.rank, self.world_size, self._cells = rank, world_size, cells
+        self._events_path = directory / f"rank-{rank}.events"
+        self._names_path = directory / f"rank-{rank}.names"
+        self._file = (0, 0)  # device and inode
+        self.replaced = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Knows nothing of the rank yet."""
+        self.names: dict[str, dict[int, Any]] = {table: {} for table in _TABLE_OF}
+        self.fresh: set[int] = set()
+        self.meta: dict[str, Any] = {}
+        self.unreadable = 0
+        self.more = False
+        self._names_read = 0  # bytes
+        self._unfinished = b""  # the last line of the names, where its end is not there yet
+        self._width = _FIRST_WINDOW
+        self._next = 0  # the first slot that nobody has seen written
+        self._open, self._seen = _NO_SLOTS, _NO_RECORDS  # what was in flight, and how it looked
+        self._holes = _NO_SLOTS  # slots before the next that were empty: for good, or about to be written by another thread
+
+    @property
+    def cut(self) -> bool:
+        """Whether the last line of the names is cut: it was being written, or the rank was killed there."""
+        return bool(self._unfinished)
+
+    @property
+    def position(self) -> int:
+        """The first slot that has not been seen written."""
+        return self._next
+
+    def length(self) -> int:
+        """Returns how many records the file has room for by now."""
+        try:
+            return self._events_path.stat().st_size // RECORD.itemsize
+        except FileNotFoundError:
+            return 0
+
+    def advance(self) -> Batch:
+        """Reads what is new; cheap where little is.
+
+        Returns:
+            The records; of a long part at most some 80,000, and ``more`` says whether to call again at once.
+
+        Raises:
+            OSError: a file is there and cannot be read.
+        """
+        try:
+            file = os.open(self._events_path, os.O_RDONLY)
+        except FileNotFoundError:
+            self.read_names()
+            return Batch(_NO_SLOTS, _NO_RECORDS)
+        try:
+            about = os.fstat(file)
+            self.replaced = self._file not in ((0, 0), (about.st_dev, about.st_ino))
+            if self.replaced:
+                self._begin()
+            self._file = about.st_dev, about.st_ino
+            changed, changed_records = self._look_again(file)
+            fresh, fresh_records = self._read_new(file)
+        finally:
+            os.close(file)
+        self.read_names()  # after the records: names are written before the records that bear them
+        batch = self._drop_damage(np.concatenate([changed, fresh]), np.concatenate([changed_records, fresh_records]))
+        self._remember(*batch)
+        return batch
+
+    def _look_again(self, file: int) -> tuple[Ints, Ints]:
+        """Returns what has changed of what was in flight, and what has come into holes."""
+        watched = np.sort(np.concatenate([self._open, self._holes])) if len(self._holes) else self._open
+        found, read = [], []
+        for run in np.split(watched, np.flatnonzero(np.diff(watched) > _GAP) + 1) if len(watched) else []:
+            first = int(run[0])
+            records = _read_settled(file, first, int(run[-1]) - first + 1)
+            run = run[run - first < len(records)]
+            found.append(run)
+            read.append(records[run - first])
+        if not found:
+            return _NO_SLOTS, _NO_RECORDS
+        slots, records = np.concatenate(found), np.concatenate(read)
+        if len(self._holes):
+            still = (records["status"] == 0) & (records["post_ns"] == 0)  # where nothing will come, there is another number
+            self._holes = slots[still & np.isin(slots, self._holes, assume_unique=True)]
+        known = np.searchsorted(self._open, slots)
+        known[known == len(self._open)] = 0
+        was = self._seen[known] if len(self._seen) else np.zeros(len(slots), dtype=RECORD)
+        met = self._open[known] == slots if len(self._open) else np.zeros(len(slots), dtype=bool)
+        same = np.logical_and.reduce([was[name] == records[name] for name in ("status", "wait_ns", "peer")]) & met
+        keep = (records["status"] != 0) & ~same
+        return slots[keep], records[keep]
+
+    def _read_new(self, file: int) -> tuple[Ints, Ints]:
+        """Returns the slots behind the last, and their records."""
+        slots, read, self.more = [_NO_SLOTS], [_NO_RECORDS], True
+        while self.more:
+            width = self._width
+            written = np.flatnonzero(_read_records(file, self._next, width)["status"])
+            # Up to the last that was written by now none is missed: what has no status then has not been written for long.
+            records = _read_settled(file, self._next, int(written[-1]) + 1) if len(written) else _NO_RECORDS
+            valid = records["status"] != 0
+            empty = np.flatnonzero(~valid & (records["post_ns"] == 0))
+            if len(empty):
+                self._holes = np.concatenate([self._holes, self._next + empty])
+            slots.append(self._next + np.flatnonzero(valid))
+            read.append(records if valid.all() else records[valid])
+            self._next += len(records)
+            self.more = len(records) == width
+            self._width = min(4 * width, _WINDOW) if self.more else _FIRST_WINDOW
+            if width == _WINDOW:
+                break
+        return np.concatenate(slots), np.concatenate(read)
+
+    def _drop_damage(self, slots: Ints, records: Ints) -> Batch:
+        """Leaves out what no recorder can have written."""
+        sane = (records["status"] <= ERROR) & (records["op"] < len(OPS)) & (records["post_ns"] >= 0) & (records["peer"] >= ANY_SOURCE)
+        for name in ("wait_ns", "done_ns", "stage", "microbatch", "line"):
+            sane &= records[name] >= NONE
+        if self.world_size is not None:
+            sane &= records["peer"] < (self.world_size if self.rank < self.world_size else 0)
+        if sane.all():
+            return Batch(slots, records)
+        self.unreadable += int(np.count_nonzero(~sane))
+        return Batch(slots[sane], records[sane])
+
+    def _remember(self, slots: Ints, records: Ints) -> None:
+        """Keeps what is in flight, to be looked at again."""
+        if not len(slots):
+            return
+        stays = ~np.isin(self._open, slots, assume_unique=True)
+        flying = records["status"] == IN_FLIGHT
+        known = np.concatenate([self._open[stays], slots[flying]])
+        seen = np.concatenate([self._seen[stays], records[flying]])
+        order = np.argsort(known, kind="stable")
+        self._open, self._seen = known[order], seen[order]
+
+    def read_names(self) -> None:
+        """Reads what is new in the names file; ``advance`` does it, too."""
+        try:
+            file = os.open(self._names_path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            length = os.fstat(file).st_size - self._names_read
+            fresh = os.pread(file, length, self._names_read) if length > 0 else b""
+        finally:
+            os.close(file)
+        if not fresh:
+            return
+        self._names_read += len(fresh)
+        *lines, self._unfinished = (self._unfinished + fresh).split(b"\n")
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if entry["table"] == "meta":
+                    self.meta[read_word(entry["key"])] = entry["value"]
+                else:
+                    self._add_name(entry)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.unreadable += 1
+
+    def _add_name(self, entry: dict[str, Any]) -> None:
+        table, number = entry["table"], entry["id"]
+        if type(number) is not int or not 0 <= number < self._names_read:  # numbers are given in order, one a line
+            raise ValueError("a number that no rank gave")
+        value = _READERS[table](entry)
+        if table == "file" and self._cells:
+            value = name_cells([value]).get(value, value)
+        self.names[table][number] = value
+        if table == "group" and entry.get("fresh") is True:
+            self.fresh.add(number)
+
+    def is_live(self) -> bool:
+        """Whether the process that began this part lives, on this machine (Linux): what an earlier run left is not the present."""
+        if "pid" not in self.meta:
+            self.read_names()
+        pid, start_ns = self.meta.get("pid"), self.meta.get("start_ns")
+        if not isinstance(start_ns, int) or self.meta.get("host") != socket.gethostname():
+            return False
+        try:
+            born_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+            asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        except (OSError, ValueError, IndexError, AttributeError):  # the process is gone; or this is not Linux
+            return False
+        return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
+
+
+def _read_records(file: int, first: int, count: int) -> Ints:
+    """Reads whole records; fewer where the file is shorter."""
+    data = os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize)
+    records: Ints = np.frombuffer(data, dtype=RECORD, count=len(data) // RECORD.itemsize)
+    return records
+
+
+def _read_settled(file: int, first: int, count: int) -> Ints:
+    """Reads records that may be written at this moment: what has a status is whole.
+
+    Copying takes longer than writing a record. The status is what is written last, so a record that has one at the first look is whole at
+    the second.
+    """
+    status = _read_records(file, first, count)["status"]
+    records = _read_records(file, first, len(status)).copy()
+    status = status[: len(records)]
+    records["status"] = status
+    records["done_ns"][status == IN_FLIGHT] = NONE  # an end that came between the two looks
+    return records
+
+
+# -- all ranks
 
 
 def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
@@ -95,27 +346,24 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     except (OSError, ValueError, RecursionError):
         run = None  # killed before it could write that, or damaged: the parts say the most of it
     said = run if isinstance(run, dict) else {}
-    start_ns = said.pop("start_ns", None)
-    world_size = said.get("world_size")
-    parts, size, start_ns = _read_all(
-        directory, start_ns if _is_time(start_ns) else None, world_size if _is_world_size(world_size) else None
-    )
-    events, pieces = _merge(parts, start_ns), _pieces(parts, size, start_ns)
+    start_ns, world_size = said.pop("start_ns", None), said.get("world_size")
+    parts = _Parts(directory, start_ns if _is_time(start_ns) else None, world_size if _is_world_size(world_size) else None)
+    pieces = parts.describe()
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
-    if ends := _ends(parts):
+    if ends := _ends(parts.metas):
         metadata["ends"] = ends
-    if ended_ns := [part.meta["end_ns"] for part in parts.values() if _is_time(part.meta.get("end_ns"))]:
-        metadata["end_ns"] = max(max(ended_ns) - start_ns, 0)
+    if ended_ns := [meta["end_ns"] for meta in parts.metas.values() if _is_time(meta.get("end_ns"))]:
+        metadata["end_ns"] = max(max(ended_ns) - parts.start_ns, 0)
     for key in ("notes", "not_recorded"):
         metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
-    ended = all("end_ns" in part.meta for part in parts.values())
+    ended = all("end_ns" in meta for meta in parts.metas.values())
     metadata["complete"] = ended and pieces["complete"] and said.get("complete", True) is True
     if _is_time(said.get("start_unix_ns")):
         metadata["start_unix_ns"] = said["start_unix_ns"]
     if not isinstance(metadata.get("date"), str) and _is_time(metadata.get("start_unix_ns")):
         metadata["date"] = datetime.fromtimestamp(metadata["start_unix_ns"] * 1e-9, tz=UTC).date().isoformat()
-    return events, metadata
+    return parts.join(), metadata
 
 
 def read_parts(
@@ -141,133 +389,136 @@ def read_parts(
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
     """
-    parts, size, start = _read_all(directory, start_ns, world_size, only_rank)
-    return _merge(parts, start), _pieces(parts, size, start)
+    parts = _Parts(directory, start_ns, world_size, only_rank)
+    return parts.join(), parts.describe()
 
 
-def _read_all(
-    directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None
-) -> tuple[dict[int, _Part], int, int]:
-    """Returns the parts by rank, the number of ranks, and the moment from which times count; see ``read_parts``."""
-    try:
-        found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
-        parts = {rank: _read_part(directory, rank) for rank in found if only_rank in (None, rank)}
-    except OSError as error:
-        raise TraceFileError(
-            f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."
-        ) from error
-    size = world_size if world_size is not None else _world_size(parts)
-    for rank, part in parts.items():
-        sane = _sane(part.records, size if rank < size else 0)
-        part.unreadable += int(np.count_nonzero(~sane))
-        part.records = part.records[sane]
-    starts = [part.meta["start_ns"] for part in parts.values() if _is_time(part.meta.get("start_ns"))]
-    start = start_ns if start_ns is not None else min(starts, default=None)
-    posts = [int(part.records["post_ns"].min()) for part in parts.values() if len(part.records)]
-    return parts, size, min([*posts, *([] if start is None else [start])], default=0)
+class _Parts:
+    """The parts of all ranks, or of one, read to their end; see ``read_parts``.
 
-
-def _read_part(directory: Path, rank: int) -> _Part:
-    names: dict[str, dict[int, Any]] = {table: {} for table in _TABLES}
-    records, cut = _read_records(directory / f"rank-{rank}.events")
-    part = _Part(records, names, unreadable=int(cut))
-    try:
-        lines = (directory / f"rank-{rank}.names").read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return part
-    part.unreadable += bool(lines.pop())  # what follows the last line end: nothing, or a line that was being written
-    for line in lines:
-        try:
-            entry = json.loads(line)
-            if entry["table"] == "meta":
-                part.meta[read_word(entry["key"])] = entry["value"]
-                continue
-            number = entry["id"]
-            if type(number) is not int or not 0 <= number < len(lines):  # numbers are given in order, one a line
-                raise ValueError("a number that no rank gave")
-            names[entry["table"]][number] = _READERS[entry["table"]](entry)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            part.unreadable += 1
-    return part
-
-
-def _read_records(path: Path) -> tuple[Ints, bool]:
-    """Returns the valid records of a file, and whether its last one is cut.
-
-    A slot that was claimed but never written, because the rank was killed in between, is passed over: other threads may have written
-    the slots after it. The rank may be writing at this moment, so the file is looked at three times, for a copy takes longer than a
-    record. The first look tells how far the rank has come: a copy that met it there may lack a record before the last. The second tells
-    which records up to there are valid. Those are whole in the third, for their status is written last.
+    Attributes:
+        world_size: number of ranks.
+        start_ns: the moment from which times count.
+        metas: by rank, what it says of itself.
     """
-    try:
-        count = _count_written(path)
-        status = _whole_records(path.read_bytes())["status"][:count]
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return np.empty(0, dtype=RECORD), False
-    records = _whole_records(data)[: len(status)].copy()
-    records["status"] = status
-    records["done_ns"][status == IN_FLIGHT] = NONE  # an end that came between the two looks
-    return records[status != 0], any(data[len(data) // RECORD.itemsize * RECORD.itemsize :])
 
+    def __init__(self, directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None) -> None:
+        try:
+            found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
+            self._readers = {rank: PartReader(directory, rank, cells=False) for rank in found if only_rank in (None, rank)}
+            for reader in self._readers.values():
+                reader.read_names()
+            self.metas = {rank: reader.meta for rank, reader in self._readers.items()}
+            self.world_size = self._count_ranks() if world_size is None else world_size
+            self._records = {rank: self._read_all(reader) for rank, reader in self._readers.items()}
+            self._damaged = [rank for rank, reader in self._readers.items() if _is_damaged(directory, reader)]
+        except OSError as error:
+            raise TraceFileError(
+                f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."
+            ) from error
+        starts = [meta["start_ns"] for meta in self.metas.values() if _is_time(meta.get("start_ns"))]
+        start = start_ns if start_ns is not None else min(starts, default=None)
+        posts = [int(records["post_ns"].min()) for records in self._records.values() if len(records)]
+        self.start_ns = min([*posts, *([] if start is None else [start])], default=0)
 
-def _count_written(path: Path) -> int:
-    """Returns how many records there are up to the last that is valid; beyond it the file may have room for many."""
-    with path.open("rb") as file:
-        end = file.seek(0, SEEK_END) // RECORD.itemsize
-        while end > 0:
-            begin = max(end - _LOOK, 0)
-            file.seek(begin * RECORD.itemsize)
-            valid = np.flatnonzero(_whole_records(file.read((end - begin) * RECORD.itemsize))["status"])
-            if len(valid):
-                return begin + int(valid[-1]) + 1
-            end = begin
-    return 0
+    def _count_ranks(self) -> int:
+        said = [meta["world_size"] for meta in self.metas.values() if _is_world_size(meta.get("world_size"))]
+        return max([*said, *(rank + 1 for rank in self._readers)], default=0)
 
+    def _read_all(self, reader: PartReader) -> Ints:
+        reader.world_size = self.world_size
+        until = reader.length()  # a rank that writes faster than this reads must not keep it here
+        batches = [reader.advance()]
+        while reader.more and reader.position < until:
+            batches.append(reader.advance())
+        slots, records = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+        if (np.diff(slots) > 0).all():
+            return records
+        # The rank is writing: the latest look at a slot counts.
+        _, last = np.unique(slots[::-1], return_index=True)
+        latest: Ints = records[::-1][last]
+        return latest
 
-def _whole_records(data: bytes) -> Ints:
-    return np.frombuffer(data, dtype=RECORD, count=len(data) // RECORD.itemsize)
+    def join(self) -> Events:
+        """Returns the events of all ranks."""
+        return join_events([self._events_of(rank) for rank in self._records])
 
-
-def _sane(records: Ints, world_size: int) -> Ints:
-    """Marks the records that a recorder can have written; what else is there is damage."""
-    sane = (records["status"] <= ERROR) & (records["op"] < len(OPS)) & (records["post_ns"] >= 0)
-    sane &= (records["peer"] >= ANY_SOURCE) & (records["peer"] < world_size)
-    for name in ("wait_ns", "done_ns", "stage", "microbatch", "line"):
-        sane &= records[name] >= NONE
-    return sane
-
-
-def _merge(parts: dict[int, _Part], start_ns: int) -> Events:
-    merged: dict[str, dict[Any, int]] = {table: {} for table in _TABLES}
-    columns: dict[str, list[Ints]] = {}
-    for rank, part in parts.items():
-        records = part.records
-        rows: dict[str, Ints] = {name: records[name] for name in RECORD.names or ()}
-        rows["rank"] = np.full(len(records), rank)
-        rows["thread"] = _number_threads(records["thread"])
-        for table in _TABLES:
-            rows[table] = _renumber(records[table], part.names[table], merged[table])
+    def _events_of(self, rank: int) -> Events:
+        records, names = self._records[rank], self._readers[rank].names
+        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()}
+        columns["rank"] = np.full(len(records), rank)
+        columns["thread"] = _number_threads(records["thread"])
         for name in ("post_ns", "wait_ns", "done_ns"):
-            rows[name] = np.where(records[name] == NONE, NONE, np.maximum(records[name] - start_ns, 0))
-        for name, row in rows.items():
-            columns.setdefault(name, []).append(row)
-    groups: dict[Group, int]
-    payloads: dict[Payload, int]
-    groups, payloads = merged["group"], merged["payload"]
-    tables = Tables(tuple(groups), tuple(payloads), tuple(merged["label"]), tuple(merged["file"]))
-    if not columns:
-        return make_events({"rank": [], "op": []}, tables)
-    return make_events({name: np.concatenate(rows) for name, rows in columns.items()}, tables)
+            columns[name] = np.where(records[name] == NONE, NONE, np.maximum(records[name] - self.start_ns, 0))
+        tables = {}
+        for column, table in _TABLE_OF.items():
+            known = names[column]
+            tables[table] = tuple(known[number] for number in sorted(known))
+            columns[column] = _close_gaps(records[column], sorted(known))
+        return make_events(columns, Tables(**tables))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the pieces of metadata that the ranks know."""
+        metas = self.metas
+        missing = [rank for rank in range(self.world_size) if rank not in metas] if len(metas) < self.world_size else []
+        stopped = [rank for rank, meta in metas.items() if meta.get("stopped_at_max")]
+        hosts = {meta.get("host") for meta in metas.values()} - {None}
+        notes = [
+            (missing, "left no record"),
+            ([rank for rank in stopped if "note" not in metas[rank]], "stopped recording at the maximum of records"),
+            (self._damaged, "left something unreadable, which was passed over"),
+        ]
+        pieces: dict[str, Any] = {
+            "world_size": self.world_size,
+            "ranks": [
+                {"rank": rank, **{key: meta[key] for key in _PER_RANK if key in meta and key != "rank"}} for rank, meta in metas.items()
+            ],
+            "not_recorded": self._sentences("not_recorded"),
+            "notes": [
+                *(meta["note"] for meta in metas.values() if isinstance(meta.get("note"), str)),
+                *(f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks),
+            ],
+            "complete": not (missing or stopped or self._damaged),
+        }
+        unchecked = self._sentences("not_checked")
+        if len(hosts) > 1:
+            unchecked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
+            pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
+        if unchecked:
+            pieces["not_checked"] = unchecked
+        if backends := [meta["backend"] for meta in metas.values() if isinstance(meta.get("backend"), str)]:
+            pieces["backend"] = backends[0]
+        for meta in metas.values():
+            if _is_time(meta.get("start_ns")) and _is_time(meta.get("start_unix_ns")):
+                pieces["start_unix_ns"] = meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
+                break
+        return pieces
+
+    def _sentences(self, key: str) -> list[str]:
+        return list(dict.fromkeys(word for meta in self.metas.values() for word in _words(meta.get(key))))
 
 
-def _renumber(numbers: Ints, names: dict[int, Any], merged: dict[Any, int]) -> Ints:
-    """Turns a rank's own numbers into those of the merged table; a number without a name becomes -1."""
-    to_merged = np.full(max(names, default=-1) + 2, NONE, dtype=np.int32)  # the last entry stands for every unknown number
-    for number in sorted(names):
-        to_merged[number] = merged.setdefault(names[number], len(merged))
-    known = (numbers >= 0) & (numbers < len(to_merged) - 1)
-    return to_merged[np.where(known, numbers, len(to_merged) - 1)]
+def _is_damaged(directory: Path, reader: PartReader) -> bool:
+    """Tells whether something of a part could not be read: a line, a record, or a record that is cut."""
+    try:
+        with (directory / f"rank-{reader.rank}.events").open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(length // RECORD.itemsize * RECORD.itemsize)
+            cut = any(file.read())
+    except FileNotFoundError:
+        cut = False
+    return cut or reader.cut or reader.unreadable > 0
+
+
+def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
+    """Turns a rank's numbers into places among those that have a name; one that has none becomes -1."""
+    if not known:
+        return np.full(len(numbers), NONE, dtype=np.int32)
+    if known[-1] == len(known) - 1:  # no gaps
+        return np.where((numbers >= 0) & (numbers < len(known)), numbers, NONE)
+    place = np.searchsorted(known, numbers)
+    place[place == len(known)] = 0
+    return np.where(np.array(known)[place] == numbers, place, NONE)
 
 
 def _number_threads(idents: Ints) -> Ints:
@@ -276,55 +527,12 @@ def _number_threads(idents: Ints) -> Ints:
     return np.argsort(np.argsort(first))[number]
 
 
-def _world_size(parts: dict[int, _Part]) -> int:
-    said = [part.meta["world_size"] for part in parts.values() if _is_world_size(part.meta.get("world_size"))]
-    return max([*said, *(rank + 1 for rank in parts)], default=0)
-
-
 def _is_world_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= _MAX_RANKS
 
 
 def _is_time(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _pieces(parts: dict[int, _Part], world_size: int, start_ns: int) -> dict[str, Any]:
-    missing = [rank for rank in range(world_size) if rank not in parts] if len(parts) < world_size else []
-    stopped = [rank for rank, part in parts.items() if part.meta.get("stopped_at_max")]
-    said = [part.meta["note"] for part in parts.values() if isinstance(part.meta.get("note"), str)]
-    damaged = [rank for rank, part in parts.items() if part.unreadable]
-    hosts = {part.meta.get("host") for part in parts.values()} - {None}
-    notes = [
-        (missing, "left no record"),
-        ([rank for rank in stopped if "note" not in parts[rank].meta], "stopped recording at the maximum of records"),
-        (damaged, "left something unreadable, which was passed over"),
-    ]
-    pieces: dict[str, Any] = {
-        "world_size": world_size,
-        "ranks": [
-            {"rank": rank, **{key: part.meta[key] for key in _PER_RANK if key in part.meta and key != "rank"}}
-            for rank, part in parts.items()
-        ],
-        "not_recorded": list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_recorded")))),
-        "notes": [*said, *(f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks)],
-        "complete": not (missing or stopped or damaged),
-    }
-    unchecked = list(dict.fromkeys(word for part in parts.values() for word in _words(part.meta.get("not_checked"))))
-    if len(hosts) > 1:
-        unchecked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
-    if unchecked:
-        pieces["not_checked"] = unchecked
-    if len(hosts) > 1:
-        pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
-    backends = [part.meta["backend"] for part in parts.values() if isinstance(part.meta.get("backend"), str)]
-    if backends:
-        pieces["backend"] = backends[0]
-    for part in parts.values():
-        if _is_time(part.meta.get("start_ns")) and _is_time(part.meta.get("start_unix_ns")):
-            pieces["start_unix_ns"] = part.meta["start_unix_ns"] + start_ns - part.meta["start_ns"]
-            break
-    return pieces
 
 
 def _name_ranks(ranks: list[int]) -> str:
@@ -336,14 +544,14 @@ def _words(value: Any) -> list[str]:
     return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
 
 
-def _ends(parts: dict[int, _Part]) -> list[dict[str, Any]]:
+def _ends(metas: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Says how the ranks ended: as each says of itself, or as others saw it; who had not ended its part was at work until then."""
     ends: dict[int, dict[str, Any]] = {
         rank: {"rank": rank, "state": "running", "about": "still at work", "error": ""}
-        for rank, part in parts.items()
-        if "end_ns" not in part.meta
+        for rank, meta in metas.items()
+        if "end_ns" not in meta
     }
-    lists = [(rank, part.meta.get(key)) for rank, part in parts.items() for key in ("deaths", "ends")]
+    lists = [(rank, meta.get(key)) for rank, meta in metas.items() for key in ("deaths", "ends")]
     told = [(rank, end) for rank, found in lists for end in _entries(found) if type(end.get("rank")) is int]
     ends |= {end["rank"]: end for _, end in told}
     ends |= {rank: end for rank, end in told if end["rank"] == rank}
@@ -352,9 +560,6 @@ def _ends(parts: dict[int, _Part]) -> list[dict[str, Any]]:
 
 def _entries(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
-_TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
 
 
 def join_events(parts: Sequence[Events]) -> Events:
@@ -367,7 +572,7 @@ def join_events(parts: Sequence[Events]) -> Events:
         The events of all parts. ``seq`` counts anew within each rank.
 
     Example:
-        >>> from ringsim.traces.events import OP_CODES, Group, make_events
+        >>> from ringsim.traces.events import OP_CODES, Group
         >>> one = make_events({"rank": [0], "op": [OP_CODES["send"]], "group": [0]}, Tables(groups=(Group("world", (0, 1)),)))
         >>> joined = join_events([one, one])
         >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
@@ -379,130 +584,14 @@ def join_events(parts: Sequence[Events]) -> Events:
         for name, pieces in columns.items():
             values = getattr(part, name)
             if name in _TABLE_OF:
-                values = _renumber_joining(values, getattr(part.tables, _TABLE_OF[name]), merged[name])
+                numbers = [merged[name].setdefault(entry, len(merged[name])) for entry in getattr(part.tables, _TABLE_OF[name])]
+                values = np.array([*numbers, NONE], dtype=np.int32)[values]  # -1 picks the last
             pieces.append(values)
     tables = Tables(**{table: tuple(merged[column]) for column, table in _TABLE_OF.items()})
     return make_events({name: np.concatenate(pieces) for name, pieces in columns.items()}, tables)
 
 
-def _renumber_joining(numbers: Ints, names: Sequence[Any], merged: dict[Any, int]) -> Ints:
-    """Turns the numbers of one table into those of the merged one."""
-    to_merged = np.array([*(merged.setdefault(name, len(merged)) for name in names), NONE], dtype=np.int32)
-    return to_merged[numbers]  # -1 picks the last, which is NONE
-
-
-WORDS: Final = RECORD.itemsize // 4  # of 4 bytes, in a record
-# Where a record has its columns, counted in these words; of op and status, which share one, status is the upper half.
-COLUMNS: Final = {name: offset // 4 for name, (_, offset, *_) in (RECORD.fields or {}).items() if name != "status"}
-
-
-class Neighbour:
-    """Another rank's part.
-
-    Args:
-        directory: where the ranks write their parts.
-        rank: whose part.
-
-    Attributes:
-        view: its records as words of 4 bytes; what they mean stands in ``COLUMNS``. Zero from where the rank has not written yet.
-        elsewhere: whether the rank runs on another machine, so that its records cannot be read while it writes them.
-    """
-
-    def __init__(self, directory: Path, rank: int) -> None:
-        self.rank = rank
-        self.view: memoryview = memoryview(b"").cast("i")
-        self.elsewhere = False
-        self._events_path = directory / f"rank-{rank}.events"
-        self._names_path = self._events_path.with_suffix(".names")
-        self._file = self._names = -1
-        self._rest = b""  # of the names: a line whose end is not there yet
-        self._meta: dict[str, Any] = {}
-        self._tables: dict[str, dict[int, dict[str, Any]]] = {}
-
-    def __del__(self) -> None:
-        """Lets go of the files."""
-        for file in (self._file, self._names):
-            if file >= 0:
-                os.close(file)
-
-    def open(self) -> bool:
-        """Begins to read; False where there is nothing to be read, or not yet."""
-        if self._file >= 0:
-            return True
-        if self.elsewhere:
-            return False
-        try:
-            file = os.open(self._events_path, os.O_RDONLY)
-            self._names = os.open(self._names_path, os.O_RDONLY)
-        except OSError:
-            return False
-        self._read_names()
-        if self._is_writing():
-            self._file = file
-            self.extend()
-            return True
-        self.elsewhere = self._meta.get("host", socket.gethostname()) != socket.gethostname()
-        os.close(file)
-        os.close(self._names)
-        self._names, self._rest, self._meta, self._tables = -1, b"", {}, {}
-        return False
-
-    def _is_writing(self) -> bool:
-        """Whether the process that began this part lives, here: what an earlier run left is not to be taken for the present."""
-        pid, start_ns = self._meta.get("pid"), self._meta.get("start_ns")
-        if not isinstance(start_ns, int) or self._meta.get("host") != socket.gethostname():
-            return False
-        try:
-            born_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-            asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-        except (OSError, ValueError, IndexError, AttributeError):  # the process is gone; or this is not Linux
-            return False
-        return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
-
-    def starved_s(self) -> float:
-        """Returns how long the rank's first thread has waited for a processor in its life, in seconds; 0 where the system does not tell.
-
-        Each wait counts when it is over: one that still lasts is not in it.
-        """
-        try:
-            _, waited_ns, _ = Path(f"/proc/{self._meta.get('pid')}/schedstat").read_text().split()
-            return int(waited_ns) / 1e9
-        except (OSError, ValueError):
-            return 0.0
-
-    def extend(self) -> bool:
-        """Sees more of the file, where it has grown; False where it has not."""
-        length = os.fstat(self._file).st_size // RECORD.itemsize * RECORD.itemsize
-        if length <= self.view.nbytes:
-            return False
-        self.view = memoryview(mmap.mmap(self._file, length, access=mmap.ACCESS_READ)).cast("i")
-        return True
-
-    def entry(self, table: str, number: int) -> dict[str, Any]:
-        """Returns what the rank wrote down of one of its numbers; empty where it wrote nothing."""
-        entries = self._tables.setdefault(table, {})
-        if number not in entries and self._names >= 0:
-            self._read_names()
-        return entries.get(number, {})
-
-    def payload(self, number: int) -> Payload | None:
-        """Returns one of the rank's payloads, None where it has no name."""
-        try:
-            return read_payload(self.entry("payload", number))
-        except ValueError:
-            return None
-
-    def _read_names(self) -> None:
-        pieces = [self._rest]
-        while piece := os.read(self._names, 1 << 16):
-            pieces.append(piece)
-        *lines, self._rest = b"".join(pieces).split(b"\n")
-        for line in lines:
-            entry = json.loads(line)
-            if entry["table"] == "meta":
-                self._meta[entry["key"]] = entry["value"]
-            else:
-                self._tables.setdefault(entry["table"], {})[entry["id"]] = entry
+# -- cells of a notebook
 
 
 def in_notebook() -> bool:
@@ -539,149 +628,3 @@ def _shell() -> Any:
     """Returns IPython's shell, None outside of it."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
-
-
-_FIRST_READ: Final = 64  # records that are read at first; more follow where they are full
-_LONGEST_READ: Final = 1 << 14
-_GAP: Final = 64  # records that are read along rather than skipped
-
-
-class Batch(NamedTuple):
-    """Records of one rank, ascending: new ones, and those of earlier batches that have changed."""
-
-    slots: Ints
-    records: Ints
-
-
-class PartReader:
-    """Reads the part of one rank while it grows. The files are read, never mapped: what others cut short does no harm here.
-
-    ::
-
-        slots   [done][done][posted, awaited][done][posted][ 0 ][ 0 ]
-                             ^ read again           ^        ^ the next batch begins here
-
-    Args:
-        directory: where the parts are; one that is not there yet counts as empty.
-        rank: whose part it is.
-
-    Attributes:
-        meta: what the rank says of itself.
-        names: by table and number, what the rank numbers: groups, payloads, files.
-        fresh: the numbers of its groups on which every operation is recorded.
-        replaced: whether another part has come in the place of the one that was read first.
-    """
-
-    def __init__(self, directory: Path, rank: int) -> None:
-        self._events_path = directory / f"rank-{rank}.events"
-        self._names_path = self._events_path.with_suffix(".names")
-        self._inode = 0
-        self.replaced = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self.meta: dict[str, Any] = {}
-        self.names: dict[str, dict[int, Any]] = {"group": {}, "payload": {}, "file": {}}
-        self.fresh: set[int] = set()
-        self._names_read = 0  # bytes
-        self._unfinished = b""  # the last line of the names, where its end is not there yet
-        self._next = 0  # the first slot that no batch has seen written
-        self._open: Ints = np.zeros(0, dtype=np.int64)  # slots to be read again: not done, or empty though later ones are not
-        self._held: Ints = np.zeros(0, dtype=RECORD)  # what was read there
-
-    def advance(self) -> Batch:
-        """Returns what is new, and reads the names for it."""
-        try:
-            file = os.open(self._events_path, os.O_RDONLY)
-        except OSError:
-            return Batch(self._open[:0], self._held[:0])
-        try:
-            inode = os.fstat(file).st_ino
-            if inode != self._inode:  # the first, or one of another run in the place of the last
-                self.replaced = self._inode != 0
-                self._begin()
-                self._inode = inode
-            again, records = self._open, self._read_again(file)
-            changed = (records != self._held) & (records["status"] != 0)
-            fresh_slots, fresh = self._read_new(file)
-        finally:
-            os.close(file)
-        self.read_names()
-        slots, every = np.concatenate([again, fresh_slots]), np.concatenate([records, fresh])
-        waits = (every["status"] == 0) & (every["post_ns"] == 0)  # left empty for good, it bears another number
-        waits |= (every["status"] == IN_FLIGHT) & (OP_KINDS[every["op"]] <= COLLECTIVE)
-        new = np.concatenate([changed, fresh["status"] != 0])
-        self._open, self._held = slots[waits], every[waits]
-        return Batch(slots[new], every[new])
-
-    def is_live(self) -> bool:
-        """Tells whether the process that began this part lives, on this machine (Linux); what an earlier run left is not of the present."""
-        if "pid" not in self.meta:
-            self.read_names()
-        if self.meta.get("host") != socket.gethostname():
-            return False
-        try:
-            words = Path(f"/proc/{self.meta['pid']}/stat").read_text().rpartition(")")[2].split()
-            asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()  # the machine, since it was started
-            born_ns = int(words[19]) * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns
-        except (OSError, KeyError):
-            return False
-        return born_ns <= int(self.meta.get("start_ns", NONE))
-
-    def _read_again(self, file: int) -> Ints:
-        """Reads the open slots again."""
-        records = np.zeros(len(self._open), dtype=RECORD)
-        for some in np.split(np.arange(len(self._open)), np.flatnonzero(np.diff(self._open) > _GAP) + 1):
-            if len(some):
-                first = int(self._open[some[0]])
-                read = _read(file, first, int(self._open[some[-1]]) + 1 - first)
-                there = self._open[some] - first < len(read)
-                records[some[there]] = read[self._open[some[there]] - first]
-                records[some[~there]] = self._held[some[~there]]  # cut off by somebody: it stays as it was
-        return records
-
-    def _read_new(self, file: int) -> tuple[Ints, Ints]:
-        """Reads what was written behind the last batch, up to the last record that is there."""
-        pieces, first, width = [self._held[:0]], self._next, _FIRST_READ
-        while True:
-            window = _read(file, self._next, width)
-            written = np.flatnonzero(window["status"])
-            if not len(written):
-                break
-            pieces.append(window[: int(written[-1]) + 1])
-            self._next += int(written[-1]) + 1
-            if len(window) < width:
-                break
-            width = min(4 * width, _LONGEST_READ)
-        return np.arange(first, self._next), np.concatenate(pieces)
-
-    def read_names(self) -> None:
-        """Reads the names that are new: groups, payloads, files, and what the rank says of itself."""
-        try:
-            with self._names_path.open("rb", buffering=0) as file:
-                file.seek(self._names_read)
-                fresh = file.readall()
-        except OSError:
-            return
-        self._names_read += len(fresh)
-        *lines, self._unfinished = (self._unfinished + fresh).split(b"\n")
-        for line in lines:
-            entry = json.loads(line)
-            table = entry["table"]
-            if table == "meta":
-                self.meta[entry["key"]] = entry["value"]
-            elif table == "group":
-                self.names[table][entry["id"]] = read_group(entry)
-                if entry.get("fresh"):
-                    self.fresh.add(entry["id"])
-            elif table == "payload":
-                self.names[table][entry["id"]] = read_payload(entry)
-            elif table == "file":
-                name = entry["name"]
-                self.names[table][entry["id"]] = name_cells([name]).get(name, name)
-
-
-def _read(file: int, first: int, count: int) -> Ints:
-    """Reads records, as many as are there."""
-    data = os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize)
-    return np.frombuffer(data, dtype=RECORD, count=len(data) // RECORD.itemsize)

@@ -110,6 +110,7 @@ class Recorder:
         who: what stands in the column of the thread: the thread, or in memory the rank that is running.
 
     Attributes:
+        directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
         users: how many have installed hooks that show operations to this recorder.
@@ -146,7 +147,8 @@ class Recorder:
         now: Callable[[], int] = time.monotonic_ns,
         who: Callable[[], int] = threading.get_ident,
     ) -> None:
-        self.directory = None if directory is None else Path(directory)
+        self._in_memory = directory is None
+        self.directory = Path(directory or "")
         self.world_size = world_size
         self.groups: list[Group] = []
         self.payloads: list[Payload] = []
@@ -171,8 +173,8 @@ class Recorder:
         self._use(self._store.memory)
         self._post_span = self.make_post(OP_CODES["span"])
         self._post_mark = self.make_post(OP_CODES["mark"])
-        self.start_ns = now() if directory is not None else 0
-        if directory is not None:
+        self.start_ns = 0 if self._in_memory else now()
+        if not self._in_memory:
             self._introduce()
 
     def _introduce(self) -> None:
@@ -193,7 +195,7 @@ class Recorder:
     @property
     def rank(self) -> int:
         """The rank that is recorded; in memory, the one that is running."""
-        return self._rank if self.directory is not None else self._who()
+        return self._who() if self._in_memory else self._rank
 
     # -- operations
 
@@ -374,7 +376,7 @@ class Recorder:
         """How many records have been written; in memory, by the rank that is running."""
         records = np.frombuffer(self._memory, dtype=RECORD)
         written = records["status"] != 0
-        return int(np.count_nonzero(written if self.directory is not None else written & (records["thread"] == self._who())))
+        return int(np.count_nonzero(written & (records["thread"] == self._who()) if self._in_memory else written))
 
     def bookmark(self) -> int:
         """Returns a place: what is posted from now on stands behind it."""
@@ -474,10 +476,10 @@ class _Memory:
     """Memory that grows by doubling; untouched pages cost nothing. Names stay with the recorder."""
 
     def __init__(self) -> None:
-        self.memory = memoryview(np.zeros(CHUNK * RECORD_BYTES, dtype=np.uint8))
+        self.memory = np.zeros(CHUNK * RECORD_BYTES, dtype=np.uint8).data
 
     def grow(self, offset: int) -> memoryview:
-        memory = memoryview(np.zeros(4 * (offset + RECORD_BYTES), dtype=np.uint8))
+        memory = np.zeros(4 * (offset + RECORD_BYTES), dtype=np.uint8).data
         memory[: len(self.memory)] = self.memory
         self.memory = memory
         return memory

@@ -93,7 +93,7 @@ def test_what_gloo_refuses_is_a_reason() -> None:
 
 def test_an_answer_that_is_stuck_is_told_before_the_limit() -> None:
     reason = verdict(check.ring, test_check_ring.sends_first).reason
-    assert reason.startswith("The run never ended, for these waited in vain: rank 0 in send to rank 1 (line ")
+    assert reason.startswith("The run never ended, because these waited in vain: rank 0 in send to rank 1 (line ")
 
 
 def test_what_the_answer_prints_is_kept_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
 
 pytestmark = pytest.mark.timeout(100)
-SIZES = (1, 2, 3, 4)
+SIZES = (1, 4)  # the conformance of a backend of messages alone has the others
+WAYS = (("one", False, True), ("one", True, False), ("all", False, False), ("all", True, True))  # backend, async_op, strided
 DTYPES = (torch.float32, torch.uint8)  # sums of a few small whole numbers are exact in both
 TWINS = (
     {"all_gather_single", "all_gather_into_tensor"},
@@ -41,9 +42,7 @@ def compare_all() -> tuple[int, list[str]]:
     later = list(range(1, size)) or [0]
     groups = [(None, list(range(size))), (native.new_group(later), later)]
     count, different = 0, []
-    for (name, (op, case)), (group, members), backend, async_op, strided in itertools.product(
-        CASES.items(), groups, ("one", "all"), (False, True), (False, True)
-    ):
+    for (name, (op, case)), (group, members), (backend, async_op, strided) in itertools.product(CASES.items(), groups, WAYS):
         scene = {"rank": rank, "members": members, "group": group, "async_op": async_op}
         for dtype in DTYPES:
             comm.set_backend("torch")
@@ -60,7 +59,7 @@ def compare_all() -> tuple[int, list[str]]:
 @pytest.mark.parametrize("size", SIZES)
 def test_built_operations_give_the_bits_of_the_native_ones(size: int) -> None:
     for count, different in ringsim.trace(compare_all, world_size=size).results:
-        assert count > 500
+        assert count > 250
         assert different == []
 
 

@@ -19,7 +19,7 @@ from ringsim.traces.findings import Diagnosis
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
-LIMIT_S = 8.0
+LIMIT_S = 6.0
 LONG_S = 60.0
 
 

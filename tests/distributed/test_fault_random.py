@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from message_programs import Groups, Programs, awaited, circles, joined, named, programs_of_messages, said, said_circles
 
@@ -91,6 +91,7 @@ def outcome(programs: Programs) -> Trace | RingError:
         return error
 
 
+@settings(max_examples=settings.default.max_examples // 3)  # test_diagnose_programs asks the same of the record alone, and more often
 @given(parts=st.lists(programs_of_messages(SIZE, GROUPS), min_size=1, max_size=6))
 def test_ranks_are_told_where_the_evaluator_says_so(parts: list[Programs]) -> None:
     programs = in_a_row(parts)
