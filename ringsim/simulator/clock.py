@@ -80,7 +80,7 @@ class Clock:
         self.measures = measures
         self.current = self._outside = Runner(-1, 0)
         self._isolation = isolation
-        self._home: Any = None  # the greenlet of `run`
+        self._switch: Callable[[], object] = getcurrent  # to the greenlet of `run`
         self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
         self._asking: set[Callable[[], object]] = set()
         # What to call now; and later, in the order in which it was asked for, by time. Ranks that do alike are due at the same times.
@@ -155,13 +155,14 @@ class Clock:
         Raises:
             RingError: the rank is inside something that only threads of their own could bear.
         """
-        me = self.current
-        self._isolation.take(me.own)
+        me, isolation = self.current, self._isolation
+        if not isolation.is_common():
+            isolation.take(me.own)
         try:
-            self._home.switch()
+            self._switch()
         finally:  # an error may be thrown in
             self.current = me
-            self._isolation.put(me.own)
+            isolation.put(me.own)
             if self.measures:
                 self._resumed_s = time.thread_time()
 
@@ -193,7 +194,7 @@ class Clock:
         Args:
             lives: the ranks, and what each does. A function must not raise.
         """
-        self._home = getcurrent()
+        self._switch = getcurrent().switch
         freezes = gc.get_freeze_count() == 0
         if freezes:
             gc.freeze()  # the garbage collector need not look again and again at what was there before

@@ -471,7 +471,7 @@ def _collect(
     if rank.hooked:
         rank.before_operation()
     kind = _kind_of(rank, inputs if carried is None else carried, copies, reduction)
-    slot = rank.world.post_of(OP_CODES[name])(group.number, NONE if root == NONE else group.ranks[root], NONE, kind.number)
+    slot = rank.world.posts[OP_CODES[name]](group.number, NONE if root == NONE else group.ranks[root], NONE, kind.number)
     part = Part(rank, slot, group, kind, name, inputs, outputs)
     part.root, part.reduction, part.results = root, reduction, results
     rank.clock.polls = 0

@@ -121,10 +121,9 @@ class Isolation:
         >>> with Isolation(seed=0) as isolation:
         ...     isolation.put(one)
         ...     torch.set_grad_enabled(False)
-        ...     isolation.take(one)
+        ...     if not isolation.is_common(): isolation.take(one)
         ...     isolation.put(other)
         ...     print(torch.is_grad_enabled())
-        ...     isolation.take(other)
         ...     isolation.put(one)
         ...     print(torch.is_grad_enabled())
         ...     isolation.leave()
@@ -157,15 +156,13 @@ class Isolation:
     # -- switches
 
     def take(self, own: Isolated) -> None:
-        """Puts the common modes in force, in the place of those of a rank that gives way.
+        """Puts the common modes in force, in the place of those of a rank that gives way; to be called where ``is_common`` is False.
 
         Raises:
             RingError: the rank is inside something that cannot be taken out.
         """
-        if not self._is_common():
-            self._check("a simulated rank must not wait for others {}, got a wait there")
-            own.modes = self._take()
-        self._current = None
+        self._check("a simulated rank must not wait for others {}, got a wait there")
+        own.modes = self._take()
 
     def put(self, own: Isolated) -> None:
         """Puts modes and random numbers of a rank in force; the common modes must be. Seeds a rank that begins."""
@@ -190,20 +187,19 @@ class Isolation:
             RingError: the rank has left something open that cannot be taken out.
         """
         self._current = None
-        if not self._is_common():
+        if not self.is_common():
             try:
                 self._check("a simulated rank must leave what it has entered, got an end {}")
             finally:
                 self._take()
 
-    def _is_common(self) -> bool:
-        """Returns whether the common modes are in force, and nothing is going on that cannot be taken out."""
+    def is_common(self) -> bool:
+        """Returns whether the common modes are in force, and nothing is open that cannot be taken out."""
         return (
             _grad() is self._grad
-            and _backward() == -1
             and _inference() is self._inference
             and _dtype() is self._dtype
-            and not _autocast()
+            and _backward() == -1
             and _functions() == self._functions
             and _dispatches() == self._dispatches
             and _saved(True) is self._saved
@@ -211,6 +207,7 @@ class Isolation:
             and _anomaly() is self._anomaly
             and _deterministic() is self._deterministic
             and _loop() is None
+            and not _autocast()
             and not self._any_autocast
             and (self._device is None or torch.get_default_device() == self._device)
         )

@@ -1,44 +1,33 @@
-"""Who carries messages on the virtual clock, and says when each one arrives.
+"""The links between simulated ranks: who carries a message, and when it arrives.
 
-Here each ordered pair of ranks has a link of its own, which takes one message after the other. A message holds the link while its bytes
-go in, and arrives one latency after the last of them::
+**Private links**: each ordered pair of ranks has a link of its own, which takes one message after the other. A message holds the link while
+its bytes go in, and arrives one latency after the last of them::
 
     ready    start             free       arrive
       |--------|=================|----------|
         busy     size * beta       alpha              start = max(ready, free of the message before)
 
-Links that pairs of ranks share are in ``shared_links``.
-
-Fair shares of links: how fast flows go that cross each other, so that none can go faster without taking from a slower one.
-
-Progressive filling: all flows speed up together until a link is full. Those on it stay at that speed; the others go on. ::
-
-    link A, 10 bytes/s:  flow 1, flow 2            flow 2 is held at 2 by link B, so flow 1 gets the other 8 of A
-    link B,  4 bytes/s:          flow 2, flow 3    flow 3 is held at 2
-
-Speeds are *paces* here, seconds for each byte, as the beta of a link is: a flow that is alone has exactly the pace of its slowest link.
-
-Source:
-    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition (1992), section 6.5.2: max-min fairness and its algorithm.
-
-Links that several pairs of ranks use: messages that are under way together share them fairly.
-
-A message is a flow. It passes all links of its route at once, at the pace that `fair_share` gives it among the others; when a flow begins
-or ends, those that it met get new paces. Messages from one rank to another go one after the other, as on a link of their own; so do the
-flows of one group's collectives, beside them::
-
-    0 -> 2, 8 bytes    |==== half the link ====|== alone ==|           arrives one latency after its last byte
-    1 -> 2, 4 bytes    |==== half the link ====|                       so does this one
-
-The cores of one machine, on the virtual clock: who needs one waits until one is free.
-
-More ranks than cores is what a laptop has. Ranks that sleep need none; posting a message, bringing its bytes over and the program between
-what a trace shows do. With two cores and three ranks that begin at once::
+**Shared cores**: the same, on one machine with fewer cores than ranks. A message needs a core while it is carried, as posting it does::
 
     core 0   |== rank 0 posts ==|== rank 2 posts ==|          rank 2 asked last, and waits for the first core that is free
     core 1   |== rank 1 posts ==|== 0 -> 1 is carried ====|
 
-Chooses who carries the messages of a simulated run.
+**Shared links**: messages that are under way together share the links of a topology fairly. A message is a flow, which passes all links of
+its route at once; when a flow begins or ends, those that it met get new paces. Messages from one rank to another go one after the other, as
+so do the flows of one group's collectives, beside them::
+
+    0 -> 2, 8 bytes    |==== half the link ====|== alone ==|           arrives one latency after its last byte
+    1 -> 2, 4 bytes    |==== half the link ====|                       so does this one
+
+Sharing is max-min fair: all flows speed up together until a link is full; those on it stay at that speed, and the others go on. ::
+
+    link A, 10 bytes/s:  flow 1, flow 2            flow 2 is held at 2 by link B, so flow 1 gets the other 8 of A
+    link B,  4 bytes/s:          flow 2, flow 3    flow 3 is held at 2
+
+Speeds are *paces*, seconds for each byte, as the beta of a link is: a flow that is alone has exactly the pace of its slowest link.
+
+Source:
+    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition (1992), section 6.5.2: max-min fairness and its algorithm.
 """
 
 from __future__ import annotations
@@ -55,19 +44,7 @@ from ringsim.faults import Degrade, Injection, degraded_by
 from ringsim.link import Link, check_links
 from ringsim.topologies import Hop, OneMachine, Topology
 
-__all__ = [
-    "Arrived",
-    "Cores",
-    "Line",
-    "Links",
-    "PrivateLinks",
-    "SharedCores",
-    "SharedLinks",
-    "Timer",
-    "degraded",
-    "fair_paces",
-    "make_links",
-]
+__all__ = ["Arrived", "Cores", "Links", "PrivateLinks", "SharedCores", "SharedLinks", "Timer", "degraded", "fair_paces", "make_links"]
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
@@ -121,27 +98,14 @@ class Links(Protocol):
         ...
 
 
-class Line:
-    """One link, which nobody else uses.
-
-    Args:
-        link: what a message costs on it.
-
-    Attributes:
-        free_s: when it has taken all bytes of the messages until now.
-    """
+class _Line:
+    """One link, which nobody else uses."""
 
     __slots__ = ("alpha_s", "beta_s", "free_s")
 
     def __init__(self, link: Link) -> None:
         self.alpha_s, self.beta_s = link.alpha_s, link.beta_s_per_byte
-        self.free_s = 0.0
-
-    def carry(self, size_bytes: int, ready_s: float) -> float:
-        """Takes a message of a size that may leave at a time, and returns when it arrives."""
-        free_s = self.free_s
-        self.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * self.beta_s
-        return free_s + self.alpha_s
+        self.free_s = 0.0  # when it has taken all bytes of the messages until now
 
 
 class PrivateLinks:
@@ -168,7 +132,7 @@ class PrivateLinks:
         check_links(link)
         self._link = link
         self._slower = slower
-        self._lines: dict[tuple[int, int], Line] = {}  # by (src, dst)
+        self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
         """Takes a message, as `Links.carry` says.
@@ -179,21 +143,14 @@ class PrivateLinks:
         Raises:
             ArgumentError: the table of links has none for this pair.
         """
-        return self.line_of(src, dst).carry(size_bytes, ready_s)
+        line = self._lines.get((src, dst)) or self._open(src, dst)
+        free_s = line.free_s
+        line.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * line.beta_s
+        return free_s + line.alpha_s
 
-    def line_of(self, src: int, dst: int) -> Line:
-        """Returns the line of a pair, which carries all its messages.
-
-        Raises:
-            ArgumentError: the table of links has none for this pair.
-        """
-        line = self._lines.get((src, dst))
-        if line is None:
-            line = self._lines[src, dst] = self._make_line(src, dst)
+    def _open(self, src: int, dst: int) -> _Line:
+        line = self._lines[src, dst] = _Line(self.link_of(src, dst))
         return line
-
-    def _make_line(self, src: int, dst: int) -> Line:
-        return Line(self.link_of(src, dst))
 
     def link_of(self, src: int, dst: int) -> Link:
         """Returns what a message that nobody disturbs costs, as `Links.link_of` says.
@@ -483,22 +440,6 @@ class Cores:
         return end_s
 
 
-class _Line(Line):
-    """A link whose messages need a core for as long as each takes alone; what a slower link takes beyond that needs none."""
-
-    __slots__ = ("alone", "cores")
-
-    def __init__(self, link: Link, alone: Link, cores: Cores) -> None:
-        super().__init__(link)
-        self.alone, self.cores = alone, cores
-
-    def carry(self, size_bytes: int, ready_s: float) -> float:
-        """Takes a message of a size that may leave at a time, and returns when it arrives."""
-        begin_s = max(ready_s, self.free_s)
-        arrives_s = super().carry(size_bytes, ready_s)
-        return max(arrives_s, self.cores.book(begin_s, self.alone.time_s(size_bytes)))
-
-
 class SharedCores(PrivateLinks):
     """A link for each ordered pair of ranks; each message needs a core for as long as it takes alone.
 
@@ -518,8 +459,11 @@ class SharedCores(PrivateLinks):
         self.cores = Cores(count)
         self._alone = link
 
-    def _make_line(self, src: int, dst: int) -> Line:
-        return _Line(self.link_of(src, dst), self._alone, self.cores)
+    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
+        """Takes a message, as `PrivateLinks.carry` does; it needs a core from when it begins."""
+        begin_s = max(ready_s, (self._lines.get((src, dst)) or self._open(src, dst)).free_s)
+        arrives_s = super().carry(src, dst, size_bytes, ready_s)
+        return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
 
 
 def make_links(
@@ -530,7 +474,7 @@ def make_links(
     topology: Topology | None = None,
     inject: Iterable[Injection] = (),
 ) -> Links:
-    """Returns who carries the messages of a run.
+    """Returns the links of a run.
 
     Args:
         timer: the virtual clock.

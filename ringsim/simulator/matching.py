@@ -248,17 +248,17 @@ def check_storage(tensor: torch.Tensor) -> int:
         ArgumentError: the storage was resized since the tensor was made.
     """
     size_bytes: int = tensor.nbytes
-    if not size_bytes:
-        return 0
     try:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:  # a subclass without memory of its own, which itself says how it is copied
         return size_bytes
-    needed = tensor.storage_offset() * tensor.itemsize + size_bytes
+    offset, needed = tensor.storage_offset(), size_bytes
     if not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
-    if needed > there:
+        needed = (last + 1) * tensor.itemsize
+    if offset:
+        needed += offset * tensor.itemsize
+    if needed > there and size_bytes:
         raise ArgumentError(
             f"a tensor must keep its memory until its operation is done, got a storage of {there:,} bytes for {needed:,}. "
             "Resize it after wait()."
@@ -403,7 +403,8 @@ class Operation:
         self.done_s = time_s
         if self.waiting:
             self.waiting = False
-            self.rank.clock.at(time_s, self.rank.resume)
+            rank = self.rank
+            rank.clock.at(time_s, rank.resume)
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done, and then records that; where it is not, the other ranks get on a little."""
@@ -465,7 +466,7 @@ class Message(Operation):
     Attributes:
         number: its place among the messages that had to wait for their other side; 0 for one that met it at once.
         arrives_s: of a send that left before its recv was posted: when its message arrives, ``NEVER`` while that is not known.
-        met: of such a send, its recv, once that was posted.
+        met: of a send, its recv, once both are there.
     """
 
     sends = False
@@ -487,6 +488,12 @@ class Message(Operation):
     ) -> None:
         self.op, self.rank, self.slot, self.group, self.kind = op, rank, slot, group, kind
         self.tensor, self.peer, self.tag, self.channel = tensor, peer, tag, channel
+
+    def arrive(self, time_s: float) -> None:
+        """Completes a send and its recv: the message has arrived."""
+        if self.met is not None:
+            self.met.complete(time_s)
+        self.complete(time_s)
 
     def source_rank(self) -> int:
         """Returns the rank within the group that a message came from; waits for it."""
@@ -578,7 +585,8 @@ class Rendezvous:
             channel = self._find_send(message)
             if channel is None:
                 key = (message.group, message.rank.number, message.tag)
-                self._number(message)
+                self._posted += 1
+                message.number = self._posted
                 self._from_any.setdefault(key, deque()).append(message)
                 return
         waiting = channel.waiting
@@ -586,10 +594,10 @@ class Rendezvous:
             others = self._from_any.get((channel.group, channel.dst, channel.tag))
             if others and (not waiting or waiting[0].sends or others[0].number < waiting[0].number):
                 waiting = others
-        if not waiting or waiting[0].sends is message.sends:
+        other = waiting[0] if waiting else message
+        if other.sends is message.sends:
             self._queue(channel, message)
             return
-        other = waiting[0]
         if message.kind is not other.kind:
             _compare(message, other)
         waiting.popleft()
@@ -609,34 +617,34 @@ class Rendezvous:
         for queue in (*(channel.waiting for channel in self._channels.values()), *self._from_any.values()):
             yield from queue
 
-    def _number(self, message: Message) -> None:
-        self._posted += 1
-        message.number = self._posted
-
     def _queue(self, channel: Channel, message: Message) -> None:
         """Lets a message wait for its other side."""
-        self._number(message)
+        self._posted += 1
+        message.number = self._posted
         channel.waiting.append(message)
 
     def _meet(self, send: Message, recv: Message, last: Message) -> None:
         """Begins to carry a message, of whose sides ``last`` has just been posted."""
-        self._move(send, recv, last)
-        now = self._clock.now
-        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now, partial(_arrive, send, recv))
-        if arrives_s is not None:
-            recv.complete(arrives_s)
-            send.complete(arrives_s)
-
-    def _move(self, send: Message, recv: Message, last: Message) -> None:
-        """Copies what is sent. Where that fails, the side that was just posted raises, and the other's wait does."""
         try:
             _move(send.tensor, recv.tensor)
         except Exception as error:
-            last.close_record(ERROR)
-            first = recv if last is send else send
-            first.error = type(error)(*error.args)
-            first.complete(self._clock.now)
+            self._fail(recv if last is send else send, last, error)
             raise
+        now = self._clock.now
+        send.met = recv
+        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now, send.arrive)
+        if arrives_s is not None:
+            send.done_s = recv.done_s = arrives_s
+            if recv.waiting:
+                recv.complete(arrives_s)
+            if send.waiting:
+                send.complete(arrives_s)
+
+    def _fail(self, first: Message, last: Message, error: Exception) -> None:
+        """Ends a message that cannot be moved: ``last`` raises as it is posted, and the wait for the other side does."""
+        last.close_record(ERROR)
+        first.error = type(error)(*error.args)
+        first.complete(self._clock.now)
 
     def _find_send(self, recv: Message) -> Channel | None:
         """Returns the channel of the send that was posted first, of those that a recv from anybody may take; None where there is none."""
@@ -649,11 +657,6 @@ class Rendezvous:
             if best is None or channel.waiting[0].number < best.waiting[0].number:
                 best = channel
         return best
-
-
-def _arrive(send: Message, recv: Message, time_s: float) -> None:
-    recv.complete(time_s)
-    send.complete(time_s)
 
 
 class Buffered(Rendezvous):
@@ -698,7 +701,11 @@ class Buffered(Rendezvous):
         if send.kind.size_bytes > self._limit:
             super()._meet(send, recv, last)
             return
-        self._move(send, recv, last)
+        try:
+            _move(send.tensor, recv.tensor)
+        except Exception as error:
+            self._fail(recv if last is send else send, last, error)
+            raise
         now = self._clock.now
         if send.arrives_s is None:  # its recv was there first
             send.complete(now)
@@ -790,7 +797,11 @@ class InOrder(Rendezvous):
             super().post(message)
 
     def _meet(self, send: Message, recv: Message, last: Message) -> None:
-        self._move(send, recv, last)
+        try:
+            _move(send.tensor, recv.tensor)
+        except Exception as error:
+            self._fail(recv if last is send else send, last, error)
+            raise
 
         def arrive(time_s: float) -> None:
             self._arrive(send, time_s)

@@ -82,16 +82,10 @@ class World:
     makers: SimulatedGroup | None = None
     shared: dict[int, dict[int, Any]] = field(default_factory=dict)
     kinds: dict[Any, Kind] = field(default_factory=dict)
-    posts: dict[int, Callable[..., int | None]] = field(default_factory=dict)
+    posts: _Posts = field(init=False)
 
-    def post_of(self, op: int) -> Callable[..., int | None]:
-        """Returns what records that an operation is posted."""
-        if not self.records:
-            return _post_nothing
-        post = self.posts.get(op)
-        if post is None:
-            post = self.posts[op] = self.recorder.make_post(op)
-        return post
+    def __post_init__(self) -> None:
+        self.posts = _Posts(self.recorder if self.records else None)
 
     def make_kind(self, payload: Payload, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> Kind:
         """Returns what operations that carry the same have in common."""
@@ -105,6 +99,18 @@ class World:
             payload = Payload(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
             kind = self.kinds[key] = self.make_kind(payload, *key)
         return kind
+
+
+class _Posts(dict[int, Callable[..., int | None]]):
+    """By the code of an operation, what records that one is posted: made on use."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __missing__(self, op: int) -> Callable[..., int | None]:
+        post = self[op] = _post_nothing if self._recorder is None else self._recorder.make_post(op)
+        return post
 
 
 def _post_nothing(group: int, peer: int, tag: int, payload: int) -> None:
@@ -133,7 +139,7 @@ class SimulatedRank(Runner, Membership, Backend):
         self.in_order = not world.matcher.by_tag
         self.fails_at = fails_at
         self.hooked = world.clock.measures or fails_at is not None  # whether `before_operation` has something to do
-        self._match = world.matcher.post
+        self._match, self._posts = world.matcher.post, world.posts
         self._costs = world.costs
         # Where messages went, and came from: by group, peer and tag as they were given, which are good after the first time.
         self._to: dict[tuple[Any, Any, Any], Channel] = {}
@@ -271,7 +277,7 @@ class SimulatedRank(Runner, Membership, Backend):
             world.makers = SimulatedGroup(self.clock, GROUPS, everyone, world.recorder.group(GROUPS, everyone))
         payload = Payload("ranks", tuple(sorted(members)), 0)
         kind = world.make_kind(payload)
-        slot = world.post_of(OP_CODES["new_group"])(world.makers.number, NONE, NONE, kind.number)
+        slot = world.posts[OP_CODES["new_group"]](world.makers.number, NONE, NONE, kind.number)
         part = Part(self, slot, world.makers, kind, "new_group")
         self.clock.polls = 0
         if making.members != members:
@@ -356,7 +362,7 @@ class SimulatedRank(Runner, Membership, Backend):
             self.before_operation()
         slot = None
         if self.recorder is not None:
-            slot = self.world.post_of(op)(channel.group.number, channel.dst, tag, kind.number)
+            slot = self._posts[op](channel.group.number, channel.dst, tag, kind.number)
         handle = Send(op, self, slot, channel.group, kind, tensor, channel.dst, tag, channel)
         self._match(handle)
         if self._costs is not None:
@@ -376,7 +382,7 @@ class SimulatedRank(Runner, Membership, Backend):
             self.before_operation()
         slot = None
         if self.recorder is not None:
-            slot = self.world.post_of(op)(channel.group.number, channel.src, tag, kind.number)
+            slot = self._posts[op](channel.group.number, channel.src, tag, kind.number)
         handle = Recv(op, self, slot, channel.group, kind, tensor, channel.src, tag, None if channel.src == ANY_SOURCE else channel)
         self._match(handle)
         if self._costs is not None:
