@@ -387,8 +387,8 @@ def discover(
 ) -> Discovery:
     """Finds out which of the processes that were started together this one is.
 
-    Each process calls it for itself. It does not block, except under the last rule: where a launcher of MPI has not said everything (several
-    machines and no MASTER_ADDR, or no local rank) and mpi4py is installed, MPI is asked on all ranks together.
+    Each process calls it for itself. It does not block, except under the last rule: where a launcher of MPI has not said everything
+    (several machines and no MASTER_ADDR, or no local rank) and mpi4py is installed, MPI is asked on all ranks together.
 
     Args:
         head_ip: address or name of rank 0's machine; None to find it, and so for the others.

@@ -66,9 +66,9 @@ class Slow:
 class Degrade:
     """Makes a link slower: each message from ``src`` to ``dst`` travels ``factor`` times as long.
 
-    On a virtual clock, latency and time per byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the message
-    takes ``factor`` times as long, counted from when both sides were posted. Several for one link multiply. The way back from ``dst`` to
-    ``src`` is another link; on real ranks collectives are not affected.
+    On a virtual clock, latency and time per byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the
+    message takes ``factor`` times as long, counted from when both sides were posted. Several for one link multiply. The way back from
+    ``dst`` to ``src`` is another link; on real ranks collectives are not affected.
 
     Args:
         src: rank that sends.

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank knows about itself. (The types are those of higher floors, which this one does not import.)
+    """What a rank knows about itself; fields of type Any hold values of modules above this one, which it does not import.
 
     Attributes:
         ring: the ``Ring`` that this rank is in, None before ``initialize_distributed`` and after ``destroy_distributed``.

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ringsim.environment import LAUNCHERS, Discovery, discover
+from ringsim.environment import LAUNCHERS, Discovery, discover, expand_node_list
 from ringsim.errors import ArgumentError, RingError
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "environments").glob("*.json"))}
@@ -345,3 +345,54 @@ def test_mpi4py_of_another_mpi_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_discovery_loads_neither_torch_nor_mpi() -> None:
     code = "import sys, ringsim.environment; sys.exit(bool({'torch', 'mpi4py', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# --- Slurm's lists of machines ---
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node[01-03,07],gpu5", "node01 node02 node03 node07 gpu5"),
+        ("a[1-2]b[3-4]", "a1b3 a1b4 a2b3 a2b4"),
+        ("rack[0-1]node[09-10]-ib,login", "rack0node09-ib rack0node10-ib rack1node09-ib rack1node10-ib login"),
+        ("localhost", "localhost"),
+        ("n[098-101]", "n098 n099 n100 n101"),
+        ("n[9-11]", "n9 n10 n11"),
+        ("[1-2]x", "1x 2x"),
+        ("node01,node01", "node01 node01"),
+    ],
+)
+def test_a_node_list_is_written_out(text: str, names: str) -> None:
+    assert expand_node_list(text) == names.split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            ",",
+            "a,",
+            ",a",
+            "a,,b",
+            "a b",
+            "a[",
+            "a]",
+            "a[]",
+            "a[1",
+            "a1]",
+            "a[[1]]",
+            "a[1]]",
+            "a[,]",
+            "a[1,]",
+            "a[1-]",
+            "a[-1]",
+            "a[x]",
+        ),
+        *("a[3-1]", "a[1-2-3]", "a[1-9:2]", "a[٣]", "a[0-999999999]", "a[0-999]b[0-999]c[0-1]", f"a[{'9' * 5000}]"),
+    ],
+)
+def test_other_text_is_no_node_list(text: str) -> None:
+    with pytest.raises(RingError, match=r"^a node list must be .*, got .*\. Correct the SLURM_\*_NODELIST variable"):
+        expand_node_list(text)

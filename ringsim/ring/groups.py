@@ -1,10 +1,10 @@
 """How the pair groups of a ring are built: the arguments, the groups of two ranks, and the two ways to get all of them.
 
-This is the one module that builds groups by torch's private API. The public ``new_group`` must be called by every rank for every group, also
-by ranks outside it: a ring of N pairs costs each rank N calls. A pair needs only its two members. So each member builds the group by itself,
-under a name that both know, over the store that all ranks share. (Torch's own way for that, ``use_local_synchronization``, puts the number
-of groups that the process has made into the name: both members must then have made equally many, which no order achieves in a ring of odd
-length.)
+This is the one module that builds groups by torch's private API. The public ``new_group`` must be called by every rank for every group,
+also by ranks outside it: a ring of N pairs costs each rank N calls. A pair needs only its two members. So each member builds the group by
+itself, under a name that both know, over the store that all ranks share. (Torch's own way for that, ``use_local_synchronization``, puts the
+number of groups that the process has made into the name: both members must then have made equally many, which no order achieves in a ring
+of odd length.)
 
 Gloo writes its own address into a store and waits for the other's. Over the shared store that takes ten questions for two groups, and ranks
 that build their groups in an unlucky order wait for each other in a circle. So both groups are built at once, each over a store inside this
@@ -128,33 +128,31 @@ def check_ring_arguments(
     return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), _ring(ring_ranks, rank, world_size))
 
 
-def complete_ring_arguments(
-    known: Mapping[str, Any], head_ip: Any, port: Any, world_size: Any, rank: Any, local_rank: Any, comm_device: Any
-) -> tuple[Any, Any, Any, Any, Any, Any]:
+def complete_ring_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in the arguments of ``initialize_distributed`` that are None.
 
     Args:
-        known: what the existing ring or default process group says, by the names of the arguments; it takes precedence over the launcher.
-        head_ip, port, world_size, rank, local_rank: as in ``check_ring_arguments``; None to find the value.
-        comm_device: the same; "cpu" where nothing is known.
+        given: ``head_ip``, ``port``, ``world_size``, ``rank``, ``local_rank`` and ``comm_device``; None for a value to be found.
+        known: what the existing ring or default process group says, by the same names; it takes precedence over the launcher.
 
     Returns:
-        The six values in this order, none of them None, still unchecked.
+        The six values, none of them None, still unchecked; ``comm_device`` is "cpu" where nothing is known.
 
     Raises:
         ArgumentError: a value does not fit what the launcher says.
         RingError: a value cannot be found.
 
     Example:
-        >>> complete_ring_arguments({}, "10.0.0.1", 29500, 4, 2, 0, None)
-        ('10.0.0.1', 29500, 4, 2, 0, 'cpu')
+        >>> ours = {"head_ip": "10.0.0.1", "port": 29500, "world_size": 4, "rank": 2, "local_rank": 0, "comm_device": None}
+        >>> complete_ring_arguments(ours, known={})["comm_device"]
+        'cpu'
     """
-    given = {"head_ip": head_ip, "port": port, "world_size": world_size, "rank": rank, "local_rank": local_rank}
     values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
+    device = values.pop("comm_device")
     if None in values.values():
-        values = vars(discover(**values))
-    device = known.get("comm_device", "cpu") if comm_device is None else comm_device
-    return values["head_ip"], values["port"], values["world_size"], values["rank"], values["local_rank"], device
+        found = discover(**values)
+        values = {name: getattr(found, name) for name in values}
+    return {**values, "comm_device": "cpu" if device is None else device}
 
 
 def _ring(ring_ranks: Any, rank: int, world_size: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Whose prints are shown: those of rank 0, and those with ``force=True``.
 
-When several ranks print to one terminal, nobody can read it. ``suppress_output`` replaces ``print`` by one that shows the lines of rank 0 and
-passes those of the others to ``RankState.hidden_output``; ``restore_output`` puts the built-in ``print`` back.
+When several ranks print to one terminal, nobody can read it. ``suppress_output`` replaces ``print`` by one that shows the lines of rank 0
+and passes those of the others to ``RankState.hidden_output``; ``restore_output`` puts the built-in ``print`` back.
 """
 
 from __future__ import annotations

@@ -115,14 +115,14 @@ def initialize_distributed(
 ) -> None:
     """Joins this process to the others: default process group, ring, and the two pair groups of this rank.
 
-    Every process calls it once, in any order, and blocks until all have; a wrong start raises the same error on every rank. Rank 0 listens at
-    ``head_ip`` and ``port`` (only on loopback if ``head_ip`` is loopback), and the others connect to it. If the script has already called
-    ``init_process_group``, the ring is built on that group, and ``head_ip`` and ``port`` are only stored. Afterwards only rank 0's prints are
-    shown (``suppress_output``). A second call with the values in force returns at once; arguments that it leaves out, and the default
-    ``timeout_s``, fit any values.
+    Every process calls it once, in any order, and blocks until all have; a wrong start raises the same error on every rank. Rank 0 listens
+    at ``head_ip`` and ``port`` (only on loopback if ``head_ip`` is loopback), and the others connect to it. If the script has already
+    called ``init_process_group``, the ring is built on that group, and ``head_ip`` and ``port`` are only stored. Afterwards only rank 0's
+    prints are shown (``suppress_output``). A second call with the values in force returns at once; arguments that it leaves out, and the
+    default ``timeout_s``, fit any values.
 
-    On a backend other than torch (``ringsim.comm.set_backend`` before this), that backend joins the ranks and makes the groups, and its errors
-    are raised; ``head_ip`` and ``port`` are only stored.
+    On a backend other than torch (``ringsim.comm.set_backend`` before this), that backend joins the ranks and makes the groups, and its
+    errors are raised; ``head_ip`` and ``port`` are only stored.
 
     Arguments that are left out are found: in the default process group if there is one, then in what the launcher says
     (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). A process without a launcher must pass them; ``world_size=1`` is a
@@ -151,8 +151,8 @@ def initialize_distributed(
         ((0,), 'cpu', None)
         >>> destroy_distributed()
     """
-    complete = complete_ring_arguments(_known(), head_ip, port, world_size, rank, local_rank, comm_device)
-    initialize(*complete, timeout_s=timeout_s, ring_ranks=ring_ranks)
+    given = {"head_ip": head_ip, "port": port, "world_size": world_size, "rank": rank, "local_rank": local_rank, "comm_device": comm_device}
+    initialize(**complete_ring_arguments(given, _known()), timeout_s=timeout_s, ring_ranks=ring_ranks)
 
 
 def initialize(
@@ -302,8 +302,8 @@ def get_comm_device() -> str:
 def destroy_distributed() -> None:
     """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
 
-    Every rank calls it when its messages are done. On torch, rank 0 waits until the others have called it too, for a few seconds at most, since
-    it holds the store that they share. A default process group that the script made itself stays. Harmless if there is no ring.
+    Every rank calls it when its messages are done. On torch, rank 0 waits until the others have called it too, for a few seconds at most,
+    since it holds the store that they share. A default process group that the script made itself stays. Harmless if there is no ring.
 
     Example:
         >>> destroy_distributed()

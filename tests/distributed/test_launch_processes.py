@@ -57,7 +57,7 @@ def test_no_rank_outlives_its_server(tmp_path: Path) -> None:
 
 
 def test_no_rank_is_left_when_an_error_arrives() -> None:
-    """0.1.0 went on once the ranks' channels were closed, when they might still be taken down, or wait for the server to reap them."""
+    """A closed channel is not enough: its rank may still be exiting, or wait to be reaped."""
 
     def wait_for_each_other() -> None:
         import torch
@@ -70,7 +70,7 @@ def test_no_rank_is_left_when_an_error_arrives() -> None:
             raise ValueError("no such layer")
         time.sleep(100)
 
-    for worker, error in [(wait_for_each_other, Deadlock), (sleep_and_fail, RankFailed)] * 10:
+    for worker, error in [(wait_for_each_other, Deadlock), (sleep_and_fail, RankFailed)] * 4:
         with pytest.raises(error):
             ringsim.trace(worker, world_size=2)
         assert not [name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")]
@@ -119,14 +119,14 @@ def test_runs_at_the_same_time_do_not_meet() -> None:
     results: dict[int, list[list[float]]] = {}
 
     def many(number: int) -> None:
-        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(100)]
+        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(30)]
 
     threads = [threading.Thread(target=many, args=(number,)) for number in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == {number: [[1 + 10.0 * number, 0 + 10.0 * number]] * 100 for number in (1, 2)}
+    assert results == {number: [[1 + 10.0 * number, 0 + 10.0 * number]] * 30 for number in (1, 2)}
 
 
 @pytest.mark.timeout(120)

@@ -116,7 +116,7 @@ def check_ring(facts: dict[str, Any], rank: int, world_size: int, ring: list[int
     assert facts["sums"] == [pred + rank, rank + succ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 33, 64])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 33, 64])
 def test_ring(server: RankServer, count: int) -> None:
     port = free_port()
     facts = results(server.run(look_at_ring, [(port, count, rank, None, True) for rank in range(count)], limit_s=50))
@@ -124,7 +124,7 @@ def test_ring(server: RankServer, count: int) -> None:
         check_ring(facts[rank], rank, count, list(range(count)))
 
 
-@pytest.mark.parametrize("rings", [[[0, 2], [1, 3]], [[2, 0, 1], [4, 3]], [[3, 2, 1, 0]], [[1, 2, 0], [3]], [[0], [1]]])
+@pytest.mark.parametrize("rings", [[[2, 0, 1], [4, 3]], [[1, 2, 0], [3]], [[0], [1]]])
 @pytest.mark.parametrize("private", [True, False], ids=["private", "public"])
 def test_several_rings_in_one_world(server: RankServer, rings: list[list[int]], private: bool) -> None:
     port, count = free_port(), sum(len(ring) for ring in rings)
@@ -134,7 +134,7 @@ def test_several_rings_in_one_world(server: RankServer, rings: list[list[int]], 
         check_ring(facts[rank], rank, count, ring_of[rank], private=private)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("count", [2, 3])
 def test_ring_where_torch_lacks_the_private_api(server: RankServer, count: int) -> None:
     port = free_port()
     facts = results(server.run(look_at_ring, [(port, count, rank, None, False) for rank in range(count)]))

@@ -1,0 +1,289 @@
+"""What a ring is built from, without ranks: its arguments, its pairs, and what it asks of a backend that only takes notes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringsim.comm import set_backend
+from ringsim.comm.backend import Backend
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.ring import (
+    current_ring,
+    destroy_distributed,
+    get_comm_device,
+    get_pipeline_parallel_pred_group,
+    get_pipeline_parallel_succ_group,
+    groups,
+    initialize,
+    initialize_distributed,
+)
+from ringsim.ring.groups import build_on_backend, check_ring_arguments, pair_name, pairs_of
+
+GOOD: dict[str, Any] = {
+    "head_ip": "127.0.0.1",
+    "port": 29500,
+    "world_size": 4,
+    "rank": 2,
+    "local_rank": 2,
+    "comm_device": "cpu",
+    "timeout_s": 30,
+    "ring_ranks": None,
+}
+
+
+def test_good_arguments_come_back() -> None:
+    arguments = check_ring_arguments(**GOOD)
+    assert {name: getattr(arguments, name) for name in GOOD if name != "ring_ranks"} == {
+        name: GOOD[name] for name in GOOD if name != "ring_ranks"
+    }
+    assert arguments.ranks == (0, 1, 2, 3)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    arguments = check_ring_arguments(**{**GOOD, "rank": np.int64(2), "ring_ranks": np.array([2, 0])})
+    assert type(arguments.rank) is int
+    assert arguments.ranks == (2, 0)
+    assert {type(rank) for rank in arguments.ranks} == {int}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("head_ip", None, "head_ip must be an address or a name as text, got None"),
+        ("head_ip", "", "head_ip must be an address or a name as text, got ''"),
+        ("head_ip", b"127.0.0.1", "head_ip must be an address or a name as text"),
+        ("port", 0, "port must be a whole number from 1 to 65535, got 0"),
+        ("port", 65536, "port must be a whole number from 1 to 65535, got 65536"),
+        ("port", "29500", "port must be a whole number from 1 to 65535, got '29500'"),
+        ("port", None, "port must be a whole number from 1 to 65535, got None"),
+        ("world_size", 0, "world_size must be a whole number of 1 or more, got 0"),
+        ("world_size", 2.0, "world_size must be a whole number of 1 or more, got 2.0"),
+        ("world_size", True, "world_size must be a whole number of 1 or more, got True"),
+        ("rank", 4, "rank must be a whole number from 0 to 3, got 4"),
+        ("rank", -1, "rank must be a whole number from 0 to 3, got -1"),
+        ("rank", "0", "rank must be a whole number from 0 to 3, got '0'"),
+        ("local_rank", -1, "local_rank must be a whole number of 0 or more, got -1"),
+        ("local_rank", "0", "local_rank must be a whole number of 0 or more, got '0'"),
+        ("comm_device", "tpu", "comm_device must be 'cpu' or 'gpu', got 'tpu'"),
+        ("comm_device", "CPU", "comm_device must be 'cpu' or 'gpu', got 'CPU'"),
+        ("comm_device", None, "comm_device must be 'cpu' or 'gpu', got None"),
+        ("comm_device", ["cpu"], "comm_device must be 'cpu' or 'gpu', got"),
+        ("timeout_s", 0, "timeout_s must be a number of seconds above 0, got 0"),
+        ("timeout_s", -1.5, "timeout_s must be a number of seconds above 0, got -1.5"),
+        ("timeout_s", float("nan"), "timeout_s must be a number of seconds above 0, got nan"),
+        ("timeout_s", float("inf"), "timeout_s must be a number of seconds above 0, got inf"),
+        ("timeout_s", "30", "timeout_s must be a number of seconds above 0, got '30'"),
+        ("timeout_s", True, "timeout_s must be a number of seconds above 0, got True"),
+        ("ring_ranks", [], "ring_ranks must include the rank that passes it, got \\[\\]"),
+        ("ring_ranks", [0, 1], "ring_ranks must include the rank that passes it, got \\[0, 1\\]"),
+        ("ring_ranks", [2, 2], "ring_ranks must not name a rank twice, got \\[2, 2\\]"),
+        ("ring_ranks", [2, 4], "each of ring_ranks must be a whole number from 0 to 3, got 4"),
+        ("ring_ranks", [2, "3"], "each of ring_ranks must be a whole number from 0 to 3, got '3'"),
+        ("ring_ranks", 2, "ring_ranks must be a sequence of ranks, got 2"),
+        ("ring_ranks", "23", "ring_ranks must be a sequence of ranks, got '23'"),
+    ],
+)
+def test_wrong_argument(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(ArgumentError, match="^" + rule) as caught:
+        check_ring_arguments(**{**GOOD, name: value})
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value).endswith(".")
+    if name not in ("world_size", "rank"):
+        assert "(rank 2 of 4)" in str(caught.value)
+
+
+def test_use_before_initialize_says_what_to_do() -> None:
+    for use in (current_ring, get_comm_device, get_pipeline_parallel_pred_group, get_pipeline_parallel_succ_group):
+        with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
+            use()
+
+
+def test_gpu_without_a_gpu_says_so_and_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
+    with pytest.raises(
+        ArgumentError, match=r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 of 1, local_rank 0\)"
+    ):
+        initialize_distributed("127.0.0.1", 29500, 1, 0, 0, "gpu")
+
+
+def test_more_ranks_than_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("there is no such GPU"))
+    with pytest.raises(ArgumentError, match="local_rank must be below the number of GPUs of this machine, 2, got 2"):
+        initialize_distributed("127.0.0.1", 29500, 3, 2, 2, "gpu")
+
+
+def test_cuda_is_never_touched_for_cpu() -> None:
+    """On a CPU build ``torch.cuda.set_device`` raises, and on a CUDA build it would start CUDA in every rank."""
+    program = """
+import torch
+def refuse(*arguments): raise SystemExit("touched CUDA")
+for name in ("set_device", "is_available", "device_count", "current_device", "init", "_lazy_init"):
+    setattr(torch.cuda, name, refuse)
+from ringsim.comm.bootstrap import listen
+from ringsim.ring import destroy_distributed, initialize
+listener = listen("127.0.0.1", 0)
+initialize("127.0.0.1", listener.getsockname()[1], 1, 0, 0, "cpu", listen_socket=listener)
+destroy_distributed()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- pairs ---
+
+
+RINGS = st.lists(st.integers(0, 500), min_size=2, max_size=70, unique=True)
+
+
+@given(RINGS)
+def test_i_send_on_the_group_that_my_successor_receives_on(ring: list[int]) -> None:
+    for place, rank in enumerate(ring):
+        pred_pair, succ_pair = pairs_of(rank, ring) or pytest.fail("a ring of two or more has pairs")
+        assert pred_pair == (ring[place - 1], rank)
+        assert succ_pair == (rank, ring[(place + 1) % len(ring)])
+        assert (pairs_of(succ_pair[1], ring) or [None])[0] == succ_pair
+
+
+@given(RINGS)
+def test_a_ring_of_n_has_n_groups_by_name(ring: list[int]) -> None:
+    names = {pair_name(pair) for rank in ring for pair in pairs_of(rank, ring) or ()}
+    assert len(names) == len(ring)
+
+
+def test_a_ring_of_one_has_no_pairs() -> None:
+    assert pairs_of(3, [3]) is None
+
+
+# --- on a backend other than torch ---
+
+
+class Paper(Backend):
+    """A rank of a world that does not exist; a group is its name and members."""
+
+    name = "paper"
+
+    def __init__(self, rank: int, rings: list[list[int]], joined: bool = False) -> None:
+        self.place, self.rings, self.joined = rank, rings, joined
+        self.calls: list[Any] = []
+
+    def init_process_group(self, *args: Any, **kwargs: Any) -> None:
+        self.calls.append(("init", args, kwargs))
+        self.joined = True
+
+    def new_group(self, ranks: Any = None, *args: Any, timeout: Any = None, group_desc: Any = None) -> Any:
+        self.calls.append((group_desc, ranks, timeout))
+        return (group_desc, ranks)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        self.calls.append(("destroy", group))
+        self.joined = self.joined and group is not None
+
+    def is_initialized(self) -> bool:
+        return self.joined
+
+    def get_rank(self, group: Any = None) -> int:
+        return self.place
+
+    def get_world_size(self, group: Any = None) -> int:
+        return len(self.rings)
+
+    def get_process_group_ranks(self, group: Any) -> list[int]:
+        return list(group[1])
+
+    def all_gather(self, rows: list[torch.Tensor], row: torch.Tensor) -> None:
+        for mine, ring in zip(rows, self.rings, strict=True):
+            mine[: len(ring)] = torch.tensor(ring)
+            mine[len(ring) :] = -1
+        assert torch.equal(row, rows[self.place])
+
+    def isend(self, *args: Any, **kwargs: Any) -> Any:
+        raise RingError("nothing is sent")
+
+    irecv = isend
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> list[list[int]]:
+    """Returns the ring of each rank: a world of up to eight, cut into rings at random."""
+    order = draw(st.permutations(range(draw(st.integers(1, 8)))))
+    cuts = sorted(draw(st.sets(st.integers(1, len(order)), max_size=4)) | {0, len(order)})
+    rings = [list(order[a:b]) for a, b in itertools.pairwise(cuts)]
+    return [next(ring for ring in rings if rank in ring) for rank in range(len(order))]
+
+
+@given(worlds())
+def test_all_ranks_ask_for_the_same_groups_and_keep_their_own(rings: list[list[int]]) -> None:
+    asked = []
+    for rank, ring in enumerate(rings):
+        backend = Paper(rank, rings, joined=True)
+        wanted = check_ring_arguments("127.0.0.1", 1, len(rings), rank, 0, "cpu", 7, ring)
+        with ExitStack() as undo:
+            pred_group, succ_group = build_on_backend(backend, wanted, undo)
+            asked.append(list(backend.calls))
+        if len(ring) == 1:
+            assert pred_group is succ_group is None
+            continue
+        place = ring.index(rank)
+        pred, succ = ring[place - 1], ring[(place + 1) % len(ring)]
+        assert pred_group == (f"ring:{pred}>{rank}", [pred, rank])
+        assert succ_group == (f"ring:{rank}>{succ}", [rank, succ])
+        ended = backend.calls[len(asked[-1]) :]
+        assert sorted(ended) == sorted([("destroy", pred_group), ("destroy", succ_group)])  # and not the world of somebody else
+    assert all(each == asked[0] for each in asked)
+    assert sorted(name for name, _, _ in asked[0]) == sorted({name for name, _, _ in asked[0]})
+    assert len(asked[0]) == sum(len(ring) > 1 for ring in rings)  # as many edges as ranks in rings of two or more
+    assert {timeout for _, _, timeout in asked[0]} <= {timedelta(seconds=7)}
+
+
+def test_the_world_is_joined_and_left_with_the_ring() -> None:
+    backend = Paper(1, [[0, 1]] * 2)
+    set_backend(backend)
+    initialize("10.0.0.1", 29500, 2, 1, 0, "cpu", timeout_s=3)
+    assert backend.calls[0] == ("init", (), {"timeout": timedelta(seconds=3), "world_size": 2, "rank": 1})
+    succ_group: Any = current_ring().succ_group
+    assert succ_group == ("ring:1>0", [1, 0])
+    before = list(backend.calls)
+    initialize_distributed()  # what is left out, the ring says
+    assert backend.calls == before
+    destroy_distributed()
+    assert backend.calls == [*before, ("destroy", None)]
+
+
+def test_a_world_that_the_script_has_left_takes_the_ring_with_it() -> None:
+    backend = Paper(0, [[0, 1]] * 2)
+    set_backend(backend)
+    initialize("10.0.0.1", 29500, 2, 0, 0, "cpu")
+    first = current_ring()
+    backend.destroy_process_group()
+    initialize("10.0.0.1", 29500, 2, 0, 0, "cpu")
+    assert current_ring() is not first
+    assert backend.calls.count(("destroy", None)) == 1
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    set_backend(Paper(1, [[0, 1], [1]]))
+    with pytest.raises(ArgumentError, match=r"comm_device must be 'cpu' on the backend 'paper', got 'gpu' \(rank 1 of 2\)"):
+        initialize("10.0.0.1", 29500, 2, 1, 0, "gpu")
+    with pytest.raises(RendezvousFailed, match=r"ring_ranks must be the same .* \[0, 1\] on rank 0 and \[1\] on rank 1 \(rank 1 of 2\)"):
+        initialize("10.0.0.1", 29500, 2, 1, 0, "cpu", ring_ranks=[1])
+    set_backend(Paper(1, [[0, 1]] * 2, joined=True))
+    with pytest.raises(ArgumentError, match=r"rank must be 1 as in the default process group that exists, got 0 \(rank 1 of 2\)"):
+        initialize("10.0.0.1", 29500, 2, 0, 0, "cpu")
