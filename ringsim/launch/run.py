@@ -202,13 +202,13 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
     """
     ranks = get_launcher().get(kind, keep_at=options.keep_at)
     try:
-        return _Run(ranks, job, options).finish()
+        return _LiveRun(ranks, job, options).finish()
     finally:
         ranks.close()
         get_launcher().park(kind)
 
 
-class _Run:
+class _LiveRun:
     """The launcher's side of one run, from sending the job to the trace."""
 
     def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:

@@ -571,6 +571,7 @@ def measure_stage_use(trace: Recorded) -> list[StageUse]:
         ArgumentError: the trace has no such call, or more than one.
 
     Example:
+        >>> from ringsim.traces.value import Trace
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> span = OP_CODES["span"]
         >>> events = make_events(
