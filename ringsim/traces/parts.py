@@ -316,13 +316,12 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
     """Reads records that may be written at this moment: what has a status is whole.
 
     Copying takes longer than writing a record. The status is what is written last, so a record that has one at the first look is whole at
-    the second.
+    the second. One in flight may have the time of its end already, which says that it is about to be done.
     """
     status = _read_records(file, first, count)["status"]
     records = _read_records(file, first, len(status)).copy()
     status = status[: len(records)]
     records["status"] = status
-    records["done_ns"][status == IN_FLIGHT] = NONE  # an end that came between the two looks
     return records
 
 
@@ -432,12 +431,11 @@ class _Parts:
         while reader.more and reader.position < until:
             batches.append(reader.advance())
         slots, records = (np.concatenate(columns) for columns in zip(*batches, strict=True))
-        if (np.diff(slots) > 0).all():
-            return records
-        # The rank is writing: the latest look at a slot counts.
-        _, last = np.unique(slots[::-1], return_index=True)
-        latest: Ints = records[::-1][last]
-        return latest
+        if not (np.diff(slots) > 0).all():  # the rank is writing: the latest look at a slot counts
+            _, last = np.unique(slots[::-1], return_index=True)
+            records = records[::-1][last]
+        records["done_ns"][records["status"] == IN_FLIGHT] = NONE  # an end that came while it was read
+        return records
 
     def join(self) -> Events:
         """Returns the events of all ranks."""
