@@ -45,7 +45,7 @@ ENDING_WELL = {  # a job, and what each of its ranks says at its end
 @pytest.fixture(scope="module")
 def ended_well() -> subprocess.CompletedProcess[str]:
     """One mpirun for all jobs of two ranks that end well: one begins where the other has left MPI."""
-    return run_mpi(2, JOBS, ",".join([*ENDING_WELL, "summary"]))
+    return run_mpi(2, JOBS, ",".join(["summary", *ENDING_WELL]))
 
 
 @pytest.mark.parametrize("name", ENDING_WELL)
