@@ -382,7 +382,8 @@ def read_parts(
     Returns:
         The events, ordered by rank and then as posted, and the pieces of metadata that the ranks know: ``world_size``, ``ranks``,
         ``not_recorded``, ``notes``, ``complete`` (every rank left a part, all of it readable, and none stopped recording), and, where
-        a rank gave them, ``backend``, ``start_unix_ns`` and ``not_checked`` (which operations were not compared with their other side).
+        a rank gave them, ``backend``, ``start_unix_ns``, ``not_checked`` (which operations were not compared with
+        their other side) and ``used_before`` (the names of groups on which not every operation is recorded).
 
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
@@ -483,6 +484,8 @@ class _Parts:
             pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
         if unchecked:
             pieces["not_checked"] = unchecked
+        if used_before := self._sentences("used_before"):
+            pieces["used_before"] = used_before
         if backends := [meta["backend"] for meta in metas.values() if isinstance(meta.get("backend"), str)]:
             pieces["backend"] = backends[0]
         for meta in metas.values():
