@@ -111,7 +111,7 @@ def bandwidth_png(table: Bandwidths) -> bytes:
 
 
 def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, published: bool) -> style.Margins:
-    """Draws on axes that have their size already; returns the room that the words around take."""
+    """Draws on axes that have their size already; returns the room that the words around it take."""
     if isinstance(trace, Bandwidths):
         return _draw_table(trace, ax, published=published)
     return _draw_trace(trace, curve, ax)
@@ -241,7 +241,7 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """How a backend is drawn in every chart; its name stands beside its line, for those who see no colour.
+    """How a backend is drawn in every chart; its name stands beside its line, for those who cannot tell colours apart.
 
     Args:
         name: what the chart calls it.
@@ -266,7 +266,7 @@ PENS: Final = {
 
 
 def pen(backend: str) -> Pen:
-    """Returns how a backend is drawn, also one that is the user's own."""
+    """Returns how a backend is drawn, user-written ones included."""
     return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#8C4A74"))
 
 
@@ -302,7 +302,7 @@ class Curve:
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether it is a reference line and not a backend."""
+        """Whether it is a reference line rather than a backend."""
         return self.backend in CEILINGS
 
     @property
@@ -313,12 +313,12 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """The backend, and the pattern where it is not the usual one, for titles."""
+        """The backend, and the pattern unless it is the usual one, for titles."""
         return pen(self.backend).name if self.pattern == "pingpong" else f"{pen(self.backend).name} {self.pattern}"
 
     @property
     def bus_factor(self) -> float:
-        """How many algorithm bandwidths the bus bandwidth is; 1 for a message."""
+        """Bus bandwidth by algorithm bandwidth; 1 for a message."""
         return float(np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4))
 
     @property
@@ -334,7 +334,7 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in the order of the table; what is 0 is left out, for a logarithmic axis has no place for it.
+    """Makes the curves of a table, in its order; zeros are left out, because a logarithmic axis cannot show them.
 
     Args:
         table: what was measured.
@@ -374,7 +374,7 @@ Groups = dict[tuple[str, str, str], list[Curve]]
 
 
 def _group(curves: Sequence[Curve]) -> Groups:
-    """Returns the curves that are no ceilings by (backend, pattern, kind): the edges of one measurement."""
+    """Returns the curves other than ceilings by (backend, pattern, kind): the edges of one measurement."""
     groups: Groups = {}
     for curve in curves:
         if not curve.is_ceiling:
@@ -418,7 +418,7 @@ def _draw_curves(curves: Sequence[Curve], panels: _Panels, *, name_half: bool = 
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries: what the marks mean. Which line is whose stands beside the lines."""
+    """Returns the legend's entries for the marks; the backends' names stand beside their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -453,7 +453,7 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Tells whether a fit knows its alpha well enough for more to be said of it: n½ follows from it."""
+    """Tells whether a fit knows its alpha well enough to derive n½ from it."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
@@ -468,7 +468,7 @@ def link_text(link: Link) -> str:
 
 
 def _with_error(value: float, error: float) -> str:
-    """A number and its error: both end where the error has its first digit."""
+    """Writes a number and its error, both to the error's first digit."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.3g}"
     digits = max(0, min(6, -math.floor(math.log10(error))))
@@ -566,7 +566,7 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Moves heights apart until neighbours are ``least`` from each other, none further than needed, and none past another.
+    """Moves heights apart until neighbours are at least ``least`` apart: no further than needed, and in the same order.
 
     Example:
         >>> spread([0.0, 1.0, 100.0], 10.0)
@@ -651,13 +651,13 @@ class Achieved:
 
 
 def achieved(trace: Trace) -> Achieved:
-    """Reckons what the messages of a trace achieved.
+    """Computes what the messages of a trace achieved.
 
     Args:
         trace: any trace.
 
     Returns:
-        One row a message that arrived.
+        One row for each message that arrived.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -691,7 +691,7 @@ def achieved(trace: Trace) -> Achieved:
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One number that somebody published, either the time of a size or the bandwidth that large messages come to.
+    """One number that somebody published, either the time of a size or the bandwidth that large messages reach.
 
     Args:
         link: what connected the GPUs, and which GPUs.
@@ -701,7 +701,7 @@ class PublishedFigure:
         size_bytes: size of the message; None where the source says "large", or nothing.
         latency_us: the time of such a message; None where the source gives a bandwidth.
         bandwidth_gb_per_s: one way, in GB/s (10**9 bytes/s); None where the source gives a time.
-        remark: what else has to be known to read it.
+        remark: what else a reader must know.
 
     Example:
         >>> figure = PublishedFigure("NVLink", "2025-07-14", "nccl-tests #331", "https://example.org", size_bytes=8, latency_us=9.85)
@@ -726,8 +726,8 @@ class LineRate:
     Args:
         link: what it is.
         one_way_gb_per_s: in one direction.
-        both_ways_gb_per_s: in both together, the number that advertisements give.
-        source: where it is said, in short.
+        both_ways_gb_per_s: in both together, the number in advertisements.
+        source: where it is stated, in short.
         url: where, to be opened.
     """
 
@@ -816,7 +816,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
 
 
 def _published_notes() -> list[str]:
-    """Names the sources of the points; those of the dashes stand beside them."""
+    """Names the sources of the points; the dashes have theirs beside them."""
     points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
     return [f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}."]
 
@@ -841,7 +841,7 @@ _LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (  # matplotlib typ
 
 
 class MeasuredUse(NamedTuple):
-    """A measured point: with how many inner iterations, how the messages went, and the share in which the stages worked."""
+    """A measured point: how many inner iterations, whether messages were asynchronous, and the share of time in which stages worked."""
 
     num_inner_iterations: int
     async_comm: bool
@@ -853,7 +853,8 @@ def plot_inner_iterations(
 ) -> Axes:
     """Draws the share of the time in which a stage works while decoding, by the number of inner iterations.
 
-    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at 0, and crossed, the ring never ends.
+    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at 0, marked by
+    a cross, the ring never finishes.
 
     Args:
         num_stages: N, 2 or more.
