@@ -7,15 +7,20 @@ import importlib
 from pathlib import Path
 
 import pytest
-from test_layers import MODULES, PLACE
-
-ROWS_WITHOUT_RANKS = (0, 1, 4)
+from test_layers import FLOOR, MODULES, room_of
 
 
 def _parameters() -> list[object]:
     with_examples = [module for module, path in MODULES.items() if ">>> " in path.read_text()]
-    quick = {module for module in with_examples if PLACE.get(module, (2, 0))[0] in ROWS_WITHOUT_RANKS}
-    return [pytest.param(module, marks=() if module in quick else pytest.mark.distributed) for module in with_examples]
+    return [
+        pytest.param(module, marks=() if module != "ringsim" and starts_no_ranks(room_of(module)) else pytest.mark.distributed)
+        for module in with_examples
+    ]
+
+
+def starts_no_ranks(room: str) -> bool:
+    """Tells whether the examples of a room run in one process."""
+    return FLOOR[room] <= FLOOR["topologies"] or room in {"diagnose", "compute_costs", "simulator", "exchange", "plot"}
 
 
 @pytest.mark.parametrize("module", _parameters())

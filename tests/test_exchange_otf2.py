@@ -163,7 +163,7 @@ def test_damage_gives_one_error(tmp_path: Path) -> None:
 def test_a_directory_that_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match="must be new and writable"):
         ringsim.load(DATA / "straggler.ringtrace").to_otf2(tmp_path)
-    with pytest.raises(TraceFileError, match="must be there"):
+    with pytest.raises(TraceFileError, match="must exist"):
         read_otf2(tmp_path)
 
 

@@ -137,7 +137,7 @@ def test_parts_of_one_tensor_are_not_copied_but_where_mpi_would_read_what_it_wri
     ("value", "message"),
     [
         ([1.0], "tensor must be a torch.Tensor, got list"),
-        (torch.empty(2, device="meta"), "dense tensor on cpu with the mpi backend, got a torch.strided tensor on meta"),
+        (torch.empty(2, device="meta"), "dense tensor on the CPU with the mpi backend, got a torch.strided tensor on meta"),
         (torch.eye(2).to_sparse(), "got a torch.sparse_coo tensor on cpu"),
     ],
 )

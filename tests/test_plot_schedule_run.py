@@ -71,12 +71,12 @@ def notes(ax: Axes) -> list[str]:
 
 
 def test_picture_says_what_was_put_in() -> None:
-    put_in = "Put in: forward 1 ms; backward 1 ms; messages of 1,000 B: on the link 1 ms, latency 1 ms."
+    put_in = "Simulated with: forward 1 ms; backward 1 ms; messages of 1,000 B: on the link 1 ms, latency 1 ms."
     assert put_in in notes(simulate().plot())
     costs = Costs([1, 2, 1.5], 0.5, 0.25, latency=0.125)
     run = simulate_schedule("zb_h1", costs, num_ranks=3, num_microbatches=4)
     said = "forward 1 to 2; backward: input's gradient 0.5; backward: weights' gradients 0.25; messages 0.125"
-    assert f"Put in: {said}." in notes(run.plot())
+    assert f"Simulated with: {said}." in notes(run.plot())
 
 
 def test_messages_that_take_no_time_have_no_lane() -> None:

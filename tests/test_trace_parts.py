@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringsim.errors import TraceFileError
-from ringsim.traces.events import NONE, OP_CODES, RECORD, Events, Group, Payload
+from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Events, Group, Payload
 from ringsim.traces.files import load
-from ringsim.traces.parts import read_parts, read_run
+from ringsim.traces.parts import PartReader, read_parts, read_run
+from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
 DAMAGED_RUNS = (
@@ -228,3 +230,42 @@ def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None
             path.write_bytes(content)
         events, metadata = read_run(directory)
         assert saved_again(events, metadata, directory)
+
+
+def test_a_record_that_somebody_cuts_short_is_a_short_read(tmp_path: Path) -> None:
+    """Whoever maps a file that others write dies of SIGBUS when they truncate it: nothing here maps one."""
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    post, group = recorder.make_post(OP_CODES["isend"]), recorder.group("world", [0])
+    for tag in range(300):
+        post(group, 0, tag, NONE)
+    reader = PartReader(tmp_path, 0, 1)
+    assert len(reader.advance().slots) == 300
+    os.truncate(tmp_path / "rank-0.events", 72 * 100 + 40)
+    assert len(reader.advance().slots) == 0
+    assert len(read_parts(tmp_path)[0]) == 100
+    os.truncate(tmp_path / "rank-0.events", 0)
+    os.truncate(tmp_path / "rank-0.names", 10)
+    assert len(reader.advance().slots) == 0
+    assert len(read_parts(tmp_path)[0]) == 0
+
+
+def test_a_live_part_is_followed_record_by_record(tmp_path: Path) -> None:
+    recorder, reader = Recorder(tmp_path, rank=0, world_size=2), PartReader(tmp_path, 0, 2)
+    post, group = recorder.make_post(OP_CODES["isend"]), recorder.group("pair", [0, 1], fresh=True)
+    slots = [post(group, 1, tag, NONE) for tag in range(3)]
+    bookmark = recorder.bookmark()
+    assert (reader.advance().slots.tolist(), reader.fresh, reader.more) == ([0, 1, 2], {group}, False)
+    recorder.complete(slots[1])
+    recorder.wait(slots[2])
+    recorder.mark("here")
+    batch = reader.advance()
+    assert batch.slots.tolist() == [1, 2, bookmark * 8 // RECORD.itemsize + 1]
+    assert batch.records["status"].tolist() == [OK, IN_FLIGHT, OK]
+    assert len(reader.advance().slots) == 0
+    recorder.complete(slots[2])
+    assert reader.advance().slots.tolist() == [2]
+    other = Recorder(tmp_path, rank=0, world_size=2)  # of a later run
+    other.mark("again")
+    assert (reader.advance().slots.tolist(), reader.replaced, reader.names["label"]) == ([0], True, {0: "again"})
+    assert reader.advance().slots.tolist() == []
+    assert not reader.replaced

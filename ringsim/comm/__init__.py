@@ -12,7 +12,7 @@ import torch.distributed as _torch
 
 from ringsim.comm.backend import get_backend_object as _get_backend_object
 from ringsim.comm.backend import set_backend as set_backend
-from ringsim.comm.deepspeed_names import allgather_fn as allgather_fn
+from ringsim.comm.deepspeed_names import OPERATIONS as _OPERATIONS
 from ringsim.comm.deepspeed_names import enable_symm_mem_for_group as enable_symm_mem_for_group
 from ringsim.comm.deepspeed_names import get_all_ranks_from_group as get_all_ranks_from_group
 from ringsim.comm.deepspeed_names import get_local_rank as get_local_rank
@@ -24,13 +24,11 @@ from ringsim.comm.deepspeed_names import has_reduce_scatter_tensor as has_reduce
 from ringsim.comm.deepspeed_names import in_aml as in_aml
 from ringsim.comm.deepspeed_names import in_aws_sm as in_aws_sm
 from ringsim.comm.deepspeed_names import in_dlts as in_dlts
-from ringsim.comm.deepspeed_names import inference_all_reduce as inference_all_reduce
 from ringsim.comm.deepspeed_names import init_distributed as init_distributed
 from ringsim.comm.deepspeed_names import initialize_mesh_device as initialize_mesh_device
 from ringsim.comm.deepspeed_names import mpi_discovery as mpi_discovery
 from ringsim.comm.deepspeed_names import patch_aml_env_for_torch_nccl_backend as patch_aml_env_for_torch_nccl_backend
 from ringsim.comm.deepspeed_names import patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend
-from ringsim.comm.deepspeed_names import reduce_scatter_fn as reduce_scatter_fn
 from ringsim.comm.functions import FUNCTIONS as _FUNCTIONS
 from ringsim.comm.functions import MANAGING as _MANAGING
 from ringsim.comm.functions import P2POp as P2POp
@@ -55,6 +53,8 @@ _TORCH_ONLY: Final = ("DeviceMesh", "_coalescing_manager", "_all_gather_base", "
 
 globals().update(_FUNCTIONS)
 globals().update(_MANAGING)
+allgather_fn, inference_all_reduce = _OPERATIONS["allgather_fn"], _OPERATIONS["inference_all_reduce"]
+reduce_scatter_fn = _OPERATIONS["reduce_scatter_fn"]
 
 
 def __getattr__(name: str) -> Any:

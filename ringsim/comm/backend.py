@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.collectives import READERS, Call, Members, OpaqueGroup, _row_counts, group_of, read_call, to_index
+from ringsim.comm.collectives import READERS, Call, Members, OpaqueGroup, group_of, read_call, to_index
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state, get_state
 
@@ -40,8 +40,8 @@ class Backend(ABC):
 
     Attributes:
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
-        direct: whether ``send``, ``recv``, ``isend`` and ``irecv`` take all of torch's arguments, by name too, and are called with the
-            user's as they are: it is shorter.
+        direct: whether all its methods take all of torch's arguments, by name too: then they are called with the arguments as they are
+            given, where there is no log.
         in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
 
     Example:
@@ -358,18 +358,3 @@ class Membership:
                 f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} ({self.here()}). Leave out the others."
             )
         return tuple(sorted(members)) if sort_ranks else members
-
-    # -- for the simulator, until it starts calls
-
-    def _root(self, group: Any, what: str, global_rank: int | None, group_rank: int | None) -> int:
-        return int(group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank))
-
-    def _check_parts(self, what: str, whole: Any, other: str, part: Any, group: Any) -> None:
-        if whole.numel() != part.numel() * group.size():
-            raise ArgumentError(
-                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({self.here()}). "
-                "Make it so large."
-            )
-
-    def _cut(self, what: str, tensor: Any, sizes: Any, group: Any) -> list[int]:
-        return _row_counts(OpaqueGroup(group, group.ranks, group.rank()), what, tensor, sizes)

@@ -419,8 +419,12 @@ def find_own(backend: Backend, op: str) -> Callable[..., Any] | None:
         backend: the backend.
         op: as torch.distributed spells it.
     """
-    spellings = [name for name, reader in READERS.items() if reader is READERS.get(op)]
-    own: Callable[..., Any] | None = next((getattr(backend, name) for name in (op, *spellings) if backend.supports(name)), None)
+    own: Callable[..., Any] | None = None
+    if backend.supports(op):
+        own = getattr(backend, op)
+    elif op in READERS:
+        spellings = (name for name, reader in READERS.items() if reader is READERS[op])
+        own = next((getattr(backend, name) for name in spellings if backend.supports(name)), None)
     return own
 
 

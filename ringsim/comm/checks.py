@@ -18,7 +18,6 @@ for. That costs about 20 us an operation of torch, and reads each sent byte twic
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import sys
@@ -222,7 +221,7 @@ class _Use:
 
     first: int
     end: int
-    sends: bool
+    sent: torch.Tensor | None
     checksum: int
     what: str
 
@@ -283,7 +282,7 @@ class BufferGuard:
                                    "Drop the handle after the first: without ringsim the second one hangs")  # fmt: skip
                 return hook(work, *args, **kwargs)
             self._waited.add(work)
-            if use.sends and zlib.crc32(_bytes_at(use.first, use.end)) != use.checksum:
+            if use.sent is not None and _checksum(use.sent) != use.checksum:
                 self._complain("buffer_hazard", RingError, "a buffer must stay as it is until its send was waited for, got other contents",
                                use.what, "Call wait() before the tensor is changed, or send a copy")  # fmt: skip
             return hook(work, *args, **kwargs)
@@ -304,10 +303,10 @@ class BufferGuard:
         first = tensor.data_ptr()
         end, what = first + size_bytes, f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         for use in self.overlapping(first, end):
-            if not (sends and use.sends):
+            if not sends or use.sent is None:
                 self._complain("buffer_hazard", RingError, "a buffer must belong to one message at a time, got two that overlap",
                                f"{what}; {use.what}", "Wait for the first one, or give each a tensor of its own")  # fmt: skip
-        return _Use(first, end, sends, zlib.crc32(_bytes_at(first, end)) if sends else 0, what)
+        return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
     def overlapping(self, first: int, end: int) -> Iterator[_Use]:
         """Yields the uses of memory from ``first`` to ``end`` (exclusive)."""
@@ -325,7 +324,7 @@ class BufferGuard:
         first = tensor.data_ptr()
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         for use in self.overlapping(first, first + reach * tensor.element_size()):
-            if writes or not use.sends:
+            if writes or use.sent is None:
                 self._complain(
                     "buffer_hazard", RingError,
                     f"a buffer must not be {'changed' if writes else 'read'} before its message was waited for, got {operation}",
@@ -396,5 +395,9 @@ class _Watch(TorchDispatchMode):
                 self._guard.look_at(leaf, name, writes=writes)
 
 
-def _bytes_at(first: int, end: int) -> Any:
-    return (ctypes.c_char * (end - first)).from_address(first)
+def _checksum(tensor: torch.Tensor) -> int:
+    """Returns a checksum of the bytes of a contiguous tensor."""
+    with _disable_current_modes():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        data: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(data)

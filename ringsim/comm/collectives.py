@@ -25,6 +25,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -53,6 +54,7 @@ __all__ = [
     "has_gaps",
     "name_of_reduction",
     "read_call",
+    "shorten",
     "to_index",
 ]
 
@@ -176,34 +178,36 @@ def to_index(what: str, value: Any) -> int:
         raise ArgumentError(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
 
 
-@dataclass(slots=True)
+@dataclass
 class Call:
     """One rank's call of a collective, read and checked.
 
     Attributes:
         name: as it was called.
         group: where. Ranks below are ranks within it.
-        inputs: what this rank gives; see the table above.
-        outputs: what it gets.
+        given: the tensors that this rank gives, as in the table above, or all of them as one.
+        taken: those that it gets, likewise.
         carried: the tensors that the size is computed from.
         copies: how many times they count: the group size where they are one rank's share.
         results: the tensors of the user that hold the result.
         root: the root, NONE where there is none.
         op: how values are reduced, None where they are not.
-        bring: copies the outputs to the results, where the results cannot be written to part by part; None elsewhere.
+        whole: "given" or "taken" where that is one tensor with an equal part for each rank; else empty.
+        bring: copies what was written to ``outputs`` to where it belongs, once they were asked for; None where it is there.
         async_op: whether the caller gets a handle.
         timeout: limit of a barrier, None for the group's.
     """
 
     name: str
     group: Members
-    inputs: Sequence[torch.Tensor]
-    outputs: Sequence[torch.Tensor]
+    given: Sequence[torch.Tensor]
+    taken: Sequence[torch.Tensor]
     carried: Sequence[torch.Tensor] = ()
     copies: int = 1
     results: Sequence[torch.Tensor] = ()
     root: int = NONE
     op: Any = None
+    whole: str = ""
     bring: Callable[[], Any] | None = None
     async_op: bool = False
     timeout: Any = None
@@ -217,6 +221,23 @@ class Call:
     def recorded_name(self) -> str:
         """What it is called in a trace, which knows no newer spelling of a gather."""
         return self.name if self.name in OP_CODES else self.collective.name
+
+    @cached_property
+    def inputs(self) -> Sequence[torch.Tensor]:
+        """What this rank gives, as in the table above."""
+        return _cut_evenly(self.given[0], self.group.size()) if self.whole == "given" else self.given
+
+    @cached_property
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """What this rank gets, as in the table above; once it is filled, ``bring`` is called where there is one."""
+        if self.whole != "taken":
+            return self.taken
+        whole = self.taken[0]
+        if whole.is_contiguous():
+            return _cut_evenly(whole, self.group.size())
+        stage = torch.empty_like(whole, memory_format=torch.contiguous_format)
+        self.bring = lambda: whole.copy_(stage)
+        return _cut_evenly(stage, self.group.size())
 
 
 def read_call(name: str, group: Members, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -295,8 +316,7 @@ def _read_all_gather_coalesced(
 def _read_all_gather_single(name: str, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Call:
     value, whole = group.check("input_tensor", input_tensor), group.check("output_tensor", output_tensor)
     _check_whole(group, "output_tensor", whole, "input_tensor", value)
-    parts, bring = _parts_to_fill(whole, group.size())
-    return Call(name, group, [value], parts, [whole], results=[output_tensor], bring=bring, async_op=async_op)
+    return Call(name, group, [value], [whole], [whole], results=[output_tensor], whole="taken", async_op=async_op)
 
 
 def _read_gather(
@@ -323,13 +343,11 @@ def _read_gather_single(
     group_dst: Any = None,
 ) -> Call:
     value, root = group.check("tensor", tensor), root_of(group, "dst", dst, group_dst)
-    parts: Sequence[torch.Tensor] = ()
-    bring, results = None, []
-    if group.rank() == root:
-        whole = group.check("gather_tensor", gather_tensor)
-        _check_whole(group, "gather_tensor", whole, "tensor", value)
-        (parts, bring), results = _parts_to_fill(whole, group.size()), [gather_tensor]
-    return Call(name, group, [value], parts, [value], group.size(), results, root, bring=bring, async_op=async_op)
+    if group.rank() != root:
+        return Call(name, group, [value], (), [value], group.size(), (), root, async_op=async_op)
+    whole = group.check("gather_tensor", gather_tensor)
+    _check_whole(group, "gather_tensor", whole, "tensor", value)
+    return Call(name, group, [value], [whole], [value], group.size(), [gather_tensor], root, whole="taken", async_op=async_op)
 
 
 def _read_scatter(
@@ -368,7 +386,7 @@ def _read_reduce_scatter_single(
 ) -> Call:
     result, whole = group.check("output", output), group.check("input", input)
     _check_whole(group, "input", whole, "output", result)
-    return Call(name, group, _cut_evenly(whole, group.size()), [result], [whole], results=[output], op=op, async_op=async_op)
+    return Call(name, group, [whole], [result], [whole], results=[output], op=op, whole="given", async_op=async_op)
 
 
 def _read_all_to_all(name: str, output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False) -> Call:
@@ -430,26 +448,25 @@ _PLACES: Final = {  # of the argument `group` in torch's function
 # -- checks
 
 
-def check_dense(what: str, tensor: Any, devices: Sequence[str], backend: str) -> torch.Tensor:
-    """Returns a dense tensor on a device that a backend can reach, detached from its history.
+def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> torch.Tensor:
+    """Returns a dense tensor on the CPU, detached from its history.
 
     Args:
         what: what the tensor is called, for the error.
         tensor: the argument.
-        devices: types of devices, such as "cpu".
-        backend: what needs it so, for the error.
+        where: what needs it so, for the error.
+        meta: whether it may be on the meta device as well.
 
     Raises:
         ArgumentError: it is no tensor, or another kind of tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
-    if tensor.device.type not in devices or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not (tensor.is_cpu or (meta and tensor.is_meta)) or tensor.layout is not torch.strided or tensor.is_quantized:
         kind = f"a {tensor.layout} tensor on {tensor.device}" + (" (quantized)" if tensor.is_quantized else "")
-        raise ArgumentError(
-            f"{what} must be a dense tensor on {' or '.join(devices)} {backend}, got {kind}. Convert it: tensor.cpu().to_dense()."
-        )
-    return tensor.detach()
+        device = "the CPU or the meta device" if meta else "the CPU"
+        raise ArgumentError(f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: tensor.cpu().to_dense().")
+    return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
 
 def check_list(group: Members, what: str, values: Any, count: int | None = None) -> list[Any]:
@@ -483,12 +500,6 @@ def check_alike(what: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, 
             rule = f"{like.dtype} of shape {tuple(like.shape)}" if same_shape else f"{like.dtype}"
             got = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if same_shape else f"{tensor.dtype}"
             raise ArgumentError(f"{what}[{place}] must be {rule} as the other tensor of the call, got {got}. Make them alike.")
-
-
-def check_count(what: str, tensors: Sequence[Any], count: int) -> None:
-    """Raises unless a list has one tensor for each rank of the group."""
-    if len(tensors) != count:
-        raise ArgumentError(f"{what} must have one tensor for each of the {count} ranks of the group, got {len(tensors)}. Fill it up.")
 
 
 def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
@@ -572,14 +583,6 @@ def _row_counts(group: Members, what: str, tensor: torch.Tensor, sizes: Any) -> 
 def _cut_evenly(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     """Returns a tensor's elements as equal parts, one a rank."""
     return list(tensor.reshape(count, tensor.numel() // count))
-
-
-def _parts_to_fill(whole: torch.Tensor, count: int) -> tuple[list[torch.Tensor], Callable[[], Any] | None]:
-    """Returns equal parts of a tensor to be written to, and what brings them into it afterwards where they are none of its memory."""
-    if whole.is_contiguous():
-        return _cut_evenly(whole, count), None
-    stage = torch.empty_like(whole, memory_format=torch.contiguous_format)
-    return _cut_evenly(stage, count), lambda: whole.copy_(stage)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -1,30 +1,19 @@
-"""The communicating functions as DeepSpeed spells them, on those of ``ringsim.comm``.
+"""DeepSpeed's functions: operations, what its programs ask, and how they begin.
 
-The names are torch's, but not all of the arguments: ``tensor`` where torch says ``input``, ``prof``, ``log_name`` and ``debug`` by position
-too, ranks always global. ``op`` is either library's ``ReduceOp``. All ranks of a group call a collective, in the same order; a function
-blocks where ``async_op`` is false, else it returns a handle.
+Operations bear torch's names, but do not take quite torch's arguments: ``tensor`` where torch says ``input``, ``prof``, ``log_name`` and
+``debug`` by position too, ranks always global. ``op`` is either library's ``ReduceOp``. All ranks of a group call a collective, in the same
+order; it blocks where ``async_op`` is false, else it returns a handle. The questions may be asked by any rank at any time; none blocks.
 
-Source:
-    DeepSpeed, ``deepspeed/comm/comm.py``: names, arguments and their defaults.
-
-What DeepSpeed's programs ask: which operations there are, who is in a group, which place the launcher gave this process.
-
-Any rank calls these at any time; none blocks.
+Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set, ``init_distributed`` and its like set
+them, as DeepSpeed's do: programs written for it read ``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
 
 Source:
-    DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names and arguments.
-
-DeepSpeed's way to begin: ``init_distributed``, and its functions about where this process runs, on top of ``ringsim.environment``.
-
-Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set, these functions set them, as DeepSpeed's
-do: programs written for it read ``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
-
-Source:
-    DeepSpeed, ``deepspeed/comm/comm.py``: names, arguments, and which variables are set.
+    DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names, arguments and their defaults, and which variables are set.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -47,6 +36,8 @@ from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.state import get_state
 
 __all__ = [
+    "OPERATIONS",
+    "ReduceOp",
     "enable_symm_mem_for_group",
     "get_all_ranks_from_group",
     "get_local_rank",
@@ -66,10 +57,8 @@ __all__ = [
     "mpi_discovery",
     "patch_aml_env_for_torch_nccl_backend",
     "patch_aws_sm_env_for_torch_nccl_backend",
+    "to_torch",
 ]
-
-Tensor = torch.Tensor
-Tensors = Sequence[torch.Tensor]
 
 
 class ReduceOp(Enum):
@@ -84,9 +73,6 @@ class ReduceOp(Enum):
     BXOR = 6
     AVG = 7
     UNUSED = 8
-
-
-_SUM: Final = ReduceOp.SUM
 
 
 def to_torch(op: Any) -> Any:
@@ -106,28 +92,74 @@ def to_torch(op: Any) -> Any:
     return getattr(dist.ReduceOp, op.name)
 
 
-def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "send", debug: Any = None) -> Any:
-    """Sends a tensor to global rank ``dst``; blocks."""
-    return FUNCTIONS["send"](tensor, dst, group, tag, prof=prof, log_name=log_name, debug=debug)
+# -- operations
 
 
-def recv(
-    tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "recv", debug: Any = None
-) -> Any:
-    """Receives into a tensor from global rank ``src``, or from anybody; blocks. Returns the sender's rank."""
-    return FUNCTIONS["recv"](tensor, src, group, tag, prof=prof, log_name=log_name, debug=debug)
+# By name: DeepSpeed's arguments, in torch's order, without those of the log; and the docstring.
+_SPELLINGS: Final = {
+    "send": ("tensor, dst, group=None, tag=0", "Sends a tensor to global rank ``dst``; blocks."),
+    "recv": (
+        "tensor, src=None, group=None, tag=0",
+        "Receives from global rank ``src``, or from anybody; blocks. Returns the sender's rank.",
+    ),
+    "isend": ("tensor, dst, group=None, tag=0", "Begins to send a tensor; does not block. Returns a handle."),
+    "irecv": ("tensor, src=None, group=None, tag=0", "Begins to receive into a tensor; does not block. Returns a handle."),
+    "broadcast": ("tensor, src, group=None, async_op=False", "Copies the tensor of global rank ``src`` to all ranks of the group."),
+    "broadcast_object_list": ("object_list, src, group=None, device=None", "Copies the objects of global rank ``src`` to all ranks."),
+    "all_gather": ("tensor_list, tensor, group=None, async_op=False", "Collects the tensors of all ranks in a list on each."),
+    "all_gather_object": ("object_list, obj, group=None", "Collects one object of each rank in a list on each."),
+    "all_gather_into_tensor": ("output_tensor, tensor, group=None, async_op=False", "Collects the tensors of all ranks in one on each."),
+    "allgather_fn": ("output_tensor, input_tensor, group=None, async_op=False", "Does what ``all_gather_into_tensor`` does."),
+    "gather": ("tensor, gather_list=None, dst=0, group=None, async_op=False", "Collects the tensors of all ranks on global rank ``dst``."),
+    "scatter": ("tensor, scatter_list=None, src=0, group=None, async_op=False", "Hands out a list of global rank ``src``."),
+    "all_reduce": ("tensor, op=SUM, group=None, async_op=False", "Reduces the tensors of all ranks; each has the result."),
+    "inference_all_reduce": ("tensor, op=SUM, group=None, async_op=False", "Does what ``all_reduce`` does."),
+    "reduce": ("tensor, dst, op=SUM, group=None, async_op=False", "Reduces the tensors of all ranks to global rank ``dst``."),
+    "reduce_scatter": ("output, input_list, op=SUM, group=None, async_op=False", "Reduces the lists of all ranks; each has one entry."),
+    "reduce_scatter_tensor": (
+        "output_tensor, tensor, op=SUM, group=None, async_op=False",
+        "Reduces the tensors of all; each has its part.",
+    ),
+    "reduce_scatter_fn": ("output_tensor, tensor, op=SUM, group=None, async_op=False", "Does what ``reduce_scatter_tensor`` does."),
+    "all_to_all_single": (
+        "output, tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False",
+        "Sends a part of the tensor to each rank, and joins what comes.",
+    ),
+    "all_to_all": ("output_tensor_list, input_tensor_list, group=None, async_op=False", "Sends each rank one tensor of a list."),
+    "barrier": ("group=None, async_op=False, device_ids=None", "Waits until all ranks of the group have come here."),
+    "monitored_barrier": (
+        "group=None, timeout=None, wait_all_ranks=False",
+        "Waits for all ranks of the group, and says which did not come.",
+    ),
+}
+_DEFAULTS: Final = {"": inspect.Parameter.empty, "None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM}
+_TORCHS: Final = {  # torch's names, where they differ
+    "allgather_fn": "all_gather_into_tensor",
+    "inference_all_reduce": "all_reduce",
+    "reduce_scatter_fn": "reduce_scatter_tensor",
+}
+_EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}  # arguments of the log; others have all three
 
 
-def isend(tensor: Tensor, dst: int, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "isend", debug: Any = None) -> Any:
-    """Begins to send a tensor; does not block. Returns a handle."""
-    return FUNCTIONS["isend"](tensor, dst, group, tag, prof=prof, log_name=log_name, debug=debug)
+def _make_operation(name: str, arguments: str, doc: str) -> Callable[..., Any]:
+    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``."""
+    native = _TORCHS.get(name, name)
+    extras = {"prof": False, "log_name": native, "debug": None}
+    own = [(each, _DEFAULTS[default]) for each, _, default in (text.partition("=") for text in arguments.split(", "))]
+    pairs = [*own, *((extra, extras[extra]) for extra in _EXTRAS.get(name, extras))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(each, kind, default=default) for each, default in pairs])
 
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = [to_torch(value) if each == "op" else value for each, value in list(bound.arguments.items())[: len(own)]]
+        return FUNCTIONS[native](*values, **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()})
 
-def irecv(
-    tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, prof: bool = False, log_name: str = "irecv", debug: Any = None
-) -> Any:
-    """Begins to receive into a tensor; does not block. Returns a handle."""
-    return FUNCTIONS["irecv"](tensor, src, group, tag, prof=prof, log_name=log_name, debug=debug)
+    named: Any = operation
+    named.__name__ = named.__qualname__ = name
+    named.__module__, named.__doc__, named.__signature__ = "ringsim.comm.deepspeed", doc, signature
+    return operation
 
 
 def batch_isend_irecv(p2p_op_list: list[Any], prof: bool = False, log_name: str = "batch_isend_irecv", debug: Any = None) -> Any:
@@ -140,69 +172,13 @@ def batch_isend_irecv(p2p_op_list: list[Any], prof: bool = False, log_name: str 
 
 
 def _message(op: Any) -> Callable[..., Any]:
-    """Returns the function of ``ringsim.comm`` that is meant by a name, or by one of the functions above."""
+    """Returns the function of ``ringsim.comm`` that is meant by a name, or by one of DeepSpeed's functions."""
     return FUNCTIONS[op if isinstance(op, str) else op.__name__]
 
 
-def broadcast(
-    tensor: Tensor, src: int, group: Any = None, async_op: bool = False, prof: bool = False, log_name: str = "broadcast", debug: Any = None
-) -> Any:
-    """Copies the tensor of global rank ``src`` to all ranks of the group."""
-    return FUNCTIONS["broadcast"](tensor, src, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def broadcast_object_list(
-    object_list: list[Any],
-    src: int,
-    group: Any = None,
-    device: Any = None,
-    prof: bool = False,
-    log_name: str = "broadcast_object_list",
-    debug: Any = None,
-) -> Any:
-    """Copies the objects of global rank ``src`` to all ranks of the group."""
-    return FUNCTIONS["broadcast_object_list"](object_list, src, group, device, prof=prof, log_name=log_name, debug=debug)
-
-
-def all_gather(
-    tensor_list: list[Tensor],
-    tensor: Tensor,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_gather",
-    debug: Any = None,
-) -> Any:
-    """Collects the tensors of all ranks in a list on each."""
-    return FUNCTIONS["all_gather"](tensor_list, tensor, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def all_gather_object(
-    object_list: list[Any], obj: Any, group: Any = None, prof: bool = False, log_name: str = "all_gather_object", debug: Any = None
-) -> Any:
-    """Collects one object of each rank in a list on each."""
-    return FUNCTIONS["all_gather_object"](object_list, obj, group, prof=prof, log_name=log_name, debug=debug)
-
-
-def all_gather_into_tensor(
-    output_tensor: Tensor,
-    tensor: Tensor,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_gather_into_tensor",
-    debug: Any = None,
-) -> Any:
-    """Collects the tensors of all ranks, one after the other, in one tensor on each."""
-    return FUNCTIONS["all_gather_into_tensor"](output_tensor, tensor, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def allgather_fn(output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False, debug: Any = None) -> Any:
-    """Does what ``all_gather_into_tensor`` does; DeepSpeed's way to say "the best all-gather there is"."""
-    return FUNCTIONS["all_gather_into_tensor"](output_tensor, input_tensor, group, async_op, debug=debug)
-
-
-def all_gather_coalesced(output_tensors: Tensors, input_tensors: Tensors, group: Any = None, async_op: bool = False) -> Handle | None:
+def all_gather_coalesced(
+    output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], group: Any = None, async_op: bool = False
+) -> Handle | None:
     """Does ``all_gather_into_tensor`` for each pair; torch's function of this name takes lists of lists.
 
     Raises:
@@ -215,66 +191,12 @@ def all_gather_coalesced(output_tensors: Tensors, input_tensors: Tensors, group:
         )
     pairs = zip(output_tensors, input_tensors, strict=True)
     works = [FUNCTIONS["all_gather_into_tensor"](output, each, group, True, log_name="all_gather_coalesced") for output, each in pairs]
-    return _join(works, output_tensors, async_op)
-
-
-def gather(
-    tensor: Tensor,
-    gather_list: list[Tensor] | None = None,
-    dst: int = 0,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "gather",
-    debug: Any = None,
-) -> Any:
-    """Collects the tensors of all ranks in a list on global rank ``dst``."""
-    return FUNCTIONS["gather"](tensor, gather_list, dst, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def scatter(
-    tensor: Tensor,
-    scatter_list: list[Tensor] | None = None,
-    src: int = 0,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "scatter",
-    debug: Any = None,
-) -> Any:
-    """Hands out a list of global rank ``src``, one tensor to each rank."""
-    return FUNCTIONS["scatter"](tensor, scatter_list, src, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def all_reduce(
-    tensor: Tensor,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_reduce",
-    debug: Any = None,
-) -> Any:
-    """Reduces the tensors of all ranks; each has the result."""
-    return FUNCTIONS["all_reduce"](tensor, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def inference_all_reduce(
-    tensor: Tensor,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_reduce",
-    debug: Any = None,
-) -> Any:
-    """Does what ``all_reduce`` does; DeepSpeed may take a faster way there, and blocks in any case."""
-    return all_reduce(tensor, op, group, async_op, prof, log_name, debug)
+    return _wait_for_all(works, output_tensors, async_op)
 
 
 def all_reduce_coalesced(
-    tensors: Tensors,
-    op: Any = _SUM,
+    tensors: Sequence[torch.Tensor],
+    op: Any = ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,
     prof: bool = False,
@@ -282,151 +204,42 @@ def all_reduce_coalesced(
     debug: Any = None,
 ) -> Handle | None:
     """Reduces each of several tensors, all under way together."""
-    works = [all_reduce(tensor, op, group, True, prof, log_name, debug) for tensor in tensors]
-    return _join(works, tensors, async_op)
+    works = [FUNCTIONS["all_reduce"](tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug) for tensor in tensors]
+    return _wait_for_all(works, tensors, async_op)
 
 
-def reduce(
-    tensor: Tensor,
-    dst: int,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "reduce",
-    debug: Any = None,
-) -> Any:
-    """Reduces the tensors of all ranks; global rank ``dst`` has the result."""
-    return FUNCTIONS["reduce"](tensor, dst, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def reduce_scatter(
-    output: Tensor,
-    input_list: list[Tensor],
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "reduce_scatter",
-    debug: Any = None,
-) -> Any:
-    """Reduces the lists of all ranks; each has one entry of the result."""
-    return FUNCTIONS["reduce_scatter"](output, input_list, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def reduce_scatter_tensor(
-    output_tensor: Tensor,
-    tensor: Tensor,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "reduce_scatter_tensor",
-    debug: Any = None,
-) -> Any:
-    """Reduces the tensors of all ranks; each has its part of the result."""
-    function = FUNCTIONS["reduce_scatter_tensor"]
-    return function(output_tensor, tensor, to_torch(op), group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def reduce_scatter_fn(
-    output_tensor: Tensor,
-    tensor: Tensor,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    debug: Any = None,
-) -> Any:
-    """Does what ``reduce_scatter_tensor`` does; DeepSpeed's way to say "the best reduce-scatter there is"."""
-    return reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, prof, debug=debug)
-
-
-def all_to_all_single(
-    output: Tensor,
-    tensor: Tensor,
-    output_split_sizes: list[int] | None = None,
-    input_split_sizes: list[int] | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_to_all_single",
-    debug: Any = None,
-) -> Any:
-    """Sends a part of the tensor to each rank, and puts together what comes."""
-    function = FUNCTIONS["all_to_all_single"]
-    return function(output, tensor, output_split_sizes, input_split_sizes, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def all_to_all(
-    output_tensor_list: list[Tensor],
-    input_tensor_list: list[Tensor],
-    group: Any = None,
-    async_op: bool = False,
-    prof: bool = False,
-    log_name: str = "all_to_all",
-    debug: Any = None,
-) -> Any:
-    """Sends one tensor of a list to each rank, and receives one from each."""
-    return FUNCTIONS["all_to_all"](output_tensor_list, input_tensor_list, group, async_op, prof=prof, log_name=log_name, debug=debug)
-
-
-def barrier(
-    group: Any = None, async_op: bool = False, device_ids: Any = None, prof: bool = False, log_name: str = "barrier", debug: Any = None
-) -> Any:
-    """Waits until all ranks of the group have come here."""
-    return FUNCTIONS["barrier"](group, async_op, device_ids, prof=prof, log_name=log_name, debug=debug)
-
-
-def monitored_barrier(
-    group: Any = None,
-    timeout: timedelta | None = None,
-    wait_all_ranks: bool = False,
-    prof: bool = False,
-    log_name: str = "monitored_barrier",
-    debug: Any = None,
-) -> Any:
-    """Waits until all ranks of the group have come here, and says which did not."""
-    return FUNCTIONS["monitored_barrier"](group, timeout, wait_all_ranks, prof=prof, log_name=log_name, debug=debug)
-
-
-def _join(works: list[Any], results: Tensors, async_op: bool) -> Handle | None:
+def _wait_for_all(works: list[Any], results: Sequence[torch.Tensor], async_op: bool) -> Handle | None:
     """Returns one handle for several, or waits for them."""
-    handle = Handle(works, lambda: None, results)
+    handle = Handle(works, results=results)
     if async_op:
         return handle
     handle.wait()
     return None
 
 
-def has_reduce_scatter_tensor() -> bool:
-    """Returns whether the backend has ``reduce_scatter_tensor`` itself; where it has not, it is built from others.
-
-    Example:
-        >>> has_reduce_scatter_tensor()
-        True
-    """
-    return (get_state().backend or TORCH).supports("reduce_scatter_tensor")
+OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+    **{name: _make_operation(name, *spelling) for name, spelling in _SPELLINGS.items()},
+    "all_gather_coalesced": all_gather_coalesced,
+    "all_reduce_coalesced": all_reduce_coalesced,
+    "batch_isend_irecv": batch_isend_irecv,
+}
 
 
-def has_all_gather_into_tensor() -> bool:
-    """Returns whether the backend has ``all_gather_into_tensor`` itself; where it has not, it is built from others.
-
-    Example:
-        >>> has_all_gather_into_tensor()
-        True
-    """
-    return (get_state().backend or TORCH).supports("all_gather_into_tensor")
+# -- questions
 
 
-def has_all_reduce_coalesced() -> bool:
-    """Returns whether the backend has ``all_reduce_coalesced`` itself; where it has not, it is built from others.
+def _make_question(op: str) -> Callable[[], bool]:
+    def has() -> bool:
+        return (get_state().backend or TORCH).supports(op)
 
-    Example:
-        >>> has_all_reduce_coalesced()
-        True
-    """
-    return (get_state().backend or TORCH).supports("all_reduce_coalesced")
+    has.__name__ = has.__qualname__ = f"has_{op}"
+    has.__doc__ = f"Returns whether the backend has ``{op}`` itself; where it has not, it is built from messages."
+    return has
+
+
+has_reduce_scatter_tensor = _make_question("reduce_scatter_tensor")
+has_all_gather_into_tensor = _make_question("all_gather_into_tensor")
+has_all_reduce_coalesced = _make_question("all_reduce_coalesced")
 
 
 def has_coalescing_manager() -> bool:
@@ -549,6 +362,8 @@ def _check_joined() -> None:
         raise RingError("the process group must exist before it is used, got none. Call init_distributed first.")
 
 
+# -- the start
+
 TORCH_DISTRIBUTED_DEFAULT_PORT: Final = 29500
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 _FIVE: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -619,10 +434,10 @@ def init_distributed(
     found.export()
     if verbose:
         _LOGGER.info("init_distributed: %s", found)
-    _join_deepspeed_start(name, found, timeout)
+    _join(name, found, timeout)
 
 
-def _join_deepspeed_start(name: str, found: Discovery, timeout: timedelta) -> None:
+def _join(name: str, found: Discovery, timeout: timedelta) -> None:
     """Meets the others at rank 0, which listens on its own address alone, and builds the default group."""
     card = Card(found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size)))
     rendezvous = meet(found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds())

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from types import FrameType, FunctionType
 from typing import Any, Final
@@ -33,7 +33,6 @@ FALLBACKS: Final[dict[str, Callable[..., Any]]] = {**BUILT, **OBJECTS}  # what c
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}  # of the log: see ``LogOptions.call``
-_DIRECT: Final = ("send", "recv", "isend", "irecv")  # see ``Backend.direct``
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
     *("init_process_group", "destroy_process_group", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks"),
@@ -105,7 +104,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     Returns:
         The function.
     """
-    direct = name in _DIRECT
+    parameters = _Parameters(signature)
 
     def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
         state = get_state()
@@ -116,13 +115,17 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        if direct and state.log is None and state.backend is not None and state.backend.direct:
+        if state.log is None and state.backend is not None and state.backend.direct and state.backend.supports(name):
             return getattr(state.backend, name)(*args, **kwargs)
-        return _run(state, name, signature, args, kwargs, (prof, log_name, debug))
+        return _run(state, name, parameters, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
         state = get_state()
-        return native(*args, **kwargs) if state.backend is None and native else _run(state, name, signature, args, kwargs, None)
+        if state.backend is None and native is not None:
+            return native(*args, **kwargs)
+        if state.backend is not None and state.backend.direct and state.backend.supports(name):
+            return getattr(state.backend, name)(*args, **kwargs)
+        return _run(state, name, parameters, args, kwargs, None)
 
     function: Any = communicate if logged else manage
     function.__name__ = function.__qualname__ = name
@@ -147,20 +150,20 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 def _run(
     state: RankState,
     name: str,
-    signature: inspect.Signature,
-    args: tuple[Any, ...],
+    parameters: _Parameters,
+    args: Sequence[Any],
     kwargs: dict[str, Any],
     extras: tuple[bool, str | None, str | None] | None,
 ) -> Any:
     """Runs an operation where another backend, or a log, is in force; ``extras`` are the log's, None where it does not count."""
     if state.backend is not None:
-        args, kwargs = _by_position(signature, args, kwargs)
+        args, kwargs = parameters.place(args, kwargs)
     backend = state.backend or TORCH
 
     def run(function: Callable[..., Any]) -> Any:
         if state.log is None or extras is None:
             return function(*args, **kwargs)
-        return state.log.call(name, function, args, kwargs, *extras)
+        return state.log.call(name, function, tuple(args), kwargs, *extras)
 
     try:
         return run(find(backend, name))
@@ -170,20 +173,30 @@ def _run(
         return run(_build(backend, name))
 
 
-def _by_position(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns arguments as a backend takes them: by position, without those at the end that have torch's default value.
+class _Parameters:
+    """The parameters of one of torch's functions."""
 
-    Raises:
-        TypeError: torch's function does not take them.
-    """
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    values = list(bound.args)
-    parameters = list(signature.parameters.values())
-    if all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters[: len(values)]):
-        while values and values[-1] is parameters[len(values) - 1].default:
+    def __init__(self, signature: inspect.Signature) -> None:
+        self._signature = signature
+        parameters = signature.parameters.values()
+        self._defaults = [(each.name, each.default) for each in parameters]
+        self._plain = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+
+    def place(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Returns arguments as a backend takes them: by position, without those at the end that have torch's default value.
+
+        Raises:
+            TypeError: torch's function does not take them.
+        """
+        defaults, left = self._defaults, dict(kwargs)
+        values = [*args, *(left.pop(name, default) for name, default in defaults[len(args) :])]
+        if not self._plain or left or len(values) != len(defaults) or any(value is inspect.Parameter.empty for value in values):
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return bound.args, bound.kwargs
+        while values and values[-1] is defaults[len(values) - 1][1]:
             values.pop()
-    return tuple(values), bound.kwargs
+        return values, {}
 
 
 def _communicates(name: str, function: Any) -> bool:

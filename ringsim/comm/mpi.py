@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn
 from torch.distributed import GroupMember, distributed_c10d
 
 from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiRecords, MpiTransfers, to_seconds
+from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError, RunTimeout
 from ringsim.traces.events import ERROR, OP_CODES
 
@@ -406,6 +407,10 @@ class MpiBackend(MpiTransfers):
                 f"rank {others[0]}. Call {what} for every group on every rank, in one order."
             )
         return number
+
+
+for _name, _function in OBJECTS.items():
+    setattr(MpiBackend, _name, _function)
 
 
 def _wait_or_abandon(handle: MpiHandle) -> None:

@@ -94,7 +94,7 @@ class MpiGroup(Members):
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
         """Returns a tensor that MPI can carry."""
-        return check_dense(what, tensor, ("cpu",), "with the mpi backend")
+        return check_dense(what, tensor, "with the mpi backend")
 
 
 class MpiHandle(Handle):

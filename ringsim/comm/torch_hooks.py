@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
@@ -143,6 +144,7 @@ class TorchNames:
         self._names[number] = name
         if self._compared and not fresh:
             self._used_before.append(name)
+            self._recorder.set_meta("used_before", self._used_before)
             self._say_what_is_not_checked()
         if is_nccl(group):
             self._recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
@@ -262,11 +264,15 @@ class _GroupOrder:
         part = self._others.setdefault(rank, PartReader(self._directory, rank))
         if not part.is_live():
             return []  # what an earlier run left is not to be taken for the present
-        batch, records = part.advance(), self._records.setdefault(rank, {})
-        for slot, record in zip(batch.slots.tolist(), batch.records, strict=True):
-            group = part.names["group"].get(int(record["group"]))
-            if record["op"] == OP_CODES["new_group"] and group is not None and group.name == GROUPS and int(record["group"]) in part.fresh:
-                records[slot] = record
+        records, unread = self._records.setdefault(rank, {}), True
+        while unread:
+            batch = part.advance()
+            makings = np.flatnonzero(batch.records["op"] == OP_CODES["new_group"])
+            for slot, record in zip(batch.slots[makings].tolist(), batch.records[makings], strict=True):
+                number = int(record["group"])
+                if number in part.fresh and part.names["group"][number].name == GROUPS:
+                    records[slot] = record
+            unread = part.more
         made = []
         for _, record in sorted(records.items()):
             payload = part.names["payload"].get(int(record["payload"]))
@@ -362,6 +368,7 @@ def record_end_of_groups(recorder: Recorder) -> dict[tuple[Any, str], Callable[.
 
 
 _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
+_UNSET: Final[Any] = object()
 _MESSAGE_TYPES: Final = (12, 13, 14)  # what Work._get_op_type says of send, recv and recv from anybody
 
 
@@ -697,13 +704,13 @@ class _Hooks:
         take, give_up, wait_for_other = self.pending.pop, self.give_up, self.wait_for_other
         begin, complete = self.recorder.wait, self.recorder.complete
 
-        def wait(self: Work, *timeout: Any, **named: Any) -> Any:
+        def wait(self: Work, timeout: Any = _UNSET) -> Any:
             slot = take(self, None)
             if slot is None:
-                return wait_for_other(call, self, *timeout, **named)
+                return wait_for_other(call, self) if timeout is _UNSET else wait_for_other(call, self, timeout)
             begin(slot)
             try:
-                result = call(self, *timeout, **named)
+                result = call(self) if timeout is _UNSET else call(self, timeout)
             except BaseException:
                 give_up(self)  # where it raises, the wait was cut short: the operation is not done
                 complete(slot, ERROR)
@@ -713,7 +720,7 @@ class _Hooks:
 
         return wait
 
-    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any, **named: Any) -> Any:
+    def wait_for_other(self, call: Callable[..., Any], work: Work, *timeout: Any) -> Any:
         """Waits for a recv from anybody, a batch, a handle that was waited for before, or one that was posted before recording."""
         recorder = self.recorder
         from_any = self.pending_from_any.pop(work, None)
@@ -721,12 +728,12 @@ class _Hooks:
         if not slots:
             # A second wait for a message of Gloo would hang, and then break the connection.
             message = work._get_op_type() in _MESSAGE_TYPES  # type: ignore[attr-defined]
-            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout, **named)
+            return True if message and work.is_completed() and work not in self.failed else call(work, *timeout)
         for slot in slots:
             recorder.wait(slot)
         begun = None if gpu is None else self.gpu_times.begin(gpu)
         try:
-            result = call(work, *timeout, **named)
+            result = call(work, *timeout)
         except BaseException:
             self.give_up(work)
             for slot in slots:

@@ -15,6 +15,7 @@ from ringsim.diagnose.mismatches import (
     find_notices,
     find_order_mismatches,
     find_races,
+    is_recorded_whole,
 )
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
@@ -32,7 +33,7 @@ _OUR_ERRORS: Final = (
     "MessageMismatch",
     "RendezvousFailed",
     "RingError",
-)  # raised where a finding stands in the trace, too
+)  # the trace has a finding of these, too
 _MOST_WAITS: Final = 4
 _AT_WORK: Final = ("running", "stopped", "unknown")
 
@@ -40,14 +41,14 @@ _AT_WORK: Final = ("running", "stopped", "unknown")
 def explain(trace: Trace) -> Diagnosis:
     """Says why a run ended as it did, or what made it slow.
 
-    Everything is read from the trace, so it is the same for a run that finished or failed just now and for a file of last year.
+    Everything is read from the trace, so the answer is the same for a run of just now and for a file of last year.
 
     Args:
         trace: any trace.
 
     Returns:
-        The findings, root causes first: what was refused before it did damage and what disagrees, what failed, who waits for whom in
-        vain; then what was merely untidy; and for a run in which nothing went wrong who kept whom waiting.
+        The findings, root causes first: what was refused or disagrees, what failed, who waits for whom in vain; then what was merely
+        untidy; and if nothing went wrong, who kept whom waiting.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -68,7 +69,8 @@ def explain(trace: Trace) -> Diagnosis:
         snapshot = snapshot.settle()
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
-    causes = [*find_notices(events), *messages[:1], *find_collective_mismatches(events), *find_order_mismatches(snapshot)]
+    calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
+    causes = [*find_notices(events), *messages[:1], *calls, *find_order_mismatches(snapshot)]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
     findings += messages[1:]
     edges = judged.edges
@@ -95,7 +97,7 @@ def _is_settled(trace: Trace) -> bool:
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:
-    """Drops what says of the same ranks what was said before, by another sign of the same mistake."""
+    """Drops findings that repeat an earlier one of the same kind on some of the same ranks."""
     kept: list[Finding] = []
     for one in causes:
         if not any(one.kind == other.kind and set(one.ranks) & set(other.ranks) for other in kept):
@@ -104,7 +106,7 @@ def _distinct(causes: Iterable[Finding]) -> list[Finding]:
 
 
 def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
-    """Folds what became of ranks into the cause that names one of them; what no cause names stands by itself."""
+    """Folds what became of ranks into the cause that names one of them; the others stand alone."""
     alone = []
     for one in judged:
         place = next((index for index, cause in enumerate(causes) if set(cause.ranks) & set(one.ranks)), None)
@@ -120,18 +122,18 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
 
 
 def _restates(failure: Finding) -> bool:
-    """Tells whether a rank failed with an error of ours that says what a finding says better."""
+    """Tells whether a rank failed with an error of ringsim that a finding explains better."""
     return failure.kind in ("rank_failed", "rendezvous_failed") and any(f" raised {name}" in failure.message for name in _OUR_ERRORS)
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a failure of the rendezvous as what it is."""
+    """Returns a finding with the kind of a failed rendezvous, if that is what failed."""
     failed = finding.kind == "rank_failed" and " raised RendezvousFailed" in finding.message
     return replace(finding, kind="rendezvous_failed") if failed else finding
 
 
 def _gathered(findings: Sequence[Finding]) -> list[Finding]:
-    """Makes one finding of ranks that say themselves that they disagree in the same thing, where no finding knows better."""
+    """Makes one finding of ranks that raised the same MessageMismatch."""
     kept: list[Finding] = []
     places: dict[str, int] = {}
     for one in findings:
@@ -149,7 +151,7 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _find_leavers(snapshot: Snapshot) -> list[Finding]:
-    """Says of ranks that left in the middle of their worker that this ended the run, though nobody waited for them."""
+    """Finds ranks that left in the middle of their worker, which ended the run though nobody waited for them."""
     return [
         Finding("rank_failed", (rank,), (), f"rank {rank} {view.about}: that ends the run.", "Let the worker return instead.")
         for rank, view in enumerate(snapshot.ranks)
@@ -158,7 +160,7 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
 
 
 def _find_stall(trace: Trace, snapshot: Snapshot) -> tuple[Finding, tuple[Edge, ...]] | None:
-    """Says of a run that was ended from outside who waited, and what the others did."""
+    """Says who waited in a run that was ended from outside, and what the others did."""
     blocked = [rank for rank, view in enumerate(snapshot.ranks) if view.awaited]
     seen = [rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about]
     if not (blocked or seen) or trace.metadata.get("complete") is True:
@@ -190,7 +192,7 @@ def _find_stall(trace: Trace, snapshot: Snapshot) -> tuple[Finding, tuple[Edge, 
 
 
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
-    """Says what a rank was doing that did not wait: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
+    """Says what a rank that did not wait was doing: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
     events, view = trace.events, snapshot.ranks[rank]
     mine = events.rank == rank
     times = [column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)]

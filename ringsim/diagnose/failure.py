@@ -60,10 +60,10 @@ __all__ = [
 ]
 
 OWN: Final = ""
-PEER: Final = "peer"  # others failed, or can never go on, and that ended a wait of this rank
-WAIT: Final = "wait"  # a wait ended at its limit: what it was for says more than that it ended
+PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
+WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
-_PASSED_ON: Final = "Caught "  # how torch begins what it passes on of another process or thread: an error of whatever that ran
+_PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
 
 
@@ -74,8 +74,8 @@ class Cause:
     Attributes:
         error: the exception that says so.
         echo: what it is an echo of: ``OWN``, nothing; ``PEER``; ``WAIT``.
-        after: the exception that came before it and led to it, if any.
-        pending: whether it was on its way out when a wait that came in between ended in vain.
+        after: the exception that led to it, if any.
+        pending: whether it was passing through a ``finally`` whose wait then ended in vain.
     """
 
     error: BaseException
@@ -111,12 +111,12 @@ def find_cause(error: BaseException) -> Cause:
         return Cause(before, after=_root(before), pending=True)
     echo = _echo_of(chain[place])
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
-        return Cause(error, after=_root(error))  # it was caught, and something else went wrong with the next operation
+        return Cause(error, after=_root(error))  # the time-out was caught; something else went wrong with the next operation
     return Cause(error, echo, after=before if before is not None and not _raised_inside(before) else None)
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an exception says, as a terminal and a file can take it; of one that cannot say it, that."""
+    """Returns the message of an exception in characters that a terminal and a file can take."""
     try:
         text = str(error)
     except Exception:
@@ -126,7 +126,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tells whether a frame's file is one of ringsim or torch, or of Python's own start.
+    """Tells whether a frame's file belongs to ringsim, to torch or to Python's own start-up.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
@@ -147,7 +147,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _root(error: BaseException) -> BaseException | None:
-    """Returns the first of the exceptions that a traceback shows before an error, None where it shows none."""
+    """Returns the first exception that a traceback shows before an error, None if there is none."""
     chain = [error]
     while True:
         last = chain[-1]
@@ -158,7 +158,7 @@ def _root(error: BaseException) -> BaseException | None:
 
 
 def _echo_of(error: BaseException) -> str:
-    """Returns what one exception is the echo of."""
+    """Returns what a single exception is the echo of."""
     if isinstance(error, BaseExceptionGroup):
         kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
@@ -175,7 +175,7 @@ def _echo_of(error: BaseException) -> str:
 
 
 def _raised_inside(error: BaseException) -> bool:
-    """Tells whether an exception was raised by ringsim or torch, rather than by what called them or was called by them."""
+    """Tells whether an exception was raised in the code of ringsim or torch itself."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and is_internal(frames[-1].f_code.co_filename)
 
@@ -183,10 +183,10 @@ def _raised_inside(error: BaseException) -> bool:
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
     """Tells whether an exception was passing through a ``finally`` or an ``__exit__`` when later ones were raised.
 
-    An ``except`` clause that raises nothing would have kept it: there it was dealt with.
+    An ``except`` clause that raises nothing has dealt with it.
     """
     caught: TracebackType | None = error.__traceback__
-    if caught is None or isinstance(error, GeneratorExit):  # which ends a generator that is no longer wanted: no failure
+    if caught is None or isinstance(error, GeneratorExit):  # it only closes a generator
         return False
     frames = [pair for one in later for pair in traceback.walk_tb(one.__traceback__)]
     line = next((line for frame, line in frames if frame is caught.tb_frame), None)
@@ -194,7 +194,7 @@ def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
 
 
 def _is_kept(filename: str, raised_at: int, line: int) -> bool:
-    """Tells whether a line is in an ``except`` clause that keeps what is raised at another; also where the source is not there to say."""
+    """Tells whether a line is in an ``except`` clause that deals with what another line raises, or the source is not available."""
     source = "".join(linecache.getlines(filename))
     try:
         tree = ast.parse(source)
@@ -209,7 +209,7 @@ def _is_kept(filename: str, raised_at: int, line: int) -> bool:
     return not source
 
 
-_NO_FAILURE: Final = ("", "0", "None", "False")  # what sys.exit may be given that makes the exit code 0
+_NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 
 
 @dataclass(frozen=True)
@@ -217,15 +217,15 @@ class Report:
     """How one rank failed.
 
     Attributes:
-        error: name of the exception's type, or "" where the process died without one.
-        text: the exception's message, or what is known of the death.
-        where: "file, line n, in function" of the user's own line, "" where there is none.
+        error: name of the exception's type, or "" if the process died without one.
+        text: the exception's message, or what is known about the death.
+        where: "file, line n, in function" of the user's own line, "" if there is none.
         traceback: the user's part of the traceback, with source lines.
         at_ns: when, CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
-        echo: what this merely follows from, see ``ringsim.diagnose.failure``: ``OWN`` for nothing.
+        echo: what this merely follows from: ``PEER``, ``WAIT``, or ``OWN`` for nothing.
         after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in step)", or "".
-        waited: where a wait ended in vain that the exception came to on its way out, or "".
+        waited: where a wait ended in vain while the exception was on its way out, or "".
     """
 
     rank: int
@@ -251,7 +251,7 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
     Args:
         rank: whose worker it was.
         error: what came out of it.
-        at_ns: when; now, by CLOCK_MONOTONIC, where it is not given.
+        at_ns: when, CLOCK_MONOTONIC; now by default.
     """
     cause = find_cause(error)
     summary = traceback.TracebackException.from_exception(cause.error, limit=None)
@@ -283,7 +283,7 @@ def _users_place(error: BaseException) -> str:
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
-    """Returns the report with files called by other names, as a notebook calls its cells."""
+    """Returns the report with files renamed, as a notebook names its cells."""
     where, after, waited, traced = report.where, report.after, report.waited, report.traceback
     for filename, name in names.items():
         where, after, waited = (place.replace(f"{filename}, line", f"{name}, line") for place in (where, after, waited))
@@ -293,7 +293,7 @@ def rename_files(report: Report, names: Mapping[str, str]) -> Report:
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops the frames of ringsim and torch from a traceback, where others remain; returns where the user's innermost one is."""
+    """Drops the frames of ringsim and torch from a traceback if others remain; returns the place of the user's innermost one."""
     theirs = [frame for frame in summary.stack if not is_internal(frame.filename)]
     if theirs:
         summary.stack = traceback.StackSummary.from_list(theirs)
@@ -312,7 +312,7 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
 
     Args:
         rank: whose process it was.
-        exit_code: as ``subprocess`` has it (negative: a signal), None where nobody knows.
+        exit_code: as in ``subprocess`` (negative: a signal), None if unknown.
         at_ns: when it was reaped.
         output: what the rank had printed; a message of the C++ layer is often its last line.
     """
@@ -329,7 +329,7 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
 
 
 def describe_end(report: Report) -> dict[str, Any] | None:
-    """Says how a rank ended, as a trace keeps it for ``explain``; None where it suffered from what others did, or did not.
+    """Says how a rank ended, as a trace keeps it for ``explain``; None if other ranks are to blame.
 
     Example:
         >>> describe_end(report_death(2, -9, at_ns=0, output=""))
@@ -340,7 +340,7 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         ['exited', 'failed']
     """
     if report.echo != OWN:
-        return None  # how it ended says nothing of why: what it waited for does
+        return None  # what it waited for says why, not how it ended
     if report.error == "SystemExit":
         state = "exited" if report.text in _NO_FAILURE else "failed"
         about = f"left with sys.exit({report.text})"
@@ -357,12 +357,12 @@ def describe_end(report: Report) -> dict[str, Any] | None:
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
-    """Says what a rank did that had not ended, as a trace keeps it for ``explain``; of one that waited, the trace knows better.
+    """Says what a rank that had not ended was doing, as a trace keeps it for ``explain``.
 
     Args:
         rank: which one.
         doing: see ``Process.doing``.
-        place: file and line of the user's program, where they are known.
+        place: file and line of the user's program, if known.
 
     Example:
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
@@ -409,7 +409,7 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
 
 
 def raised_where(report: Report) -> str:
-    """Returns the lines of a rank's program where it was when its wait ended, innermost last, without the error."""
+    """Returns the lines of a rank's program at which its wait ended, innermost last, without the error."""
     frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix("Traceback (most recent call last):\n")
     after = f"\n    after it had raised {report.after}" if report.after else ""
     return f"\n  rank {report.rank}:\n{indent(frames)}{after}" if report.where else ""
@@ -431,7 +431,7 @@ def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
 
 
 def indent(text: str) -> str:
-    """Returns a text whose lines begin two places further to the right."""
+    """Returns a text with each line indented by two spaces."""
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 

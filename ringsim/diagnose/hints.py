@@ -1,4 +1,4 @@
-"""What to change: looks around a rank that waits in vain for something that nearly fits."""
+"""What to change: looks for an operation that nearly fits what a rank waits for in vain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SENDS_FIRST: Final = (
 )
 _RECVS_FIRST: Final = "All of them receive before they send. Let one of them send first, or post with batch_isend_irecv."
 _MIXED: Final = "Post with isend and irecv, or batch_isend_irecv, before waiting for any of them; or change the order on one rank."
-_BLOCKING: Final = ("send", "recv")  # how the operations begin that wait for themselves
+_BLOCKING: Final = ("send", "recv")  # how blocking operations begin
 _TAKEN: Final = (
     "A recv from any rank is open under the same tag, and what is waited for here went to it, or it got another message. Give it a tag of "
     "its own, or post as many recvs as there are sends."
@@ -37,16 +37,15 @@ class Counterpart(NamedTuple):
 def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | None:
     """Looks for an unmatched operation that would be the other side, had it the same tag, or the same group.
 
-    What a rank has posted and does something else meanwhile may be meant for later: it counts only where nothing has ever met under either
-    tag and group, so that neither is known to be right.
+    An operation that is posted but not awaited may be meant for later: it counts only if nothing has ever met under either tag and group,
+    so that neither is known to be right.
 
     Args:
         snapshot: the ranks.
         hindrance: a send, or a recv, that has no other side.
 
     Returns:
-        The nearest one: what is waited for before what is merely posted, and another tag before another group. None where there is
-        nothing of the sort.
+        The nearest one: awaited before merely posted, another tag before another group. None if there is none.
     """
     mine = hindrance.posted
     operation = mine.operation
@@ -74,7 +73,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
 
 
 def _faces(mine: Posted, theirs: Posted) -> bool:
-    """Tells whether one is a send and the other a recv that might take it, had they one tag and one group."""
+    """Tells whether one is a send and the other a recv that would take it, given the same tag and group."""
     send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
     if (send.operation.kind, recv.operation.kind) != (SEND, RECV) or send.operation.peer != recv.operation.rank:
         return False
@@ -83,7 +82,7 @@ def _faces(mine: Posted, theirs: Posted) -> bool:
 
 
 def _doubt(mine: Posted, theirs: Posted) -> str:
-    """Says what it means if two operations that miss each other are not meant for each other; nothing where both are waited for."""
+    """Says what else two operations that miss each other may mean; nothing if both are awaited."""
     if theirs.awaited:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
@@ -98,7 +97,7 @@ def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
 
 
 def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
-    """Returns what to do about ranks that wait, in a line or more."""
+    """Returns advice for ranks that wait, in one line or more."""
     operations = [link.posted.operation for link in links]
     if any(link.posted.taken for link in links):
         return _TAKEN
@@ -122,7 +121,7 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
 
 
 def _change_order(links: Sequence[Hindrance]) -> list[str]:
-    """Says what to do about ranks that wait for each other; of those that do post before they wait, what is not posted yet."""
+    """Returns advice for ranks that wait for each other; for those that post before they wait, what is not posted yet."""
     operations = [link.posted.operation for link in links]
     lacking = [link for link in links if link.posted.operation.peer >= 0]
     if lacking and not all(one.op.startswith(_BLOCKING) for one in operations):
@@ -142,7 +141,7 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
         links: the circle.
 
     Returns:
-        What is missing of the first one, a sentence, and what to do; both empty where there is none.
+        What the first one lacks, a sentence, and what to do; both empty if there is none.
     """
     for link, following in zip(links, [*links[1:], links[0]], strict=True):
         mine, other = link.posted.operation, following.posted.operation
@@ -166,7 +165,7 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
 
 
 def _tried(snapshot: Snapshot, link: Hindrance) -> str:
-    """Says that the other side of a message was refused, and that its rank went on all the same; empty where it was not."""
+    """Says that the other side of a message was refused and its rank went on all the same; empty if it was not."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""
@@ -178,7 +177,7 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
 
 
 def _counted(link: Hindrance) -> str:
-    """Says how many operations the peer has posted, where some are missing."""
+    """Says how many operations the peer has posted, and which are missing."""
     if link.posted.matched:
         return f"The message was on its way when rank {link.posted.operation.peer} ended."
     return f"{_counted_words(link)}: add the missing {_other_side(link)}, or leave this one out."
@@ -198,7 +197,7 @@ def _other_side(link: Hindrance) -> str:
 
 
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
-    """Says who else waits for this rank with what fits, or else has posted it: the peer may be the wrong one."""
+    """Says which other rank waits in, or has posted, what fits: the peer may be the wrong one."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched or link.posted.taken:
         return ""
@@ -213,7 +212,7 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
 
 
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
-    """Tells whether one of the two sides has posted the other tag, too, so that the order differs rather than the tag."""
+    """Tells whether a side has posted the other tag, too, so that the order differs rather than the tag."""
     return any(
         one.operation.kind == side.kind and one.operation.peer == side.peer and one.operation.tag == wanted.tag
         for side, wanted in ((mine, theirs), (theirs, mine))

@@ -1,7 +1,7 @@
-"""Who kept whom waiting in a run that finished: late senders, late receivers, and a rank that is late all the time.
+"""Who kept whom waiting in a finished run: late senders, late receivers, and a rank that is always late.
 
-A wait counts from the moment at which the program began to wait until the other side was posted. Where the other side was late because it
-waited itself, it is not to blame: its own wait is looked at in turn, until there is a rank that was busy::
+A wait counts from when the program began to wait until the other side was posted. A rank that was late because it waited itself is not to
+blame: its own wait is looked at in turn, until there is a rank that was busy::
 
     rank 0   [ compute, microbatch 3 ....................... ] send
     rank 1   recv ==== late sender ============================ | send
@@ -57,7 +57,7 @@ class _Waits:
 
 
 def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds who kept others waiting for long.
+    """Finds who kept others waiting long.
 
     Args:
         trace: of a run that finished.
@@ -109,7 +109,7 @@ def _collect(trace: Trace) -> _Waits:
 
 
 def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Waits in collectives that all members entered: for the member that came last."""
+    """Returns the waits in complete collectives for the member that came last."""
     events = trace.events
     calls = CollectiveCalls.of(events)
     whole = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE) & (events.wait_ns[calls.event] != NONE)
@@ -120,7 +120,7 @@ def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:
-    """Of each wait, for how long the late rank was not blocked itself, in ns."""
+    """Returns for each wait how long the late rank was not blocked itself, in ns."""
     own = waits.end_ns - waits.start_ns
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
@@ -151,7 +151,7 @@ def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activit
 
 
 def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> list[Finding]:
-    """Makes a finding of the waits of one rank for another at one line, longest first, and folds what follows from another."""
+    """Makes a finding of the waits of one rank for another at one line, longest first; folds those that follow from others."""
     events = trace.events
     columns = np.stack([waits.kind, waits.waiter, waits.late, events.file[waits.event], events.line[waits.event]])
     _, group = np.unique(columns, axis=1, return_inverse=True)
@@ -183,7 +183,7 @@ def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activi
 
 
 def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
-    """Returns a wait, the wait of the rank that was late in it, and so on, as long as the late rank mostly waited itself."""
+    """Returns a wait, then that of its late rank, and so on, as long as the late rank mostly waited itself."""
     chain = [wait]
     while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
         last = chain[-1]
@@ -287,7 +287,7 @@ class Activity:
         return f'in "{name}"' + (f" ({words})" if words else "")
 
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns moments, ascending, and for how long the rank had been blocked until each; what overlaps counts once."""
+        """Returns moments, ascending, and how long the rank had been blocked until each; overlaps count once."""
         if rank not in self._ends:
             events = self._events
             mine = np.flatnonzero((events.rank == rank) & self._speaks & (events.wait_ns != NONE) & (events.done_ns != NONE))

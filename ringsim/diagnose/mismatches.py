@@ -37,6 +37,7 @@ __all__ = [
     "find_notices",
     "find_order_mismatches",
     "find_races",
+    "is_recorded_whole",
 ]
 
 MOST_FINDINGS: Final = 5
@@ -162,10 +163,20 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
     """
     events = trace.events
     posted = np.flatnonzero(~refused(events))
-    if len(posted) == len(events):
-        return _message_findings(events, trace.messages.send, trace.messages.recv)
-    messages = match(events.select(posted), by_tag=trace.metadata.get("backend") != "nccl")
-    return _message_findings(events, posted[messages.send], posted[messages.recv])
+    send, recv = trace.messages.send, trace.messages.recv
+    if len(posted) < len(events):
+        messages = match(events.select(posted), by_tag=trace.metadata.get("backend") != "nccl")
+        send, recv = posted[messages.send], posted[messages.recv]
+    known = is_recorded_whole(trace)[send]
+    return _message_findings(events, send[known], recv[known])
+
+
+def is_recorded_whole(trace: Trace) -> Ints:
+    """Marks the events on groups whose every operation is recorded, as far as the metadata tells: only these can be compared."""
+    events, names = trace.events, trace.metadata.get("used_before")
+    partly = [number for number, group in enumerate(events.tables.groups) if isinstance(names, list) and group.name in names]
+    mask: Ints = ~np.isin(events.group, partly)
+    return mask
 
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
@@ -278,7 +289,7 @@ def _extra(operation: Operation, what: str) -> str:
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Returns what was found while the program ran, before it did damage: it stands in the trace as marks.
+    """Returns what was refused while the program ran: the trace has marks of it.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -296,26 +307,26 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         refused_op = _refused_before(events, event)
         operations = () if refused_op is None else tuple(operation_of(events, one) for one in (refused_op, *_others_in(events, refused_op)))
         ranks = {int(events.rank[event]), *(one.rank for one in operations)}
-        if kind != "buffer_hazard":  # which is about a rank's own memory, whoever it exchanges it with
+        if kind != "buffer_hazard":  # it is about a rank's own memory
             ranks |= {one.peer for one in operations if one.peer >= 0 and one.kind != COLLECTIVE}
         if before is not None:
             ranks, operations = ranks | set(before.ranks), (*before.operations, *operations)
         found[kind, message] = Finding(kind, tuple(sorted(ranks)), operations, message)
         finders.setdefault((kind, message), set()).add(int(events.rank[event]))
-    # Of a mismatch all sides are named first, of what is one rank's own mistake that rank.
+    # A mismatch names all sides first; a rank's own mistake names that rank.
     named = {key: one.ranks if one.kind.endswith("_mismatch") else sorted(finders[key]) for key, one in found.items()}
     return tuple(replace(one, message=f"{name_ranks(named[key])}: {one.message}") for key, one in found.items())
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
-    """Returns the operation that a notice is about: its rank's latest one before the mark, where it was refused on the mark's line."""
+    """Returns the operation that a notice is about: its rank's latest, if it was refused on the mark's line."""
     before = np.flatnonzero((events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE))[-1:]
     about = before[refused(events)[before] & (events.line[before] == events.line[mark])]
     return int(about[0]) if len(about) else None
 
 
 def _others_in(events: Events, event: int) -> tuple[int, ...]:
-    """Returns the other ranks' operations in the call of a collective that was refused, and that would have been its rank's next there."""
+    """Returns what other ranks posted in the place of a collective that was refused."""
     if events.kind[event] != COLLECTIVE:
         return ()
     group = np.flatnonzero((events.kind == COLLECTIVE) & (events.group == events.group[event]))
@@ -324,13 +335,13 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
     found = []
     for other in np.unique(rank[rank != events.rank[event]]).tolist():
         its = rank == other
-        before = np.cumsum(counted[its]) - counted[its]  # each may have been refused itself: both saw that they differ
+        before = np.cumsum(counted[its]) - counted[its]  # each may have been refused itself, if both saw that they differ
         found += group[its][before == place][:1].tolist()
     return tuple(found)
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
-    """Finds operations that ranks left open when they returned: nobody waited for them, or a thread that was left behind still did.
+    """Finds operations that ranks left open when they returned: nobody waited for them, or a thread left behind still did.
 
     Args:
         trace: of a run that finished.
@@ -372,7 +383,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
 
 
 def find_missing(events: Events) -> tuple[Finding, ...]:
-    """Finds collectives of a finished run that some members of the group never entered, where nobody is blocked in them.
+    """Finds collectives of a finished run that some members of the group never entered and nobody is blocked in.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
@@ -402,7 +413,7 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups of one name with different members, on which operations wait: the ranks made their groups in different order.
+    """Finds groups with one name and different members, on which operations wait: the ranks made groups in different order.
 
     Args:
         snapshot: the last moment of the run.
@@ -428,7 +439,7 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
 def find_races(events: Events) -> tuple[Finding, ...]:
     """Finds channels that several threads of a rank use: which message comes first there is left to chance.
 
-    A recv from any source is none: the trace keeps where its message came from, not that it might have come from elsewhere.
+    Recvs from any source do not count: the trace only keeps where their messages came from.
 
     Args:
         events: of any trace.

@@ -490,7 +490,7 @@ def _make_snapshot(
 
 
 def operation_of(events: Events, event: int, last_ns: int | None = None) -> Operation:
-    """Returns an event as an operation; with ``last_ns``, the end of the trace, also for how long it is waited for that is not done."""
+    """Returns an event as an operation; with ``last_ns``, the end of the trace, also how long an unfinished one has been waited for."""
     tables = events.tables
     payload = tables.payloads[events.payload[event]] if events.payload[event] != NONE else None
     wait_ns, done_ns = int(events.wait_ns[event]), int(events.done_ns[event])
@@ -512,10 +512,10 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
-    """Reads how the ranks ended from a trace's metadata, which may come from anywhere: what makes no sense is passed over.
+    """Reads how the ranks ended from a trace's metadata, which may come from anywhere: nonsense is ignored.
 
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ...", "at_ns": 70_000}``; one that was
-    ended from outside is "running" or "stopped", with what it was doing, and one whose error merely echoes that of another has no entry.
+    ended from outside is "running" or "stopped", with what it was doing. One whose error merely echoes another's has no entry.
 
     Example:
         >>> read_ends({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 9, "state": "exited"}]}, 2)
@@ -533,9 +533,7 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Reads until when ranks waited, in ns from the start of the run; None where the metadata does not say.
-
-    That is when it was decided to end them, or else the end of the run.
+    """Reads until when ranks waited, in ns from the start of the run: until it was decided to end them, or to the end of the run.
 
     Example:
         >>> read_end_ns({"given_up_ns": 7, "end_ns": 9}), read_end_ns({"end_ns": 9}), read_end_ns({"end_ns": "soon"})
@@ -546,9 +544,9 @@ def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
 
 
 def until(events: Events, moment_ns: int) -> Events:
-    """Returns the events as they stood at a moment: what was posted later is not there, and what ended later is still under way.
+    """Returns the events as they stood at a moment: later posts are left out, and what ended later is still in flight.
 
-    Whoever is woken because its wait would never end may catch the error, return, or try again. None of that was so when it was woken.
+    A rank that is woken from a wait without end may catch the error, return, or try again. None of that says why it waited.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -571,7 +569,7 @@ def until(events: Events, moment_ns: int) -> Events:
 
 
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
-    """Returns the ends of the ranks that have destroyed their process groups, and made none since."""
+    """Returns the ends of the ranks that have destroyed their process groups and made none since."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}
@@ -584,7 +582,7 @@ def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
 
 
 def _broken_waits(events: Events, speaks: Ints) -> Ints:
-    """Marks operations whose wait raised, where their thread communicated no more."""
+    """Marks operations whose wait raised and after which their thread communicated no more."""
     mask = np.zeros(len(events), dtype=bool)
     failed = np.flatnonzero(speaks & (events.status == ERROR) & (events.wait_ns != NONE))
     if len(failed) == 0:
@@ -600,7 +598,7 @@ def _broken_waits(events: Events, speaks: Ints) -> Ints:
 
 
 def _blocked_ranks(events: Events, speaks: Ints, awaited: Ints, world_size: int) -> Ints:
-    """Marks the ranks of which every thread that ever communicated waits."""
+    """Marks the ranks whose threads all wait, of those that ever communicated."""
     if not awaited.any():
         return np.zeros(world_size, dtype=bool)
     inside = speaks & (events.rank < world_size)
@@ -627,7 +625,7 @@ def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints, Ints]:
     index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
-    # Recvs that are done and were posted later than one that is not: they were from anybody, or nobody has waited for that one.
+    # A later recv that is done was from any source, or nobody has waited for the earlier one.
     done = events.status[recvs] == OK
     contested[recvs] = np.minimum(_count_later(of_recv, done), counterparts[recvs])
     # A recv from anybody may take any send that is left over, or that an open recv from one rank leaves to it; which one is not known

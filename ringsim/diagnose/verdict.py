@@ -1,7 +1,7 @@
 """From ranks that can never go on to findings: what kind of mistake it is, in sentences, with a hint of what to change.
 
 Every stuck rank waits, by way of others, either for a circle of ranks that wait for each other or for a rank that is gone. Those are the
-root causes, one finding each; who merely waits behind one is folded into it.
+root causes, one finding each; ranks that merely wait behind one are folded into it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATE_WORDS: Final = {
     "killed": "is dead",
     "running": "is not waiting for anything",
     "stopped": "is stopped by a signal",
-    "unknown": "is in a state that nobody knows",
+    "unknown": "is in an unknown state",
 }
 
 
@@ -36,11 +36,11 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
 
     Args:
         snapshot: the ranks at one moment.
-        stuck: what ``analyse(snapshot)`` returned; found again where it is not given.
+        stuck: what ``analyse(snapshot)`` returned; computed by default.
 
     Returns:
-        The diagnosis, root causes first: what failed, earliest first, then circles, then who left too early. No findings where everybody
-        can go on and nobody failed.
+        The diagnosis, root causes first: failures, earliest first, then circles, then ranks that left too early. No findings if all can
+        go on and none failed.
 
     Example:
         >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
@@ -100,7 +100,7 @@ def wait_text(operation: Operation) -> str:
 
 
 def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
-    """Returns when a rank failed or was killed, to sort by: of those of which that is not known, who failed comes first."""
+    """Returns a key to sort ranks by when they ended; among those of unknown time, failures come first."""
     view = snapshot.ranks[rank]
     return (math.inf if view.ended_ns is None else view.ended_ns, view.state != "failed")
 
@@ -132,7 +132,7 @@ def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
 
 
 def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
-    """Names a circle: a mismatch where two of its ranks look for each other in vain, else a deadlock."""
+    """Names a circle: a mismatch if two of its ranks look for each other in vain, else a deadlock."""
     links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
     missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(snapshot, link)) is not None]
     if missed:
@@ -150,7 +150,7 @@ def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -
 
 
 def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Says which operations of a circle miss each other, the plainest case first; of one kind, for the other may follow from it."""
+    """Says which operations of a circle miss each other: the plainest case, and others of its kind."""
     mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
     pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}  # by ranks: both sides of a pair may miss the other's
     for near, one in [(mine, found), *missed]:
@@ -165,7 +165,7 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
 
 
 def _collective_finding(snapshot: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
-    """Names a circle that passes through a collective: its members do different things, or one of them is kept elsewhere."""
+    """Names a circle through a collective: its members call different things, or one of them waits elsewhere."""
     wrong = _mismatched_call(link)
     if wrong is not None:
         return wrong
@@ -188,7 +188,7 @@ def _collective_finding(snapshot: Snapshot, stuck: Stuck, link: Hindrance, links
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Says which ranks call another collective than this one, or make another group; None where none of those waited for does."""
+    """Says which of the missing ranks call another collective, or make another group; None if none does."""
     mine = link.posted.operation
     wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
     if not wrong:
@@ -208,7 +208,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
 
 
 def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
-    """Says who waits for ranks that are gone, directly."""
+    """Says who waits directly for ranks that are gone."""
     operations = tuple(one.posted.operation for one in waits)
     mine = operations[0]
     ranks = tuple(sorted({*gone, *(one.rank for one in waits)}))
@@ -240,7 +240,7 @@ def _failure(snapshot: Snapshot, rank: int) -> Finding:
 
 
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Puts each stuck rank that no root names under the root that it waits for, by way of others."""
+    """Puts each stuck rank that no root names under the root that it waits for, directly or through others."""
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):
         for rank in root.ranks:

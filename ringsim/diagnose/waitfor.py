@@ -45,7 +45,7 @@ _DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted
 
 @dataclass(frozen=True)
 class Hindrance:
-    """Why a rank cannot go on: one operation, and the ranks that will not do their part in it.
+    """Why a rank cannot go on: one operation, and the ranks that will not do their part.
 
     Attributes:
         rank: who waits.
@@ -85,7 +85,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         snapshot: the ranks at one moment, a consistent cut: no operation counts as matched whose other side is not posted.
 
     Returns:
-        Those ranks and why, None where everybody can still go on.
+        Those ranks and why; None if all can still go on.
 
     Example:
         >>> from ringsim.diagnose.snapshot import RankSnapshot
@@ -151,14 +151,14 @@ def hindering(snapshot: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
 
 
 class _Need:
-    """What one operation waits for, or all those that wait for the same: of a collective, and of recvs from any source, there are many.
+    """What an operation waits for. Operations that wait for the same share one: those of a collective, and recvs from any source.
 
     Attributes:
         never: ranks that will not do their part, whatever happens.
-        wanted: ranks that must be able to act; a rank that waits itself is never waited for by itself, though it may be among them.
+        wanted: ranks that must be able to act; a rank never waits for itself, though it may be among them.
         any_of: whether one of ``wanted`` is enough.
         left: those of ``wanted`` that cannot act yet.
-        waiters: who waits, once for each operation, and has not been told that it can finish.
+        waiters: who still waits, once for each operation.
     """
 
     __slots__ = ("_peers", "any_of", "left", "never", "waiters", "wanted")
@@ -170,11 +170,11 @@ class _Need:
         self._peers: tuple[int, ...] | None = None
 
     def met(self) -> list[int]:
-        """Returns those who wait and can finish by now, each once."""
+        """Returns the waiting ranks that can finish by now."""
         if self.never or (self.any_of and len(self.left) == len(self.wanted)) or (not self.any_of and len(self.left) > 1):
             return []
         if self.left and not self.any_of:
-            (last,) = self.left  # it waits for nobody but itself, if it waits
+            (last,) = self.left  # if it waits, it waits only for itself
             found = [rank for rank in self.waiters if rank == last]
             self.waiters = [rank for rank in self.waiters if rank != last] if found else self.waiters
             return found
@@ -182,7 +182,7 @@ class _Need:
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:
-        """Returns who keeps an operation of a rank from finishing, ascending. Nobody may be set free after the first call."""
+        """Returns who keeps an operation of a rank from finishing, ascending. No rank may be set free after the first call."""
         if self._peers is None:
             helped = self.any_of and len(self.left) < len(self.wanted)
             self._peers = () if helped else tuple(sorted({*self.never, *self.left}))
@@ -190,7 +190,7 @@ class _Need:
 
 
 def _need_key(one: Posted) -> Hashable:
-    """Returns what is equal for operations that wait for the same."""
+    """Returns a key that operations share if they wait for the same."""
     operation = one.operation
     if operation.kind == COLLECTIVE:
         made = operation.shape if operation.op == "new_group" else ()
@@ -202,7 +202,7 @@ def _make_need(snapshot: Snapshot, rank: int, one: Posted) -> _Need:
     peer = one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
-        # Who makes a group waits for its members; the others pass by.
+        # Only the members of a new group wait for each other.
         members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
         known = [member for member in members if _known(snapshot, member)]
         differ = {other.rank for other in one.entered if not meets(one.operation, other)}
@@ -224,7 +224,7 @@ def _known(snapshot: Snapshot, rank: int) -> bool:
 
 
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
-    """Returns a shortest cycle of ranks that wait for each other, beginning with its lowest rank; empty where there is none."""
+    """Returns a shortest cycle of ranks that wait for each other, starting at its lowest rank; empty if there is none."""
     links = list(hindrances)
     ranks = {link.rank for link in links}
     alone = [link.rank for link in links if link.rank in link.peers]
@@ -246,7 +246,7 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
         if len(best) == 2:
             break
         ways = ways or _Ways(graph)
-        ways.remove(start)  # no other cycle through it is shorter; nor is there one any more through those that wait for it alone
+        ways.remove(start)  # no other cycle through it is shorter, and none is left through ranks that wait for it alone
     if not best:
         return ()
     first = best.index(min(best))
@@ -254,7 +254,7 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
 
 
 def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -> tuple[int, ...]:
-    """Returns a shortest cycle through a rank, beginning with it; empty where there is none."""
+    """Returns a shortest cycle through a rank, starting there; empty if there is none."""
     came_from: dict[int, int] = {}
     fresh = deque([start])
     while fresh and start not in came_from:
@@ -272,7 +272,7 @@ def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -
 
 
 class _Ways:
-    """Takes ranks out of a graph, and with them those that then lead nowhere."""
+    """Removes ranks from a graph, and with them those that then lead nowhere."""
 
     def __init__(self, graph: dict[int, list[tuple[int, ...]]]) -> None:
         self._graph = graph
@@ -287,7 +287,7 @@ class _Ways:
             self.remove(rank)
 
     def remove(self, rank: int) -> None:
-        """Takes out a rank; one that is out already stays out."""
+        """Removes a rank, unless it is gone already."""
         leaving = [rank]
         while leaving:
             rank = leaving.pop()

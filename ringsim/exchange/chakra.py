@@ -1,10 +1,10 @@
-"""Chakra execution traces, which ASTRA-sim takes: for each rank a file of nodes that need each other.
+"""Chakra execution traces, the input of ASTRA-sim: a file for each rank, with nodes that depend on each other.
 
 ::
 
     run/ringsim.0.et      a GlobalMetadata, then the Nodes of rank 0, each after its length
     run/ringsim.1.et
-    run/comm_group.json   {"1": [0, 1]}: the ranks of each group, by the name that the nodes of collectives give
+    run/comm_group.json   {"1": [0, 1]}: the ranks of each group, by the name that nodes of collectives refer to
 
 Durations of nodes are whole µs; in the files that ringsim writes, an attribute has the ns.
 
@@ -54,15 +54,15 @@ _NS: Final = "ringsim_ns"
 def to_chakra(trace: Trace, directory: str | PathLike[str]) -> None:
     """Writes what the ranks of a trace did as Chakra execution traces, for ASTRA-sim and its relatives.
 
-    The times of messages are not in them: these the simulator finds. What a thread did between its operations is work, except while it
-    was blocked. Operations that met nobody are left out.
+    They do not hold the times of messages, which the simulator works out. Whatever a thread did between its operations is work, except
+    while it was blocked. Operations without a partner are left out.
 
     Args:
         trace: any trace.
-        directory: where to; made if it is not there. It must hold no files of another run.
+        directory: where to; made if it does not exist. It must hold no files of another run.
 
     Raises:
-        TraceFileError: a file cannot be written, there are files of another run, or the trace has a collective that Chakra has no word for.
+        TraceFileError: a file cannot be written, there are files of another run, or Chakra has no name for one of the collectives.
 
     Example:
         >>> import tempfile
@@ -139,10 +139,10 @@ def _describe(step: Step, rank: int, groups: dict[Group, str]) -> list[dict[str,
 
 
 def _find_type(op: str) -> int:
-    """Returns Chakra's number for an operation, by the longest of its words that the name begins with."""
+    """Returns Chakra's number for an operation, by the longest of its names that the operation begins with."""
     words = [word for word in _OPS if op.removeprefix("monitored_").startswith(word)]
     if not words:
-        raise TraceFileError(f"A collective must be one that Chakra has a word for, got {op!r}. Leave it out of the trace.")
+        raise TraceFileError(f"A collective must be one that Chakra can name, got {op!r}. Leave it out of the trace.")
     return _OPS.index(max(words, key=len))
 
 

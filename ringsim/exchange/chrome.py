@@ -56,7 +56,7 @@ __all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace as Chrome and everything that grew around it read it.
+    """Writes a trace for Chrome and the many tools that read its format.
 
     Ranks are processes; spans and operations stand on lanes below them, and an arrow leads from each send to its recv.
     ``ringsim.exchange.read_chrome`` gives back the same trace, without results and output. A Perfetto file holds the same in half
@@ -124,7 +124,7 @@ def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[s
 
 
 def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """The two ends of arrows: each within its slice, for a viewer finds the slice by the time."""
+    """Yields the two ends of arrows, each within its slice: a viewer finds the slice by the time."""
     named = {**place, "name": "message", "cat": "message"}
     if one.flow_out:
         yield {"ph": "s", **named, "id": one.flow_out, "ts": one.start_ns / 1000}
@@ -140,7 +140,7 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
     each instant a mark; for those of ``torch.profiler`` there is ``read_profiler``, which knows messages.
 
     Args:
-        path: the file, an object with "traceEvents" or a list of events; it may be packed by gzip.
+        path: the file, an object with "traceEvents" or a list of events; it may be gzipped.
 
     Returns:
         The trace.
@@ -165,7 +165,7 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads slices that another program wrote; begins and ends come in the order of time, as the format asks."""
+    """Reads slices of another program; begins and ends come in order of time, as the format demands."""
     boxes = Boxes("the Trace Event Format")
     processes: dict[Any, Any] = {}
     for event in events:
@@ -190,10 +190,10 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
 
 
 def to_ns(microseconds: Any) -> int:
-    """Returns a time of the format, µs with a fraction, in whole ns.
+    """Converts a time of the format, µs with a fraction, to whole ns.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a number.
 
     Example:
         >>> to_ns(4334620159834.049)
@@ -205,7 +205,7 @@ def to_ns(microseconds: Any) -> int:
 
 
 class _Call(NamedTuple):
-    """How to read one operator of c10d: its name here, the work that it starts, and which of its inputs says what."""
+    """How to read one operator of c10d: its name here, the work that it starts, and what its inputs mean."""
 
     op: str
     work: str
@@ -231,7 +231,7 @@ _CALLS: Final = {
     "c10d::alltoall_": _Call("all_to_all", "all_to_all", shards=True),
     "c10d::alltoall_base_": _Call("all_to_all_single", "all_to_all"),
     "c10d::barrier": _Call("barrier", "barrier"),
-    "c10d::monitored_barrier_": _Call("monitored_barrier", ""),  # waits itself; the messages that it is made of show as works
+    "c10d::monitored_barrier_": _Call("monitored_barrier", ""),  # waits by itself; the messages that it consists of appear as works
 }
 _WORK: Final = "gloo:"
 # The names that the profiler has for dtypes: torch's, and bytes an element.
@@ -244,7 +244,7 @@ _DTYPES: Final = {
 
 @dataclass
 class _File:
-    """What one rank's file says: who it is, and its slices in the order of time."""
+    """What one rank's file says: which rank it is, and its slices in order of time."""
 
     rank: int
     world_size: int
@@ -257,14 +257,14 @@ class _File:
 def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
     """Reads what ``torch.profiler`` recorded on the ranks of a run on Gloo.
 
-    Operations of ``torch.distributed`` become operations, what stands in ``record_function`` spans; other operators and kernels are left
-    out. Each rank must have profiled with ``record_shapes=True``, for only then the profiler writes down peers and sizes. It says nothing
-    of when a rank began to wait (``wait_ns`` is unknown), nor on which group an operation ran: ranks are read as those of the world, and
-    the trace has a note where the run had other groups. Clocks of several hosts are not brought together.
+    Operations of ``torch.distributed`` become operations, and ``record_function`` blocks become spans; other operators and kernels are
+    left out. Each rank must have profiled with ``record_shapes=True``: otherwise the profiler does not write down peers and sizes. It does
+    not say when a rank began to wait (``wait_ns`` is unknown), nor on which group an operation ran: ranks are read as those of the world,
+    and the trace has a note if the run had other groups. Clocks of several hosts are not aligned.
 
     Args:
-        paths: the files that ``export_chrome_trace`` wrote, one a rank, packed by gzip or not; or the directory that holds nothing else
-            that ends in ``.json`` or ``.json.gz``.
+        paths: the files that ``export_chrome_trace`` wrote, one a rank, gzipped or not; or a directory with no other files that end in
+            ``.json`` or ``.json.gz``.
 
     Returns:
         The trace.
@@ -338,7 +338,7 @@ def _read_file(document: Any) -> _File:
 
 
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Tells whether a slice begins within one of others, which are in the order of time and do not overlap on one thread."""
+    """Tells whether a slice begins within one of the others, which are in order of time and do not overlap on one thread."""
     last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
     return last >= 0 and others[last]["tid"] == event["tid"] and event["start_ns"] <= others[last]["end_ns"]
 
@@ -363,7 +363,7 @@ def _add_operations(rows: Rows, found: _File) -> None:
 
 
 def _threads(found: _File) -> dict[Any, int]:
-    """Numbers the threads of a rank's program in the order of their first event."""
+    """Numbers the threads of a rank's program in order of their first event."""
     events = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
     return {thread: number for number, thread in enumerate(dict.fromkeys(event["tid"] for event in events))}
 
@@ -382,7 +382,7 @@ def _input(event: dict[str, Any], place: int) -> str:
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns what a work carried; of several tensors the first counts for all."""
+    """Returns what a work carried; the first of several tensors stands for all."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None

@@ -1,4 +1,4 @@
-"""GOAL, the text in which LogGOPSim and ATLAHS take their programs: for each rank a graph of calc, send and recv.
+"""GOAL, the input of LogGOPSim and ATLAHS: a text with a graph of calc, send and recv for each rank.
 
 ::
 
@@ -49,8 +49,9 @@ _NEED: Final = re.compile(r"([A-Za-z]\w*)\s+(i?requires)\s+([A-Za-z]\w*)")
 def to_goal(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes what the ranks of a trace did as a program for LogGOPSim and ATLAHS; times of work in ns.
 
-    The times of messages are not in it: these the simulator finds. What a thread did between its operations is work, except while it was
-    blocked. Collectives stand as the messages of ``ringsim.traces.collectives``. Operations that met nobody are left out.
+    It does not hold the times of messages, which the simulator works out. Whatever a thread did between its operations is work, except
+    while it was blocked. Collectives are spelled out as the messages of ``ringsim.traces.collectives``. Operations without a partner are
+    left out.
 
     Args:
         trace: any trace.
@@ -107,7 +108,7 @@ def _lines(programs: list[list[Step]]) -> Iterator[str]:
 
 
 def _spell_out(program: list[Step], rank: int, bases: dict[Group, int]) -> list[Step]:
-    """Returns a program in which messages stand for collectives."""
+    """Returns a program in which collectives are spelled out as messages."""
     steps: list[Step] = []
     ends: list[tuple[int, ...]] = []  # for each step of the program, the new ones that end it
     counts: dict[Group, int] = {}
@@ -135,11 +136,11 @@ def _spell_out(program: list[Step], rank: int, bases: dict[Group, int]) -> list[
 def read_goal(path: str | PathLike[str], *, link: Link) -> Trace:
     r"""Reads a program in GOAL and runs it on the virtual clock.
 
-    Every message leaves when it is posted, over a link of its own for each pair of ranks; work of one rank on one CPU is done one after
-    the other. ``ringsim.exchange.programs`` says how; LogGOPSim's overheads and gaps are not in it.
+    Every message leaves when it is posted, over a link of its own for each pair of ranks; a rank's work on one CPU is done in
+    order. ``ringsim.exchange.programs`` says how; LogGOPSim's overheads and gaps are left out.
 
     Args:
-        path: the file, text; it may be packed by gzip.
+        path: the file, text; it may be gzipped.
         link: what a message costs.
 
     Returns:

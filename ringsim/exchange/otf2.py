@@ -46,7 +46,7 @@ _Say = Callable[[Any, int], None] | None
 
 @dataclass(frozen=True)
 class _Stay:
-    """A stay in a region: from when to when, and what is said on entering and on leaving."""
+    """A stay in a region: from when to when, and the events to write on entering and on leaving."""
 
     start_ns: int
     end_ns: float
@@ -67,18 +67,18 @@ def check_installed() -> None:
 
 
 def to_otf2(trace: Trace, directory: str | PathLike[str]) -> None:
-    """Writes a trace as an archive of OTF2, for Vampir, Scalasca and what else reads it.
+    """Writes a trace as an archive of OTF2, for Vampir, Scalasca and other tools.
 
-    Source lines, dtypes and shapes stay behind, and so do sends and recvs whose group is unknown. ``ringsim.exchange.read_otf2`` reads it
+    Source lines, dtypes and shapes are left out, and so are sends and recvs whose group is unknown. ``ringsim.exchange.read_otf2`` reads it
     back.
 
     Args:
         trace: any trace.
-        directory: the archive; must not be there yet.
+        directory: the archive; must not exist yet.
 
     Raises:
         ArgumentError: the package otf2 is not installed.
-        TraceFileError: the archive cannot be written, or is there already.
+        TraceFileError: the archive cannot be written, or exists already.
 
     Source:
         The OTF2 manual, see the module.
@@ -185,7 +185,7 @@ class _Archive:
         return row.peer in self._tables.groups[row.group].ranks or (row.peer == ANY_SOURCE and row.done_ns == NONE)
 
     def _says(self, number: int, row: Row, kind: int) -> tuple[_Say, _Say]:
-        """Returns what is said when an operation is posted, and when it is over."""
+        """Returns the events to write when an operation is posted, and when it is over."""
         comm, group = self._comms[row.group], self._tables.groups[row.group]
         size = max(self._tables.payloads[row.payload].size_bytes, 0) if row.payload != NONE else 0
         peer = group.ranks.index(row.peer) if row.peer in group.ranks else self._otf2.Undefined.UINT32.value
@@ -234,7 +234,7 @@ _SAME: Final = {"GATHERV": "GATHER", "SCATTERV": "SCATTER", "ALLGATHERV": "ALLGA
 
 @dataclass
 class _Place:
-    """Where one location is: the regions that it has entered and not left, and what was posted in them."""
+    """The state of one location: the regions that it has entered and not left, and what was posted in them."""
 
     rank: int
     thread: int
@@ -245,10 +245,10 @@ class _Place:
 def read_otf2(directory: str | PathLike[str]) -> Trace:
     """Reads an archive of OTF2.
 
-    Messages of MPI become sends and recvs, collectives of MPI collectives, and the other regions spans: with the archives of Score-P every
-    function that it was told to measure. A message was waited for from the moment at which the region was entered in which it was over.
+    MPI's messages become sends and recvs, its collectives collectives, and other regions spans: in archives of Score-P, every function that
+    it was told to measure. A message counts as waited for from when the region in which it completed was entered.
 
-    The package's own library, in C, does the reading: archives of strangers are better read where nothing else is at stake.
+    The package's own C library does the reading: read strangers' archives in a process that holds nothing of value.
 
     Args:
         directory: the archive, which holds ``traces.otf2``; or that file.
@@ -270,7 +270,7 @@ def read_otf2(directory: str | PathLike[str]) -> Trace:
     anchor = Path(os.fsdecode(directory))
     anchor = anchor / f"{ARCHIVE}.otf2" if anchor.is_dir() else anchor
     if not anchor.is_file():
-        raise TraceFileError(f"An OTF2 archive must be there, got {anchor}. Name its directory, or the file that ends in .otf2.")
+        raise TraceFileError(f"An OTF2 archive must exist, got {anchor}. Name its directory, or the file that ends in .otf2.")
     with reading(anchor, "an OTF2 archive"):
         try:
             with otf2.reader.open(str(anchor)) as archive:
@@ -294,7 +294,7 @@ class _Reader:
         self._groups: dict[Any, Group] = {}
 
     def _find_ranks(self) -> dict[Any, int]:
-        """Returns the rank of each process: the order of MPI where it is told, else that of the archive."""
+        """Returns the rank of each process: MPI's order where the archive has it, else the archive's own."""
         kinds = self._otf2.GroupType
         for group in self._archive.definitions.groups:
             if group.group_type == kinds.COMM_LOCATIONS and group.paradigm == self._otf2.Paradigm.MPI:

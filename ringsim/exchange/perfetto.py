@@ -54,7 +54,7 @@ _MOST_PARENTS: Final = 100  # a chain of parents that goes in a circle ends here
 
 
 def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace as Perfetto reads it: drop the file on ui.perfetto.dev, which opens it in the browser and sends it nowhere.
+    """Writes a trace for Perfetto: drop the file on ui.perfetto.dev, which opens it in the browser and sends it nowhere.
 
     Ranks are processes; spans and operations stand on lanes below them, and an arrow leads from each send to its recv.
     ``ringsim.exchange.read_perfetto`` gives back the same trace, without results and output.
@@ -114,7 +114,7 @@ class _Writer:
         yield self._take()  # of a trace without events
 
     def _take(self) -> bytes:
-        """Returns the packets so far, and forgets them: parts of a file in a row are a file."""
+        """Returns the packets so far, and forgets them; parts one after the other make a file."""
         written: bytes = self._file.SerializeToString()
         self._file.Clear()
         return written
@@ -157,7 +157,7 @@ class _Writer:
         return known
 
     def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the message that says one thing of an event; few different things are said, and often."""
+        """Returns the message that says one thing of an event; there are few different ones, and each is used often."""
         known = self._annotations.get((key, value))
         if known is None:
             said = {"int_value": value} if isinstance(value, int) else {"string_value": plain_text(value)}
@@ -180,10 +180,10 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
     """Reads a file of Perfetto's TrackEvent packets.
 
     What ``Trace.to_perfetto`` wrote comes back as that trace. Of another program's file, each process becomes a rank, each slice a span
-    and each instant a mark: such a file says of no slice that it is a message.
+    and each instant a mark: such a file does not say which slices are messages.
 
     Args:
-        path: the file; it may be packed by gzip.
+        path: the file; it may be gzipped.
 
     Returns:
         The trace.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Step", "make_programs", "replay"]
 
 WORK, SEND, RECV, TOGETHER = "work", "send", "recv", "together"
-_MOST_NEEDS: Final = 4  # more are gathered in a step of no work, so that not each of many steps names each of many others
+_MOST_NEEDS: Final = 4  # more are gathered in a step without work: otherwise each of many steps could name each of many others
 _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 
@@ -50,7 +50,7 @@ class Step:
 
     Attributes:
         kind: "work", "send", "recv", or "together" for a collective.
-        needs: which steps of the same rank must be over before it; smaller numbers in what a trace gives.
+        needs: which steps of the same rank must be over before it; in programs of a trace, earlier ones.
         work_ns: of work, how long it takes.
         peer: of a message the other side; of a collective the root, -1 for none.
         tag: of a message.
@@ -82,8 +82,8 @@ class Step:
 def make_programs(trace: Trace) -> list[list[Step]]:
     """Finds the program of each rank of a trace.
 
-    Operations that met nobody are left out, for nobody could ever go on from there: sends and recvs without a partner, collectives that
-    not all members called. So are the making of groups, and marks.
+    Operations without a partner are left out, because no replay could get past them: unmatched sends and recvs, and collectives that not
+    all members called. The making of groups and marks are left out, too.
 
     Args:
         trace: any trace.
@@ -113,7 +113,7 @@ def make_programs(trace: Trace) -> list[list[Step]]:
 
 
 def _messages(trace: Trace) -> dict[int, Step]:
-    """Returns a step for each send and recv that met, by its place among the events."""
+    """Returns a step for each matched send and recv, by its place among the events."""
     events, found = trace.events, trace.messages
     sizes = [payload.size_bytes for payload in events.tables.payloads]
     columns = (found.src, found.dst, found.tag, found.group, found.payload, found.stage, found.microbatch, found.send, found.recv)
@@ -152,7 +152,7 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
         for same in zip(*(by_rank[rank] for rank in group.ranks), strict=False):
             ops = {OP_NAMES[events.op[index]] for index in same}
             if len(ops) > 1:
-                break  # from here on the members do not speak of the same
+                break  # from here on the members call different operations
             size = max(int(sizes[list(same)].max()), 0)
             for index in same:
                 root, thread = int(events.peer[index]), int(events.thread[index])
@@ -199,9 +199,9 @@ def _follow(program: list[Step], events: Events, mine: list[int], operations: di
 
 
 def _moments(events: Events, mine: list[int], operations: dict[int, Step]) -> Iterator[tuple[int, int, int, int]]:
-    """Returns the moments of a thread, (time, place among the events, kind, event), in the order of time.
+    """Returns the moments of a thread, (time, place among the events, kind, event), in order of time.
 
-    A wait counts when it is over: whatever the thread does while it is blocked it did before.
+    A wait counts when it is over: a blocked thread does nothing.
     """
     found = []
     times = (events.post_ns[mine].tolist(), events.wait_ns[mine].tolist(), events.done_ns[mine].tolist())
@@ -222,7 +222,7 @@ Place = tuple[int, int]  # rank, number of the step
 
 
 def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
-    """Runs programs, and says what happened when.
+    """Runs programs on the virtual clock.
 
     Args:
         programs: by rank, the steps.
@@ -230,11 +230,11 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
         source: the format that they come from, for the metadata.
 
     Returns:
-        A simulated trace. A step that waits for ever is in flight; those behind it are not there.
+        A simulated trace. A step that waits for ever is in flight; the steps behind it are missing.
 
     Raises:
         ArgumentError: ``link`` is no Link.
-        ValueError: a step names a rank or a step that is not there, or steps need each other.
+        ValueError: a step names a rank or a step that does not exist, or steps need each other.
 
     Example:
         >>> programs = [[Step("work", work_ns=500), Step("send", needs=(0,), peer=1, size_bytes=1000)], [Step("recv", peer=0)]]
@@ -250,7 +250,7 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A step on its way: how many others it waits for, since when it can begin, when it began and was over."""
+    """The state of a step: how many others it waits for, from when on it can begin, when it began and when it was over."""
 
     rank: int
     step: Step
@@ -314,14 +314,14 @@ class _Replay:
             self._gather(time_s, node)
 
     def _meet(self, key: tuple[int, int, int]) -> None:
-        """Ends the recvs whose messages are known to arrive."""
+        """Ends the recvs whose messages have been sent."""
         arrivals, receivers = self._arrivals[key], self._receivers[key]
         while arrivals and receivers:
             node = receivers.popleft()
             self._end(max(arrivals.popleft(), node.begun_s or 0.0), node)
 
     def _gather(self, time_s: float, node: _Node) -> None:
-        """Ends a collective when its last member has come."""
+        """Ends a collective when its last member has arrived."""
         step, group = node.step, node.step.group or self._world
         self._calls[node.rank, group] += 1
         there = self._gathered[group, self._calls[node.rank, group]]
@@ -336,7 +336,7 @@ class _Replay:
         self._tell(node.needed_by, time_s)
 
     def _tell(self, waiting: list[_Node], time_s: float) -> None:
-        """Notes for steps that one of the things that they wait for is there."""
+        """Tells steps that one of those they wait for has begun or is over."""
         for node in waiting:
             node.ready_s = max(node.ready_s, time_s)
             node.missing -= 1
@@ -377,7 +377,7 @@ class _Replay:
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
-    """Returns when somebody began to wait for each step of a rank: when all else that one of its followers needs was there."""
+    """Returns when a rank began to wait for each of its steps: when everything else that one of its followers needs was done."""
     waits = [math.inf] * len(nodes)
     for node in nodes:
         ends = sorted(-1.0 if (done_s := nodes[need].done_s) is None else done_s for need in node.step.needs)
@@ -397,10 +397,10 @@ def _check(programs: list[list[Step]]) -> None:
     for rank, program in enumerate(programs):
         for step in program:
             if not all(0 <= need < len(program) for need in step.needs + step.after):
-                raise ValueError(f"a step of rank {rank} needs one that is not there")
+                raise ValueError(f"a step of rank {rank} needs one that does not exist")
             if step.kind in (SEND, RECV) and not (0 <= step.peer < len(programs) and step.peer != rank):
                 raise ValueError(f"rank {rank} sends to or receives from rank {step.peer} of {len(programs)}")
             if step.work_ns < 0 or step.size_bytes < 0:
-                raise ValueError(f"a step of rank {rank} takes less than no time, or moves less than nothing")
+                raise ValueError(f"a step of rank {rank} takes a negative time, or moves a negative size")
             if step.group is not None and rank not in step.group.ranks:
-                raise ValueError(f"rank {rank} calls a collective of a group that it is not in")
+                raise ValueError(f"rank {rank} calls a collective of a group that it is not a member of")

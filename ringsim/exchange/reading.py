@@ -56,7 +56,7 @@ def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
-    """Returns what a file holds, unpacked if it is packed by gzip.
+    """Returns the content of a file, unpacked if it is gzipped.
 
     Raises:
         TraceFileError: it cannot be read, or is larger than 1 GiB.
@@ -85,7 +85,7 @@ def parse_json(data: bytes) -> Any:
     """Returns the value of a JSON document.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not JSON.
 
     Example:
         >>> parse_json(b'{"one": 1}')
@@ -102,7 +102,7 @@ _NAMED: Final = ("group", "payload", "label", "file")
 
 
 class Rows:
-    """The events of a trace that is being put together, in any order.
+    """Events that become a trace; they may be added in any order.
 
     Example:
         >>> from ringsim.traces.events import Payload
@@ -177,7 +177,7 @@ def columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
     for name, values in columns.items():
         limits = np.iinfo(COLUMN_DTYPES[name])
         if any(type(value) is not int for value in values):
-            raise ValueError(f"the column {name} holds something else than whole numbers")
+            raise ValueError(f"the column {name} holds something other than whole numbers")
         if values and not (limits.min <= min(values) and max(values) <= limits.max):
             raise ValueError(f"the column {name} holds a number outside {limits.min} to {limits.max}")
         arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
@@ -192,7 +192,7 @@ def whole_rows(rows: list[Any], tables: Tables) -> Events:
         tables: what their numbers mean.
 
     Raises:
-        ValueError: a row is none, or a number does not fit.
+        ValueError: a row does not have all columns, or a number does not fit.
 
     Example:
         >>> mark = [1, -1, -1, -1, -1, -1, -1, -1, -1, -1]

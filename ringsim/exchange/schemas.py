@@ -98,7 +98,7 @@ def parse(kind: Any, data: bytes) -> Any:
     """Returns the message that the bytes hold.
 
     Raises:
-        ValueError: they hold none.
+        ValueError: they are not one.
     """
     try:
         return kind.FromString(data)
@@ -107,7 +107,7 @@ def parse(kind: Any, data: bytes) -> Any:
 
 
 def parse_next(kind: Any, stream: BytesIO) -> Any:
-    """Returns the next message of a stream in which each stands after its length; None at the end.
+    """Returns the next message of a stream in which each follows its length; None at the end.
 
     Raises:
         ValueError: what follows is no message.
@@ -119,7 +119,7 @@ def parse_next(kind: Any, stream: BytesIO) -> Any:
 
 
 def plain_text(text: str) -> str:
-    r"""Returns a text as a file can hold it: half a character of UTF-16 is written out.
+    r"""Returns a text as a file can hold it: lone surrogates are written out.
 
     Example:
         >>> plain_text("a\ud800")

@@ -66,7 +66,7 @@ __all__ = [
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Gives each slice a lane on which none overlaps another; the lowest that is free.
+    """Gives each slice the lowest lane on which it overlaps no other.
 
     Args:
         starts: when each begins; shape (n,), ascending.
@@ -92,7 +92,7 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Gives each slice lane 0 where it nests with those already there, and another where it would cut one.
+    """Gives each slice lane 0 if it nests with those already there, and another lane if it would cut one.
 
     Args:
         starts: when each begins; shape (n,), ascending, and where equal the longest first.
@@ -122,7 +122,7 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
-    """Yields the begins and ends of slices that nest, in the order of time: at one moment an end before the next begin.
+    """Yields the begins and ends of slices that nest, in order of time; at the same moment, ends come before begins.
 
     Args:
         starts: when each begins; shape (n,), ascending, and where equal what lies outside first.
@@ -193,7 +193,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """When the rank began to wait for it; None where it did not, or did not get to the end."""
+        """When the rank began to wait for it; None if it never did, or has not finished."""
         waited = self.end_ns != math.inf and self.row.wait_ns != NONE and self.start_ns <= self.row.wait_ns < self.end_ns
         return self.row.wait_ns if waited else None
 
@@ -206,7 +206,7 @@ class Lane:
         rank: whose they are.
         number: of the lane within the rank, from 1.
         name: what a viewer shows.
-        slices: what stands on it.
+        slices: those on it.
     """
 
     rank: int
@@ -272,7 +272,7 @@ def make_name(row: Row, tables: Tables) -> str:
 
 
 def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
-    """Returns what is known of an event, for a reader; what does not apply is left out."""
+    """Returns what is known of an event, for people to read; what does not apply is left out."""
     told: dict[str, str | int] = {name: getattr(row, name) for name in ("tag", "stage", "microbatch") if getattr(row, name) != NONE}
     if row.group != NONE:
         told["group"] = tables.groups[row.group].name
@@ -285,7 +285,7 @@ def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
 
 
 def pack_run(trace: Trace) -> str:
-    """Returns as JSON what is known of a run beside its events.
+    """Returns as JSON what is known of a run apart from its events.
 
     Raises:
         TraceFileError: the metadata is more than JSON can say.
@@ -297,13 +297,13 @@ def pack_run(trace: Trace) -> str:
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace that was written as rows and as what ``pack_run`` says.
+    """Returns the trace that was written as rows and by ``pack_run``.
 
     Raises:
-        ValueError: they cannot be those of a run.
+        ValueError: they cannot belong to a run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
-        raise ValueError("what it says of the run is not of format 1")
+        raise ValueError("its account of the run is not of format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
     metadata: Any = readable(run.get("metadata"))
     check_run(events, metadata)
@@ -311,7 +311,7 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices gathered lane by lane; what began last on a lane ends first.
+    """Slices of another program, lane by lane; the last one begun on a lane ends first.
 
     Args:
         source: the format that they come from, for the metadata.
@@ -338,7 +338,7 @@ class Boxes:
         slices.append(("span", name, start_ns, NONE))
 
     def end(self, lane: Hashable, end_ns: int) -> None:
-        """Ends the slice that began last; nothing where none is open, as at the start of a cut file."""
+        """Ends the slice that began last; does nothing if none is open, as at the start of a truncated file."""
         if not self._open.get(lane):
             return
         slices = self.lanes[lane]

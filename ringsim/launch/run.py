@@ -202,13 +202,13 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
     """
     ranks = get_launcher().get(kind, keep_at=options.keep_at)
     try:
-        return _Run(ranks, job, options).finish()
+        return _LiveRun(ranks, job, options).finish()
     finally:
         ranks.close()
         get_launcher().park(kind)
 
 
-class _Run:
+class _LiveRun:
     """The launcher's side of one run, from sending the job to the trace."""
 
     def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:
@@ -337,7 +337,7 @@ class _Run:
         """Returns what disagrees in all that was recorded, where nobody has ended the run for it."""
         if self._ranks.kind.comm_device != "cpu" or len(self._loaded) < self._size:
             return None
-        self._records.look()
+        self._records.look(to_end=True)
         self._records.look()  # of what was read twice it is known whether its thread went on
         found = self._records.find_mismatch({*self._results, *self._reports})
         gone = {**dict.fromkeys(self._results, "exited"), **dict.fromkeys(self._reports, "failed")}

@@ -83,6 +83,131 @@ _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again aft
 _CALM_S: Final = 1.0  # before a stall is called one, no rank has computed for this long
 _IDLE_S, _IDLE_SHARE = 0.02, 0.02  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
 _NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
+# What a rank is asked for, or told:
+ASK: Final = "threads?"  # its threads
+WAKE: Final = "wake"  # to shut its connections, so that its wait ends
+SHUT: Final = "shut"  # the same, though it does not wait: its next operation ends it
+WHERE: Final = "where?"  # at which of the user's lines it is, before it is ended
+
+# A thread with its innermost frame in one of these waits for another thread of its process.
+_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
+ANSWER_S: Final = 1.0  # how long ranks have to say where they are: the machine may be busy, and C++ may hold the interpreter
+WAKE_S: Final = 2.0  # how long a rank has to raise after its connections are shut
+OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
+_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
+_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
+
+
+class Process(NamedTuple):
+    """A process at one moment.
+
+    Attributes:
+        state: R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to.
+        ticks: CPU time that it has used so far, in the system's ticks.
+    """
+
+    state: str
+    ticks: int
+
+    @property
+    def doing(self) -> str:
+        """What it does: "computing", "asleep" or "stopped"."""
+        return _CALLED.get(self.state, "computing")
+
+
+def look_at(pid: int) -> Process | None:
+    """Returns what the system says about a process (Linux), None if there is no such process.
+
+    Example:
+        >>> look_at(2**22 + 1) is None
+        True
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    # A process that exits closes its connections before it becomes a zombie.
+    state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()
+    # Ticks show a rank whose other threads compute while its first one sleeps.
+    return Process(state, int(words[11]) + int(words[12]))
+
+
+def has_proc() -> bool:
+    """Tells whether this system has /proc."""
+    return os.path.exists("/proc/self/stat")
+
+
+class Threads(NamedTuple):
+    """What a rank says about its threads, ringsim's own apart.
+
+    Attributes:
+        busy: those, by ``threading.get_ident()``, that do something or wait in an operation.
+        idle: whether there are others, which wait for something in this process.
+    """
+
+    busy: frozenset[int]
+    idle: bool
+
+
+def list_threads() -> Threads:
+    """Returns what the threads of this process do, ringsim's own apart. It does not block."""
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)} | {threading.get_ident()}
+    busy, idle = [], False
+    for ident, frame in sys._current_frames().items():
+        if ident in ours:
+            continue
+        if frame.f_code.co_filename.endswith(_IDLE_FILES):
+            idle = True
+        else:
+            busy.append(ident)
+    return Threads(frozenset(busy), idle)
+
+
+def find_place(library: str) -> tuple[str, int] | None:
+    """Returns the file and line of the user's program at which the main thread of this process is, None if there is none.
+
+    Args:
+        library: directory of torch, whose files are not the user's.
+    """
+    sites = CallSites(lambda _: 0)
+    sites.declare_library(library, speaker="")
+    frame = sites.find(sys._current_frames().get(threading.main_thread().ident or 0))
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def shut_connections(keep_port: int) -> int:
+    """Shuts the TCP connections of this process to others on this machine, except to the rendezvous (Linux).
+
+    Args:
+        keep_port: the rendezvous's.
+
+    Returns:
+        How many it shut.
+    """
+    count = 0
+    for connection in _connections():
+        with connection, contextlib.suppress(OSError):
+            mine, other = connection.getsockname(), connection.getpeername()  # a listening socket has no peer: it raises
+            if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Yields a duplicate of every TCP socket of this process, to be closed by the caller."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed meanwhile
+        if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
+            yield found
+        else:
+            found.close()
 
 
 class LiveRecords:
@@ -103,16 +228,19 @@ class LiveRecords:
         self.builder = SnapshotBuilder(self._size)
         self._known = [not self._strangers] * self._size
 
-    def look(self) -> list[Head]:
-        """Reads what is new of every rank; returns how far each has come."""
+    def look(self, *, to_end: bool = False) -> list[Head]:
+        """Reads what is new of every rank, of much a part unless it is to be read ``to_end``; returns how far each has come."""
         for rank, part in enumerate(self.parts):
             if not self._is_known(rank):
                 continue
-            batch = part.advance()
-            if part.replaced:  # by a new run of the same rank: nothing that was counted belongs together any more
-                self._begin()
-                return self.look()
-            self.builder.add(rank, *batch, part.names, part.fresh)
+            unread = True
+            while unread:
+                batch = part.advance()
+                if part.replaced:  # by a new run of the same rank: nothing that was counted belongs together any more
+                    self._begin()
+                    return self.look(to_end=to_end)
+                self.builder.add(rank, *batch, part.names, part.fresh)
+                unread = to_end and part.more
             for number in part.meta.get("from_any", ()):
                 self.builder.note_from_any(rank, part.names["group"][number])
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():
@@ -338,130 +466,3 @@ def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
         one.posted.operation.kind == COLLECTIVE and not any(snapshot.ranks[peer].state in GONE for peer in one.peers)
         for one in stuck.hindrances
     )
-
-
-ASK: Final = "threads?"  # what the watcher wants of a rank: its threads
-WAKE: Final = "wake"  # and that it shuts its connections
-SHUT: Final = "shut"  # that it shuts them, though it does not wait: its next operation ends it
-WHERE: Final = "where?"  # what the launcher wants of it before it ends it: at which line of the user's it is
-
-# A thread whose innermost frame is in one of these waits for another thread of its process.
-_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
-ANSWER_S: Final = 1.0  # what ranks get to say where they are: a busy machine is slow, and who computes in C++ may keep its interpreter
-WAKE_S: Final = 2.0  # what a rank gets, after its connections have been shut, to raise
-OUR_THREADS: Final = "ringsim-"  # how the names of our own begin
-
-
-class Threads(NamedTuple):
-    """What a rank says of its own threads, ringsim's apart.
-
-    Attributes:
-        busy: those, by ``threading.get_ident()``, that do something or wait in an operation.
-        idle: whether there are others, which wait for something in this process.
-    """
-
-    busy: frozenset[int]
-    idle: bool
-
-
-def list_threads() -> Threads:
-    """Returns what the threads of this process are at, our own apart. It does not block."""
-    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)} | {threading.get_ident()}
-    busy, idle = [], False
-    for ident, frame in sys._current_frames().items():
-        if ident in ours:
-            continue
-        if frame.f_code.co_filename.endswith(_IDLE_FILES):
-            idle = True
-        else:
-            busy.append(ident)
-    return Threads(frozenset(busy), idle)
-
-
-def find_place(library: str) -> tuple[str, int] | None:
-    """Returns file and line of the user's program where the first thread of this process is; None where it is in none.
-
-    Args:
-        library: directory of torch, whose files are not the user's.
-    """
-    sites = CallSites(lambda _: 0)
-    sites.declare_library(library, speaker="")
-    frame = sites.find(sys._current_frames().get(threading.main_thread().ident or 0))
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-def shut_connections(keep_port: int) -> int:
-    """Shuts the TCP connections of this process to others on this machine, the one to the rendezvous apart (Linux).
-
-    Args:
-        keep_port: the rendezvous's.
-
-    Returns:
-        How many it shut.
-    """
-    count = 0
-    for connection in _connections():
-        with connection, contextlib.suppress(OSError):
-            mine, other = connection.getsockname(), connection.getpeername()  # a listening socket has no peer: it raises
-            if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
-                connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
-
-
-def _connections() -> Iterator[socket.socket]:
-    """Yields a duplicate of every TCP socket of this process, to be closed by whoever takes it."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            found = socket.socket(fileno=os.dup(int(name)))
-        except OSError:
-            continue  # closed meanwhile
-        if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
-            yield found
-        else:
-            found.close()
-
-
-_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in all other states it computes
-_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
-
-
-class Process(NamedTuple):
-    """A process at one moment.
-
-    Attributes:
-        state: R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to.
-        ticks: CPU time that it has used so far, in the system's ticks.
-    """
-
-    state: str
-    ticks: int
-
-    @property
-    def doing(self) -> str:
-        """What it does in a word: "computing", "asleep" or "stopped"."""
-        return _CALLED.get(self.state, "computing")
-
-
-def look_at(pid: int) -> Process | None:
-    """Returns what the system says of a process (Linux), None where there is none, or nobody says.
-
-    Example:
-        >>> look_at(2**22 + 1) is None
-        True
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
-    except OSError:
-        return None
-    state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()  # it closes its connections before it is a Z
-    # A rank whose threads compute while its first one sleeps is seen by its ticks.
-    return Process(state, int(words[11]) + int(words[12]))
-
-
-def has_proc() -> bool:
-    """Whether this system tells such things at all."""
-    return os.path.exists("/proc/self/stat")

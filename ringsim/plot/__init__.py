@@ -1,5 +1,5 @@
-"""Pictures of a trace, drawn with matplotlib: never with torch, and never by whoever recorded the trace.
+"""Pictures of a trace, drawn with matplotlib: without torch, and never by the code that recorded the trace.
 
-``plot_ring`` shows who sent to whom, ``plot_timeline`` who did what when, ``png`` both, for a notebook. Each file holds one noun: the
-numbers that a picture shows (``graph``, ``bars``, ``density``) are computed apart from the drawing, so that tests can count them.
+Each file holds one kind of picture. ``style`` has what they share, ``layout`` what pictures of time are made of. The numbers that a picture
+shows (a graph, bars, curves) are computed apart from the drawing, so that tests can count them.
 """

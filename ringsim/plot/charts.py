@@ -111,7 +111,7 @@ def bandwidth_png(table: Bandwidths) -> bytes:
 
 
 def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, published: bool) -> style.Margins:
-    """Draws on axes that have their size already; returns the room that the words around take."""
+    """Draws on axes that have their size already; returns the room that the words around it take."""
     if isinstance(trace, Bandwidths):
         return _draw_table(trace, ax, published=published)
     return _draw_trace(trace, curve, ax)
@@ -119,13 +119,11 @@ def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, publish
 
 def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> style.Margins:
     curves = make_curves(table)
-    below = _add_time_panel(ax)
-    sizes = np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])])
-    _scale_sizes(ax, below, float(sizes.min()), float(sizes.max()))
-    labels = _draw_curves(curves, ax, below)
+    panels = _add_panels(ax, np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])]))
+    labels = _draw_curves(curves, panels)
     with_published = published and bool(curves) and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
     if with_published:
-        labels += _draw_published(ax, below)
+        labels += _draw_published(panels)
     right = _label_heights(ax, labels)
     ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if {one.bus_factor for one in curves} <= {1.0} else "bus bandwidth, GB/s")
     title, subtitle = _message(curves)
@@ -143,10 +141,9 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> style.Margin
 def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> style.Margins:
     found = achieved(trace)
     curves = make_curves(table) if table is not None else []
-    below = _add_time_panel(ax)
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
-    _scale_sizes(ax, below, float(sizes.min(initial=2**20)), float(sizes.max(initial=2**10)))
-    labels = _draw_curves(curves, ax, below, name_half=False)
+    panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
+    labels = _draw_curves(curves, panels, name_half=False)
     backend = str(trace.metadata.get("backend") or "")
     handles = _curve_legend(curves)
     points, look = found.points(), pen(backend)
@@ -154,11 +151,11 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> style.Margi
         here = points.is_bound == is_bound
         if here.any():
             face = "none" if is_bound else look.colour
-            for panel, values in ((ax, points.gb_per_s), (below, points.time_us)):
-                (line,) = panel.plot(
-                    points.size_bytes[here], values[here], "o", color=look.colour, markerfacecolor=face, markersize=5,
-                    markeredgewidth=1.0, label=f"a message, {words}", gid=f"messages {'bound' if is_bound else 'exact'}", zorder=6,
-                )  # fmt: skip
+            line = panels.plot(
+                points.size_bytes[here], points.gb_per_s[here], points.time_us[here], marker="o", linestyle="none", color=look.colour,
+                markerfacecolor=face, markersize=5, markeredgewidth=1.0, label=f"a message, {words}",
+                gid=f"messages {'bound' if is_bound else 'exact'}", zorder=6,
+            )  # fmt: skip
             handles.append(line)
     right = _label_heights(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
@@ -244,7 +241,7 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """How a backend is drawn in every chart; its name stands beside its line, for those who see no colour.
+    """How a backend is drawn in every chart; its name stands beside its line, for those who cannot tell colours apart.
 
     Args:
         name: what the chart calls it.
@@ -269,7 +266,7 @@ PENS: Final = {
 
 
 def pen(backend: str) -> Pen:
-    """Returns how a backend is drawn, also one that is the user's own."""
+    """Returns how a backend is drawn, user-written ones included."""
     return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#8C4A74"))
 
 
@@ -305,7 +302,7 @@ class Curve:
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether it is a reference line and not a backend."""
+        """Whether it is a reference line rather than a backend."""
         return self.backend in CEILINGS
 
     @property
@@ -316,13 +313,18 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """The backend, and the pattern where it is not the usual one, for titles."""
+        """The backend, and the pattern unless it is the usual one, for titles."""
         return pen(self.backend).name if self.pattern == "pingpong" else f"{pen(self.backend).name} {self.pattern}"
 
     @property
     def bus_factor(self) -> float:
-        """How many algorithm bandwidths the bus bandwidth is; 1 for a message."""
+        """Bus bandwidth by algorithm bandwidth; 1 for a message."""
         return float(np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4))
+
+    @property
+    def parts(self) -> list[slice]:
+        """The places of the regimes' sizes."""
+        return [slice(regime.first, regime.last + 1) for regime in self.regimes]
 
     @cached_property
     def regimes(self) -> list[Regime]:
@@ -332,7 +334,7 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in the order of the table; what is 0 is left out, for a logarithmic axis has no place for it.
+    """Makes the curves of a table, in its order; zeros are left out, because a logarithmic axis cannot show them.
 
     Args:
         table: what was measured.
@@ -372,7 +374,7 @@ Groups = dict[tuple[str, str, str], list[Curve]]
 
 
 def _group(curves: Sequence[Curve]) -> Groups:
-    """Returns the curves that are no ceilings by (backend, pattern, kind): the edges of one measurement."""
+    """Returns the curves other than ceilings by (backend, pattern, kind): the edges of one measurement."""
     groups: Groups = {}
     for curve in curves:
         if not curve.is_ceiling:
@@ -380,46 +382,43 @@ def _group(curves: Sequence[Curve]) -> Groups:
     return groups
 
 
-def _draw_curves(curves: Sequence[Curve], ax: Axes, below: Axes, *, name_half: bool = True) -> list[tuple[float, str, str]]:
-    """Draws curves into both panels.
+def _draw_curves(curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True) -> list[Label]:
+    """Draws ceilings and other curves.
 
     Args:
-        curves: ceilings and others.
-        ax: the panel of bandwidths.
-        below: the panel of times.
+        curves: what to draw.
+        panels: where.
         name_half: write beside n½ what it is, where there is a single measurement.
 
     Returns:
-        Labels for the right edge: height, words and colour of each.
+        Labels for the right edge.
     """
-    labels = []
+    labels: list[Label] = []
     for curve in curves:
         if curve.is_ceiling:
             look = pen(curve.backend)
-            for panel, values in ((ax, curve.gb_per_s), (below, curve.latency_us)):
-                for regime in curve.regimes:
-                    part = slice(regime.first, regime.last + 1)
-                    panel.plot(
-                        curve.size_bytes[part], values[part], color=look.colour, linestyle=look.line, linewidth=1.5,
-                        marker="." if regime.first == regime.last else "", gid=f"ceiling {curve.backend}",
-                    )  # fmt: skip
+            for part in curve.parts:
+                panels.plot(
+                    curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part], color=look.colour, linestyle=look.line,
+                    linewidth=1.5, marker="." if part.stop - part.start == 1 else "", gid=f"ceiling {curve.backend}",
+                )  # fmt: skip
             labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
-            _draw_edge(curve, ax, below, alone=len(edges) == 1)
+            _draw_edge(curve, panels, alone=len(edges) == 1)
         look = pen(backend)
         words = look.name if len({other for other in groups if other[0] == backend}) == 1 else f"{look.name} {pattern}"
         several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (f", {kind}" if kind != "measured" else "")
         labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink))
     slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()]
     for curve in slowest:
-        _draw_fit(curve, ax, below, name=name_half and len(slowest) == 1)
+        _draw_fit(curve, panels, name=name_half and len(slowest) == 1)
     return labels
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries: what the marks mean. Which line is whose stands beside the lines."""
+    """Returns the legend's entries for the marks; the backends' names stand beside their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -454,7 +453,7 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Tells whether a fit knows its alpha well enough for more to be said of it: n½ follows from it."""
+    """Tells whether a fit knows its alpha well enough to derive n½ from it."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
@@ -469,65 +468,79 @@ def link_text(link: Link) -> str:
 
 
 def _with_error(value: float, error: float) -> str:
-    """A number and its error: both end where the error has its first digit."""
+    """Writes a number and its error, both to the error's first digit."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.3g}"
     digits = max(0, min(6, -math.floor(math.log10(error))))
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def _draw_edge(curve: Curve, ax: Axes, below: Axes, *, alone: bool) -> None:
+def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     """Draws the medians of one edge, each regime by itself, and the band where the edge stands alone."""
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
-    line = look.line if curve.kind == "measured" else NOT_MEASURED_LINE
-    marker = MARKERS.get(curve.pattern, OTHER_MARKER)
-    for panel, values, band in ((ax, curve.gb_per_s, curve.band_gb_per_s), (below, curve.latency_us, curve.latency_band_us)):
-        for regime in curve.regimes:
-            part = slice(regime.first, regime.last + 1)
-            panel.plot(
-                curve.size_bytes[part], values[part], color=look.colour, linestyle=line, linewidth=1.6 if alone else 0.8,
-                marker=marker, markersize=4 if alone else 2, gid=f"median {name}", zorder=4,
-            )  # fmt: skip
+    for part in curve.parts:
+        panels.plot(
+            curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part], color=look.colour,
+            linestyle=look.line if curve.kind == "measured" else NOT_MEASURED_LINE, linewidth=1.6 if alone else 0.8,
+            marker=MARKERS.get(curve.pattern, OTHER_MARKER), markersize=4 if alone else 2, gid=f"median {name}", zorder=4,
+        )  # fmt: skip
+        for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
             if alone and np.isfinite(band[:, part]).all():
                 panel.fill_between(
                     curve.size_bytes[part], *band[:, part], color=look.colour, alpha=0.22, linewidth=0, gid=f"band {name}", zorder=2
                 )
 
 
-def _draw_fit(curve: Curve, ax: Axes, below: Axes, *, name: bool) -> None:
+def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
     """Draws the line of each regime, and marks n½ where it lies among the regime's sizes; with its name if asked to."""
     for regime in curve.regimes:
         link = regime.link
         if link is None:
             continue
-        ends = curve.size_bytes[regime.first], curve.size_bytes[regime.last]
-        sizes = np.geomspace(*ends, 100)
+        low, high = curve.size_bytes[regime.first], curve.size_bytes[regime.last]
+        sizes = np.geomspace(low, high, 100)
         times_s = link.alpha_s + link.beta_s_per_byte * sizes
-        for panel, values in ((ax, curve.bus_factor * sizes / times_s * 1e-9), (below, times_s * 1e6)):
-            panel.plot(sizes, values, color=style.INK, linestyle=FIT_LINE, linewidth=1.1, gid=f"fit {curve.name}", zorder=5)
-        half = link.n_half_bytes
-        if ends[0] <= half <= ends[1] and _is_sure(link):
-            points = ((ax, curve.bus_factor * link.bandwidth_gb_per_s / 2), (below, 2e6 * link.alpha_s))
-            for panel, value in points:
-                panel.plot(half, value, "D", color=style.INK, markerfacecolor="white", markersize=6, gid="n half", zorder=7)
+        rates = curve.bus_factor * sizes / times_s * 1e-9
+        panels.plot(sizes, rates, times_s * 1e6, color=style.INK, linestyle=FIT_LINE, linewidth=1.1, gid=f"fit {curve.name}", zorder=5)
+        half, rate = link.n_half_bytes, curve.bus_factor * link.bandwidth_gb_per_s / 2
+        if low <= half <= high and _is_sure(link):
+            panels.plot(
+                half, rate, 2e6 * link.alpha_s, marker="D", linestyle="none", color=style.INK, markerfacecolor="white", markersize=6,
+                gid="n half", zorder=7,
+            )  # fmt: skip
             if name:
-                text = f"n½ = {bytes_text(round(half))}\nhalf of 1/beta"
-                ax.annotate(
-                    text, (half, points[0][1]), xytext=(9, -6), textcoords="offset points", va="top", fontsize=9, zorder=7,
-                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
-                )  # fmt: skip
+                text, halo = f"n½ = {bytes_text(round(half))}\nhalf of 1/beta", withStroke(linewidth=2.5, foreground="white")
+                look: dict[str, Any] = {"va": "top", "fontsize": 9, "zorder": 7, "path_effects": [halo]}
+                style.write_beside(panels.rates, text, (half, rate), (9, -6), where="data", **look)
 
 
 # -- panels and labels
+
+Label = tuple[float, str, str]  # beside the right edge: height in the data, words, colour
 
 BELOW: Final = 0.74  # of the upper panel's height: the gap and the lower panel
 GAP: Final = 0.08
 MOST_TICKS: Final = 9
 
 
-def _add_time_panel(ax: Axes) -> Axes:
-    """Adds the panel of times under axes, outside of their frame, and returns it."""
+class _Panels(NamedTuple):
+    """Two panels over one axis of sizes: bandwidths, and under them times."""
+
+    rates: Axes
+    times: Axes
+
+    def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> Line2D:
+        """Draws a line or points into both; returns the one of the lower panel, for a legend."""
+        self.rates.plot(sizes, gb_per_s, **look)
+        (line,) = self.times.plot(sizes, time_us, **look)
+        return line
+
+
+def _add_panels(ax: Axes, sizes: Any) -> _Panels:
+    """Adds the panel of times under axes, outside of their frame; a mark at every power of two, or at every second, third and so on."""
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
+    low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
+    step = max(1, -(-(high - low + 1) // MOST_TICKS))
     for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
         panel.set_ylabel(label)
         panel.set_xscale("log", base=2)
@@ -536,23 +549,15 @@ def _add_time_panel(ax: Axes) -> Axes:
         panel.set_axisbelow(True)
         panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
         panel.yaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(low, high + 1, step)]))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+    ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip(".")))
     below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value * 1e3)))
     ax.tick_params(labelbottom=False)
     below.set_xlabel("size of a message")
-    return below
-
-
-def _scale_sizes(ax: Axes, below: Axes, smallest: float, largest: float) -> None:
-    """Sets the range of sizes, with a mark at every power of two, or every second, third, ... where that would be too many."""
-    low, high = math.floor(math.log2(smallest)), math.ceil(math.log2(largest))
-    step = max(1, -(-(high - low + 1) // MOST_TICKS))
-    ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
-    for panel in (ax, below):
-        panel.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(low, high + 1, step)]))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-    ax.tick_params(labelbottom=False)
+    return _Panels(ax, below)
 
 
 LABEL_SIZE: Final = 8.5
@@ -561,7 +566,7 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Moves heights apart until neighbours are ``least`` from each other, none further than needed, and none past another.
+    """Moves heights apart until neighbours are at least ``least`` apart: no further than needed, and in the same order.
 
     Example:
         >>> spread([0.0, 1.0, 100.0], 10.0)
@@ -580,7 +585,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
     return [float(place) for place in found]
 
 
-def _label_heights(ax: Axes, labels: Sequence[tuple[float, str, str]]) -> float:
+def _label_heights(ax: Axes, labels: Sequence[Label]) -> float:
     """Writes labels to the right of axes that have their size and range already.
 
     Args:
@@ -646,13 +651,13 @@ class Achieved:
 
 
 def achieved(trace: Trace) -> Achieved:
-    """Reckons what the messages of a trace achieved.
+    """Computes what the messages of a trace achieved.
 
     Args:
         trace: any trace.
 
     Returns:
-        One row a message that arrived.
+        One row for each message that arrived.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -686,7 +691,7 @@ def achieved(trace: Trace) -> Achieved:
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One number that somebody published, either the time of a size or the bandwidth that large messages come to.
+    """One number that somebody published, either the time of a size or the bandwidth that large messages reach.
 
     Args:
         link: what connected the GPUs, and which GPUs.
@@ -696,7 +701,7 @@ class PublishedFigure:
         size_bytes: size of the message; None where the source says "large", or nothing.
         latency_us: the time of such a message; None where the source gives a bandwidth.
         bandwidth_gb_per_s: one way, in GB/s (10**9 bytes/s); None where the source gives a time.
-        remark: what else has to be known to read it.
+        remark: what else a reader must know.
 
     Example:
         >>> figure = PublishedFigure("NVLink", "2025-07-14", "nccl-tests #331", "https://example.org", size_bytes=8, latency_us=9.85)
@@ -721,8 +726,8 @@ class LineRate:
     Args:
         link: what it is.
         one_way_gb_per_s: in one direction.
-        both_ways_gb_per_s: in both together, the number that advertisements give.
-        source: where it is said, in short.
+        both_ways_gb_per_s: in both together, the number in advertisements.
+        source: where it is stated, in short.
         url: where, to be opened.
     """
 
@@ -779,16 +784,9 @@ PUBLISHED_DASHES: Final = (0, (3, 2))
 PUBLISHED_SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
 
 
-def _draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
-    """Draws the published figures: times as points, bandwidths of large messages as dashes at the right edge.
-
-    Args:
-        ax: the panel of bandwidths.
-        below: the panel of times; both have their range of sizes.
-
-    Returns:
-        Labels for the right edge of the upper panel: height, words and colour of each.
-    """
+def _draw_published(panels: _Panels) -> list[Label]:
+    """Draws the published figures: times as points, bandwidths of large messages as dashes at the right edge; returns labels for those."""
+    ax, below = panels
     look, labels = pen("nccl"), []
     times: dict[str, list[PublishedFigure]] = {}
     for figure in FIGURES:
@@ -818,7 +816,7 @@ def _draw_published(ax: Axes, below: Axes) -> list[tuple[float, str, str]]:
 
 
 def _published_notes() -> list[str]:
-    """Names the sources of the points; those of the dashes stand beside them."""
+    """Names the sources of the points; the dashes have theirs beside them."""
     points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
     return [f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}."]
 
@@ -843,7 +841,7 @@ _LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (  # matplotlib typ
 
 
 class MeasuredUse(NamedTuple):
-    """A measured point: with how many inner iterations, how the messages went, and the share in which the stages worked."""
+    """A measured point: how many inner iterations, whether messages were asynchronous, and the share of time in which stages worked."""
 
     num_inner_iterations: int
     async_comm: bool
@@ -855,7 +853,8 @@ def plot_inner_iterations(
 ) -> Axes:
     """Draws the share of the time in which a stage works while decoding, by the number of inner iterations.
 
-    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at 0, and crossed, the ring never ends.
+    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at 0, marked by
+    a cross, the ring never finishes.
 
     Args:
         num_stages: N, 2 or more.

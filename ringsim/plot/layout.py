@@ -138,7 +138,7 @@ def make_bars(trace: Trace) -> Bars:
         trace: any trace.
 
     Returns:
-        The bars. Every event but a mark has at least one, if of no length.
+        The bars. Every event but a mark has at least one, be it of no length.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -215,7 +215,10 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
 
 
 def _depths(events: Events, last: int) -> tuple[Ints, int]:
-    """Lane of each span: how many others of its thread are open when it starts, threads below each other; and lanes in all."""
+    """Returns the lane of each span, and the number of lanes.
+
+    The lane is the number of spans of the same thread that are open when it starts; threads lie below each other.
+    """
     depth = np.zeros(len(events), dtype=np.int64)
     deepest = 0
     spans = np.flatnonzero(events.kind == SPAN)
@@ -262,7 +265,7 @@ class Rows:
 
     @classmethod
     def of(cls, trace: Trace, bars: Bars) -> Rows:
-        """Shares a row out among what occurs in the trace."""
+        """Divides a row among what occurs in the trace."""
         has_marks = bool((trace.events.kind == MARK).any())
         has_operations = bool((bars.lane >= bars.depths).any())
         top = -EDGE + (MARKS + GAP if has_marks else 0)
@@ -351,7 +354,7 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
 
 
 def _unique_columns(columns: Ints) -> tuple[Ints, Ints]:
-    """The distinct columns in ascending order, and which of them each column is; by sorting one number for each."""
+    """Returns the distinct columns in ascending order, and which of them each column is."""
     if columns.shape[1] == 0:
         return columns, np.zeros(0, dtype=np.int64)
     sizes = columns.max(axis=1) + 1
@@ -361,7 +364,7 @@ def _unique_columns(columns: Ints) -> tuple[Ints, Ints]:
 
 
 def _stack(place: Ints, height: Ints) -> tuple[Ints, Ints]:
-    """Stacks the heights that share a place, and shrinks a stack higher than 1; columns of a place lie side by side."""
+    """Stacks the heights that share a place, and shrinks stacks higher than 1; the columns of a place are neighbours."""
     if place.shape[1] == 0:
         return height, height
     begins = np.concatenate([[True], np.any(place[:, 1:] != place[:, :-1], axis=0)])
@@ -538,7 +541,7 @@ def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAx
 
 
 def write_inside(ax: Axes, x: float, y: float, text: str, *, size: float, colour: str) -> None:
-    """Writes words into a box, on a patch of its plain colour, so that neither texture nor arrows cross the letters."""
+    """Writes words into a box, on a patch of its plain colour that keeps texture and arrows off the letters."""
     patch = {"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"}
     ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=patch)
 

@@ -127,7 +127,7 @@ def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
 
 
 def _left_out(graph: nx.MultiDiGraph) -> list[str]:
-    """Sentences on what was recorded and is not drawn."""
+    """Says what was recorded but is not drawn."""
     sentences = []
     if graph.graph["unfinished"]:
         sentences.append(f"Not drawn: {count(graph.graph['unfinished'], 'send')} that never finished.")
@@ -142,8 +142,8 @@ def _left_out(graph: nx.MultiDiGraph) -> list[str]:
 def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     """Counts the messages between each pair of ranks, apart for each process group.
 
-    A message counts where it was sent, once the send or its recv is done: a sender that never waits does not hear that it arrived. What
-    the collectives carried is not in here.
+    A message counts where it was sent, once the send or its recv is done: a sender that never waits does not learn that it arrived.
+    What the collectives carried is not counted.
 
     Args:
         trace: any trace.
@@ -308,7 +308,7 @@ ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a l
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
 RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # and then how far up or down, as shares of its height
 CLEAR: Final = 0.03  # between two boxes, at least
-# What speaks against a place, by how far it is from the arrow's middle: away from it, up or down, towards the centre, each point covered.
+# The cost of a place, by how far it is from the arrow's middle: away from it, up or down, towards the centre, each point covered.
 FAR_AWAY: Final = 3.0
 OFF: Final = 0.3
 INSIDE: Final = 0.2
@@ -363,7 +363,7 @@ def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[
 
 
 def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, tuple[float, float]]]:
-    """Yields middles of a box beside a path, or on it, each with what speaks against it."""
+    """Yields places for the middle of a box beside a path, or on it, each with its cost."""
     for share in ALONG:
         index = round(share * (len(path) - 1))
         point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
@@ -443,7 +443,7 @@ def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
 
 
 def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
-    """Draws the tubes, and beside each what was sent on it."""
+    """Draws the tubes, and writes beside each what was sent on it."""
     detailed = len(graph) <= MOST_DETAILED
     both_ways = _goes_backward(graph)
     for name, (pred, succ) in graph.graph["ring"].items():
@@ -531,7 +531,7 @@ def _middle(path: Points) -> Points:
 
 
 def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
-    """Entries of the legend for what occurs in the circle."""
+    """Returns the legend's entries for what occurs in the circle."""
     edges = [data for _, _, data in graph.edges(data=True)]
     busy = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]}
     handles: list[Artist] = []

@@ -140,7 +140,7 @@ def _constants(run: ScheduleRun) -> str:
         else:
             sizes = span(np.array(setting.sizes), bytes_text)
             parts.append(f"messages of {sizes}: on the link {span(occupancy, length)}, latency {span(latency, length)}")
-    return f"Put in: {'; '.join(parts)}."
+    return f"Simulated with: {'; '.join(parts)}."
 
 
 def _describe_step(run: ScheduleRun) -> StepPicture:
@@ -175,7 +175,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 
 
 def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH) -> list[Artist]:
-    """Draws the path; each stretch has the colour of the reason why it did not begin earlier.
+    """Draws the path; the colour of each stretch says why it did not begin earlier.
 
     Args:
         ax: axes with one row a rank, rank 0 at 0.
@@ -384,7 +384,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> style.Margins:
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
-    """The computations of a step, by their place in the comparison; all spans where the run has no steps."""
+    """Returns the computations of a step, by their place in the comparison; all spans of a run without steps."""
     events = comparison.real.events
     kinds = np.array([not count_steps(events) or label in KINDS for label in events.tables.labels] or [False])
     spans = (events.kind[comparison.real_index] == SPAN) & (events.label[comparison.real_index] != NONE)
@@ -405,7 +405,7 @@ def _draw_measured(ax: Axes, comparison: Comparison, step: int, chosen: Ints, un
 
 
 def _draw_predicted(ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float) -> list[Artist]:
-    """Draws the predicted computations, each in the look that says how far off its end is."""
+    """Draws the predicted computations, each in the look for how far off its end is."""
     events, index, begin = comparison.virtual.events, comparison.virtual_index[chosen], comparison.virtual_begin_ns[step]
     start, end = (events.post_ns[index] - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])

@@ -331,7 +331,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
     """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks.
 
     Args:
-        ax: the axes; the time axis is set by who calls.
+        ax: the axes; the caller sets the time axis.
         actions: the computations, in the unit of the axis.
     """
     peaks = measure_peaks(actions)
@@ -400,7 +400,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """What makes the ranks wait besides the schedule."""
+    """Says what else than the schedule made ranks wait."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1
@@ -412,7 +412,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 
 
 def _draw_recorded(ax: Axes, rows: Rows, trace: Trace, step: int, actions: StageActions, axis: TimeAxis) -> list[Artist]:
-    """Draws the sends and recvs of a step, each stretch by what it was spent on; returns the legend's entries."""
+    """Draws the sends and recvs of a step by what their time was spent on; returns the legend's entries."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     own = Trace(events.select(operations & in_step(events, step)), trace.metadata)

@@ -106,7 +106,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
 
 @dataclass(frozen=True)
 class Look:
-    """How one kind of thing is drawn: its name in the legend, its colour, and its texture for those who see no colour.
+    """How one kind of thing is drawn: its name in the legend, its colour, and its texture for those who cannot tell colours apart.
 
     Args:
         name: what the legend calls it.
@@ -123,7 +123,7 @@ class Look:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Sets ringsim's fonts and colours for what is drawn inside, and gives the user's own settings back."""
+    """Sets ringsim's fonts and colours within the block, and restores the user's settings."""
     with mpl.rc_context():
         mpl.rcdefaults()  # a user's style must not change the bytes
         mpl.rcParams.update(SETTINGS)
@@ -209,7 +209,7 @@ def per_point(ax: Axes) -> float:
 
 
 def swatch(look: Look, label: str | None = None) -> Patch:
-    """Returns the legend's entry for a look; its own name by default."""
+    """Returns the legend's entry for a look, under its own name by default."""
     hatch = look.hatch or None
     return Patch(facecolor=look.colour, edgecolor=look.ink, hatch=hatch, linewidth=0.5, label=look.name if label is None else label)
 
@@ -226,7 +226,7 @@ def fade(colour: str, share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Writes a share in percent: whole ones, but for small shares.
+    """Writes a share in percent: whole numbers, except for small shares.
 
     Example:
         >>> percent(3 / 11), percent(0.042), percent(0), percent(0.0002)
@@ -262,7 +262,7 @@ def dress(
     Distances are in points, so that they suit axes of any size.
 
     Args:
-        ax: the axes, drawn already.
+        ax: the axes, which are drawn already.
         title: the message, one line.
         metadata: the trace's, for the last line: machine, versions and date.
         subtitle: what follows from the message, smaller.
@@ -336,12 +336,12 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: float = 150, title: st
 
 
 def _size_that_fits(text: str, size: float, letter: float, room: float) -> float:
-    """Font size for a line of text: ``size``, or what is left of it when the line is longer than the room, in points."""
+    """Returns the font size for a line of text: ``size``, or less where the line is longer than the room, in points."""
     return size * min(1.0, max(room / max(len(text) * letter * size, 1), 0.5))
 
 
 def _columns_that_fit(labels: Sequence[str], most: int, room: float) -> int:
-    """Columns of a legend, filled one after the other, that the room has place for; in points."""
+    """Returns how many columns of a legend, filled one after the other, fit into the room, in points."""
     for columns in range(min(most, len(labels)), 1, -1):
         rows, longer = divmod(len(labels), columns)  # as matplotlib shares them out: the first columns take what is left over
         ends = [rows * (column + 1) + min(column + 1, longer) for column in range(columns)]

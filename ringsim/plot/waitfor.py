@@ -167,13 +167,13 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
-    """Who waited for whom, of findings about runs in which nobody is stuck."""
+    """Returns who waited for whom in findings about runs in which no rank is stuck."""
     every = [one for finding in findings for one in (finding, *finding.consequences)]
     return tuple(Edge(one.ranks[0], one.ranks[1], one.operations[0]) for one in every if len(one.ranks) > 1 and one.operations)
 
 
 def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
-    """Picks the ranks that are drawn: all where they are few, else those of the findings and whom they wait for."""
+    """Picks the ranks to draw: all if they are few, else those of the findings and those that they wait for."""
     if diagnosis.world_size <= MOST_RANKS:
         return list(range(diagnosis.world_size))
     wanted = [rank for edge in edges if edge.in_cycle for rank in (edge.rank, edge.peer)]
@@ -183,7 +183,7 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
 
 
 def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Box]) -> int:
-    """Draws an arrow for each two ranks of which one waits for the other, and beside it in what; returns how many have no words.
+    """Draws an arrow from each rank to each that it waits for, and writes the operation beside it; returns how many have no words.
 
     The arrow bows to the right of its way, so that the way back lies apart.
     """
@@ -215,7 +215,7 @@ def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, 
 
 
 def _label(operations: list[Operation]) -> str:
-    """Returns what a rank waits for of another, in two lines."""
+    """Returns the operations in which a rank waits for another, in two lines."""
     one, more = operations[0], len(operations) - 1
     text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
     name, _, line = one.place.rpartition(":")
@@ -225,7 +225,7 @@ def _label(operations: list[Operation]) -> str:
 
 
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Box]:
-    """Draws a node, with words where it is not merely blocked; returns the room that both take."""
+    """Draws a node, with its state beside it unless it is just blocked; returns the room that both take."""
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(Circle((x, y), radius, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
     ink = "white" if fill == style.INK else style.INK

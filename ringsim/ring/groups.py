@@ -147,7 +147,7 @@ def complete_ring_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) 
         >>> complete_ring_arguments(ours, known={})["comm_device"]
         'cpu'
     """
-    values = {name: known.get(name) if value is None else value for name, value in given.items()}
+    values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
     device = values.pop("comm_device")
     if None in values.values():
         found = discover(**values)

@@ -29,25 +29,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
 
 from ringsim.comm.built import check_reduction, find_refusal, reduce_parts
-from ringsim.comm.collectives import check_alike, check_count, describe
+from ringsim.comm.collectives import Call, describe, name_of_reduction
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.link import Link
 from ringsim.simulator.links import Links, SharedLinks
-from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage, check_tensor, check_tensors
+from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage
 from ringsim.traces.collectives import make_rounds, same_collective
 from ringsim.traces.events import NONE, OP_CODES, Payload
 
 if TYPE_CHECKING:
     from ringsim.simulator.rank import SimulatedRank
 
-__all__ = ["COLLECTIVES", "Part", "ReductionRefused"]
+__all__ = ["Part", "ReductionRefused", "post"]
 
-_SUM: Final = ReduceOp.SUM
 _RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may carry another size
 _Way = tuple[int, int, float]  # from, to: places in the group; bytes
@@ -65,36 +63,21 @@ class Part(Operation):
     Args:
         rank: the rank.
         slot: of its record, None where it has none.
-        group: where.
         kind: of what it carries.
-        name: of the collective.
-        inputs: tensors that the rank gives.
-        outputs: tensors that it gets.
+        call: what it gives and gets.
 
     Attributes:
+        name: of the collective.
         place: of the rank in the group.
         root: group rank of the root, NONE for none.
-        reduction: how it reduces, None where it does not.
-        results: the tensors that hold the result, where those are not the outputs.
     """
 
-    root: int = NONE
-    reduction: Any = None
-    results: Sequence[Tensor] | None = None
-
-    def __init__(
-        self,
-        rank: SimulatedRank,
-        slot: int | None,
-        group: SimulatedGroup,
-        kind: Kind,
-        name: str,
-        inputs: Sequence[Tensor] = (),
-        outputs: Sequence[Tensor] = (),
-    ) -> None:
-        super().__init__(OP_CODES[name], rank, slot, group, kind)
-        self.name, self.inputs, self.outputs = name, inputs, outputs
-        self.place = group.places[rank.number]
+    def __init__(self, rank: SimulatedRank, slot: int | None, kind: Kind, call: Call) -> None:
+        group: Any = call.group
+        super().__init__(OP_CODES[call.recorded_name], rank, slot, group, kind)
+        self.call = call
+        self.name, self.root = call.recorded_name, call.root
+        self.place: int = group.places[rank.number]
 
     def describe(self) -> str:
         """Returns the operation in words."""
@@ -103,7 +86,7 @@ class Part(Operation):
     def result(self) -> list[Tensor]:
         """Returns the tensors that hold the result, once it is there."""
         self.wait()
-        return list(self.outputs if self.results is None else self.results)
+        return list(self.call.results)
 
     def get_future(self) -> _Future:
         """Returns a future of the result."""
@@ -226,7 +209,7 @@ def _say(payload: Payload) -> str:
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
     """Returns what is wrong with a reduction, None where nothing is."""
     payload = parts[0].kind.payload
-    refusal = find_refusal(parts[0].inputs[0].dtype, payload.reduction) if payload.reduction else ""
+    refusal = find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
     if not refusal:
         return None
     words = f"op must be one that torch has for {payload.dtype}, got {payload.reduction}: {refusal}"
@@ -235,7 +218,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
     """Moves the data, where there is any; returns what is wrong with the tensors, None where nothing is."""
-    has_data = [[not tensor.is_meta for tensor in (*part.inputs, *part.outputs)] for part in parts]
+    has_data = [[not tensor.is_meta for tensor in (*part.call.given, *part.call.taken)] for part in parts]
     if not any(map(any, has_data)):
         return None
     if not all(map(all, has_data)):
@@ -245,10 +228,13 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
         return ArgumentError, f"{rule}, got meta tensors on {without} and others on {others}", "Use one device"
     try:
         for part in parts:
-            for tensor in part.inputs if part.inputs is part.outputs else (*part.inputs, *part.outputs):
+            for tensor in part.call.given if part.call.given is part.call.taken else (*part.call.given, *part.call.taken):
                 check_storage(tensor)
         with torch.inference_mode():  # tensors that were made in it may be changed nowhere else
-            _PERFORM[parts[0].name](parts)
+            _PERFORM[parts[0].call.collective.family](calls := [part.call for part in parts])
+            for call in calls:
+                if call.bring is not None:
+                    call.bring()
     except ArgumentError as error:
         return ArgumentError, str(error).removesuffix(". Resize it after wait()."), "Resize it after wait()"
     except RuntimeError as error:
@@ -256,92 +242,81 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
     return None
 
 
-# -- moving the data. What is given is read before anything is written: the tensors of a rank may share memory.
+# -- moving the data, given the calls by place. What is given is read before anything is written: the tensors of a rank may share memory.
 
 
-def _broadcast(parts: Sequence[Part]) -> None:
-    root = parts[0].root
-    for part in parts:
-        if part.place != root:
-            part.outputs[0].copy_(parts[root].inputs[0])
+def _broadcast(calls: Sequence[Call]) -> None:
+    root = calls[0].root
+    for place, call in enumerate(calls):
+        if place != root:
+            call.taken[0].copy_(calls[root].given[0])
 
 
-def _reduce_everywhere(parts: Sequence[Part]) -> None:
-    totals = [reduce_parts(list(column), parts[0].reduction) for column in zip(*(part.inputs for part in parts), strict=True)]
-    for part in parts:
-        for output, total in zip(part.outputs, totals, strict=True):
+def _all_reduce(calls: Sequence[Call]) -> None:
+    totals = [reduce_parts(list(column), calls[0].op) for column in zip(*(call.given for call in calls), strict=True)]
+    for call in calls:
+        for output, total in zip(call.taken, totals, strict=True):
             output.copy_(total)
 
 
-def _reduce_to_root(parts: Sequence[Part]) -> None:
-    parts[parts[0].root].outputs[0].copy_(reduce_parts([part.inputs[0] for part in parts], parts[0].reduction))
+def _reduce(calls: Sequence[Call]) -> None:
+    calls[calls[0].root].taken[0].copy_(reduce_parts([call.given[0] for call in calls], calls[0].op))
 
 
-def _reduce_lists(parts: Sequence[Part]) -> None:
-    totals = [reduce_parts([each.inputs[place] for each in parts], parts[0].reduction) for place in range(len(parts))]
-    for part, total in zip(parts, totals, strict=True):
-        part.outputs[0].copy_(total.view_as(part.outputs[0]))
+def _reduce_scatter(calls: Sequence[Call]) -> None:
+    if all(call.whole for call in calls):  # at once, and not part by part
+        totals = reduce_parts([call.given[0].reshape(-1) for call in calls], calls[0].op).chunk(len(calls))
+    else:
+        totals = tuple(reduce_parts([each.inputs[place].reshape(-1) for each in calls], calls[0].op) for place in range(len(calls)))
+    for call, total in zip(calls, totals, strict=True):
+        call.taken[0].copy_(total.view_as(call.taken[0]))
 
 
-def _reduce_pieces(parts: Sequence[Part]) -> None:
-    total = reduce_parts([part.inputs[0].reshape(-1) for part in parts], parts[0].reduction)
-    for part, piece in zip(parts, total.chunk(len(parts)), strict=True):
-        part.outputs[0].copy_(piece.view_as(part.outputs[0]))
+def _all_gather(calls: Sequence[Call]) -> None:
+    if all(call.whole for call in calls):
+        everything = torch.cat([call.given[0].reshape(-1) for call in calls])
+        for call in calls:
+            call.taken[0].copy_(everything.view_as(call.taken[0]))
+        return
+    values = [tensor.clone() for call in calls for tensor in call.given]
+    for call in calls:
+        for output, value in zip(call.outputs, values, strict=True):
+            output.copy_(value.view_as(output))
 
 
-def _gather_everywhere(parts: Sequence[Part]) -> None:
-    values = [tensor.clone() for part in parts for tensor in part.inputs]
-    for part in parts:
-        for output, value in zip(part.outputs, values, strict=True):
-            output.copy_(value)
-
-
-def _gather_into(parts: Sequence[Part]) -> None:
-    whole = torch.cat([part.inputs[0].reshape(-1) for part in parts])
-    for part in parts:
-        part.outputs[0].copy_(whole.view_as(part.outputs[0]))
-
-
-def _gather_at_root(parts: Sequence[Part]) -> None:
-    root = parts[0].root
-    values = [part.inputs[0] for part in parts]
+def _gather(calls: Sequence[Call]) -> None:
+    root = calls[0].root
+    values = [call.given[0] for call in calls]
     values[root] = values[root].clone()
-    for output, value in zip(parts[root].outputs, values, strict=True):
-        output.copy_(value)
+    for output, value in zip(calls[root].outputs, values, strict=True):
+        output.copy_(value.reshape(output.shape))
 
 
-def _scatter(parts: Sequence[Part]) -> None:
-    root = parts[0].root
-    own = parts[root].inputs[root].clone()
-    for part, piece in zip(parts, parts[root].inputs, strict=True):
-        if part.place != root:
-            part.outputs[0].copy_(piece)
-    parts[root].outputs[0].copy_(own)
+def _scatter(calls: Sequence[Call]) -> None:
+    root = calls[0].root
+    own = calls[root].given[root].clone()
+    for place, (call, piece) in enumerate(zip(calls, calls[root].given, strict=True)):
+        if place != root:
+            call.taken[0].copy_(piece)
+    calls[root].taken[0].copy_(own)
 
 
-def _exchange(parts: Sequence[Part]) -> None:
-    kept = [[piece.clone() for piece in part.inputs] for part in parts]
-    for part in parts:
-        for output, row in zip(part.outputs, kept, strict=True):
-            output.copy_(row[part.place].view_as(output))
+def _all_to_all(calls: Sequence[Call]) -> None:
+    kept = [[piece.clone() for piece in call.given] for call in calls]
+    for place, call in enumerate(calls):
+        for output, row in zip(call.taken, kept, strict=True):
+            output.copy_(row[place].view_as(output))
 
 
-_PERFORM: Final[dict[str, Callable[[Sequence[Part]], None]]] = {
+_PERFORM: Final[dict[str, Callable[[Sequence[Call]], None]]] = {
     "broadcast": _broadcast,
-    "all_reduce": _reduce_everywhere,
-    "all_reduce_coalesced": _reduce_everywhere,
-    "reduce": _reduce_to_root,
-    "reduce_scatter": _reduce_lists,
-    "reduce_scatter_tensor": _reduce_pieces,
-    "reduce_scatter_single": _reduce_pieces,
-    "all_gather": _gather_everywhere,
-    "all_gather_coalesced": _gather_everywhere,
-    "all_gather_into_tensor": _gather_into,
-    "all_gather_single": _gather_into,
-    "gather": _gather_at_root,
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "gather": _gather,
     "scatter": _scatter,
-    "all_to_all": _exchange,
-    "all_to_all_single": _exchange,
+    "all_to_all": _all_to_all,
 }
 
 
@@ -430,60 +405,30 @@ def _list_rounds(parts: Sequence[Part], size_bytes: int) -> Iterator[_Round]:
 
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
     """Returns how many bytes go from one member to another: in an all_to_all the piece, where pieces may differ."""
-    return parts[source].inputs[to].nbytes if parts[source].name in _UNEVEN else amount
+    return parts[source].call.given[to].nbytes if parts[source].name in _UNEVEN else amount
 
 
-# -- torch's functions, as methods of a rank. Every rank of the group calls them, in the same order. They block until all have; with
-# ``async_op=True`` they return a handle. Outside the group they do nothing. Reductions are taken in the order of the ranks.
+# -- posting
 
 
-def _collect(
-    rank: SimulatedRank,
-    name: str,
-    group: SimulatedGroup,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    async_op: bool,
-    *,
-    copies: int = 1,
-    root: int = NONE,
-    reduction: Any = None,
-    carried: Sequence[Tensor] | None = None,
-    results: Sequence[Tensor] | None = None,
-    timeout: Any = None,
-) -> Part | None:
-    """Begins a collective; waits for it unless ``async_op``.
-
-    Args:
-        rank: the rank.
-        name: of the operation.
-        group: where.
-        inputs: what this rank gives.
-        outputs: what it gets.
-        async_op: whether to return the handle.
-        copies: how many times the tensors count for the size.
-        root: group rank of the root.
-        reduction: how it reduces.
-        carried: what the size is counted from, where that is not the inputs.
-        results: what the handle returns, where that is not the outputs.
-        timeout: limit of the wait.
-    """
+def post(rank: SimulatedRank, call: Call) -> Part:
+    """Posts a rank's part in a collective, and returns it as the handle."""
+    if call.op is not None:
+        check_reduction(call.op)
     if rank.hooked:
         rank.before_operation()
-    kind = _kind_of(rank, inputs if carried is None else carried, copies, reduction)
-    slot = rank.world.posts[OP_CODES[name]](group.number, NONE if root == NONE else group.ranks[root], NONE, kind.number)
-    part = Part(rank, slot, group, kind, name, inputs, outputs)
-    part.root, part.reduction, part.results = root, reduction, results
+    kind = _kind_of(rank, call.carried, call.copies, call.op)
+    group: Any = call.group
+    peer = NONE if call.root == NONE else group.ranks[call.root]
+    slot = rank.world.posts[OP_CODES[call.recorded_name]](group.number, peer, NONE, kind.number)
+    part = Part(rank, slot, kind, call)
     rank.clock.polls = 0
     meet(part, rank.world.links)
-    if async_op:
-        return part
-    part.wait(timeout)
-    return None
+    return part
 
 
 def _kind_of(rank: SimulatedRank, tensors: Sequence[Tensor], copies: int, reduction: Any) -> Kind:
-    how = "" if reduction is None else str(getattr(reduction, "op", reduction)).rpartition(".")[2]
+    how = "" if reduction is None else name_of_reduction(reduction)
     kinds = rank.world.kinds
     if len(tensors) == 1:
         key = tensors[0].dtype, tensors[0].shape, copies, how
@@ -497,279 +442,3 @@ def _kind_of(rank: SimulatedRank, tensors: Sequence[Tensor], copies: int, reduct
     if kind is None:
         kind = kinds[payload] = rank.world.make_kind(payload)
     return kind
-
-
-def broadcast(
-    rank: SimulatedRank, tensor: Tensor, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None
-) -> Part | None:
-    """Gives all ranks the root's tensor."""
-    found = rank.enter("broadcast", group)
-    if found is None:
-        return None
-    values, root = [check_tensor("tensor", tensor)], found.place_of("src", src, group_src)
-    return _collect(rank, "broadcast", found, values, values, async_op, root=root)
-
-
-def all_reduce(rank: SimulatedRank, tensor: Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Part | None:
-    """Reduces everybody's tensor in place, with the result on all ranks."""
-    found = rank.enter("all_reduce", group)
-    if found is None:
-        return None
-    values = [check_tensor("tensor", tensor)]
-    check_reduction(op)
-    return _collect(rank, "all_reduce", found, values, values, async_op, reduction=op)
-
-
-def all_reduce_coalesced(rank: SimulatedRank, tensors: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Part | None:
-    """Reduces several tensors of one dtype at once, in place, with the results on all ranks."""
-    found = rank.enter("all_reduce_coalesced", group)
-    if found is None:
-        return None
-    values = check_tensors("tensors", tensors if isinstance(tensors, list | tuple) else [tensors])
-    if not values:
-        raise ArgumentError(f"tensors must be at least one, got an empty list ({rank.here()}). Leave the call out on all ranks.")
-    check_alike("tensors", values, values[0], same_shape=False)
-    check_reduction(op)
-    return _collect(rank, "all_reduce_coalesced", found, values, values, async_op, reduction=op)
-
-
-def reduce(
-    rank: SimulatedRank,
-    tensor: Tensor,
-    dst: int | None = None,
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Part | None:
-    """Reduces everybody's tensor into the root's; those of other ranks stay as they are."""
-    found = rank.enter("reduce", group)
-    if found is None:
-        return None
-    values, root = [check_tensor("tensor", tensor)], found.place_of("dst", dst, group_dst)
-    check_reduction(op)
-    return _collect(rank, "reduce", found, values, values, async_op, root=root, reduction=op)
-
-
-def reduce_scatter(
-    rank: SimulatedRank, output: Tensor, input_list: Any, op: Any = _SUM, group: Any = None, async_op: bool = False
-) -> Part | None:
-    """Reduces everybody's list of tensors, and gives each rank the one of its place. The tensors may differ in size."""
-    found = rank.enter("reduce_scatter", group)
-    if found is None:
-        return None
-    result, inputs = check_tensor("output", output), check_tensors("input_list", input_list)
-    check_count("input_list", inputs, found.size())
-    check_alike("input_list", inputs, result, same_shape=False)
-    mine = inputs[found.rank()]
-    if mine.numel() != result.numel():
-        raise ArgumentError(
-            f"output must be as large as input_list[{found.rank()}], {mine.numel()} elements, got {result.numel()} ({rank.here()}). "
-            "Make it so."
-        )
-    check_reduction(op)
-    return _collect(rank, "reduce_scatter", found, inputs, [result], async_op, reduction=op)
-
-
-def _reduce_to_parts(name: str, rank: SimulatedRank, output: Tensor, given: Tensor, op: Any, group: Any, async_op: bool) -> Part | None:
-    found = rank.enter(name, group)
-    if found is None:
-        return None
-    result, values = check_tensor("output", output), check_tensor("input", given)
-    check_alike("output", [result], values, same_shape=False)
-    rank._check_parts("input", values, "output", result, found)
-    check_reduction(op)
-    return _collect(rank, name, found, [values], [result], async_op, reduction=op)
-
-
-def reduce_scatter_tensor(
-    rank: SimulatedRank,
-    output: Tensor,
-    input: Tensor,  # noqa: A002 - torch's name
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Part | None:
-    """Reduces everybody's tensor, and gives each rank its part of it."""
-    return _reduce_to_parts("reduce_scatter_tensor", rank, output, input, op, group, async_op)
-
-
-def reduce_scatter_single(
-    rank: SimulatedRank,
-    output: Tensor,
-    input: Tensor,  # noqa: A002 - torch's name
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Part | None:
-    """The newer name of ``reduce_scatter_tensor``."""
-    return _reduce_to_parts("reduce_scatter_single", rank, output, input, op, group, async_op)
-
-
-def all_gather(rank: SimulatedRank, tensor_list: Any, tensor: Tensor, group: Any = None, async_op: bool = False) -> Part | None:
-    """Fills each rank's list with everybody's tensor, by rank."""
-    found = rank.enter("all_gather", group)
-    if found is None:
-        return None
-    values, outputs = check_tensor("tensor", tensor), check_tensors("tensor_list", tensor_list)
-    check_count("tensor_list", outputs, found.size())
-    check_alike("tensor_list", outputs, values)
-    return _collect(rank, "all_gather", found, [values], outputs, async_op, carried=outputs)
-
-
-def all_gather_coalesced(
-    rank: SimulatedRank, output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> Part | None:
-    """Fills the list of each rank with everybody's list of tensors."""
-    found = rank.enter("all_gather_coalesced", group)
-    if found is None:
-        return None
-    inputs = check_tensors("input_tensor_list", input_tensor_list)
-    check_count("output_tensor_lists", output_tensor_lists, found.size())
-    outputs: list[Tensor] = []
-    for place, each in enumerate(output_tensor_lists):
-        row = check_tensors(f"output_tensor_lists[{place}]", each)
-        check_count(f"output_tensor_lists[{place}]", row, len(inputs))
-        for output, values in zip(row, inputs, strict=True):
-            check_alike(f"output_tensor_lists[{place}]", [output], values)
-        outputs += row
-    return _collect(rank, "all_gather_coalesced", found, inputs, outputs, async_op, carried=outputs)
-
-
-def _all_gather_whole(
-    name: str, rank: SimulatedRank, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool
-) -> Part | None:
-    found = rank.enter(name, group)
-    if found is None:
-        return None
-    values, output = check_tensor("input_tensor", input_tensor), check_tensor("output_tensor", output_tensor)
-    check_alike("output_tensor", [output], values, same_shape=False)
-    rank._check_parts("output_tensor", output, "input_tensor", values, found)
-    return _collect(rank, name, found, [values], [output], async_op, carried=[output])
-
-
-def all_gather_into_tensor(
-    rank: SimulatedRank, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
-) -> Part | None:
-    """Fills each rank's output with everybody's input behind each other, by rank."""
-    return _all_gather_whole("all_gather_into_tensor", rank, output_tensor, input_tensor, group, async_op)
-
-
-def all_gather_single(
-    rank: SimulatedRank, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
-) -> Part | None:
-    """The newer name of ``all_gather_into_tensor``."""
-    return _all_gather_whole("all_gather_single", rank, output_tensor, input_tensor, group, async_op)
-
-
-def gather(
-    rank: SimulatedRank,
-    tensor: Tensor,
-    gather_list: Any = None,
-    dst: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Part | None:
-    """Fills the root's list with everybody's tensor, by rank. The root is rank 0 where none is given."""
-    found = rank.enter("gather", group)
-    if found is None:
-        return None
-    values, root = check_tensor("tensor", tensor), rank._root(found, "dst", dst, group_dst)
-    outputs = _list_at_root(rank, "gather_list", gather_list, values, found, root)
-    return _collect(rank, "gather", found, [values], outputs, async_op, copies=found.size(), root=root)
-
-
-def scatter(
-    rank: SimulatedRank,
-    tensor: Tensor,
-    scatter_list: Any = None,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Part | None:
-    """Gives each rank its tensor of the root's list. The root is rank 0 where none is given."""
-    found = rank.enter("scatter", group)
-    if found is None:
-        return None
-    values, root = [check_tensor("tensor", tensor)], rank._root(found, "src", src, group_src)
-    inputs = _list_at_root(rank, "scatter_list", scatter_list, values[0], found, root)
-    return _collect(rank, "scatter", found, inputs, values, async_op, copies=found.size(), root=root, carried=values)
-
-
-def _list_at_root(rank: SimulatedRank, what: str, tensors: Any, like: Tensor, group: SimulatedGroup, root: int) -> list[Tensor]:
-    """Returns the list that only the root has, checked; on other ranks an empty one."""
-    if group.rank() != root:
-        if tensors:
-            raise ArgumentError(f"{what} must be left out on all ranks but the root, got {len(tensors)} tensors ({rank.here()}).")
-        return []
-    found = check_tensors(what, tensors)
-    check_count(what, found, group.size())
-    check_alike(what, found, like)
-    return found
-
-
-def all_to_all(
-    rank: SimulatedRank, output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> Part | None:
-    """Sends each rank its tensor of the inputs, and fills the outputs with what comes from each. Sizes may differ."""
-    found = rank.enter("all_to_all", group)
-    if found is None:
-        return None
-    inputs, outputs = check_tensors("input_tensor_list", input_tensor_list), check_tensors("output_tensor_list", output_tensor_list)
-    check_count("input_tensor_list", inputs, found.size())
-    check_count("output_tensor_list", outputs, found.size())
-    check_alike("tensors", [*inputs, *outputs], inputs[0], same_shape=False)
-    return _collect(rank, "all_to_all", found, inputs, outputs, async_op)
-
-
-def all_to_all_single(
-    rank: SimulatedRank,
-    output: Tensor,
-    input: Tensor,  # noqa: A002 - torch's name
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> Part | None:
-    """Sends a piece of the input, cut along its first dimension, to each rank, and joins what comes from each."""
-    found = rank.enter("all_to_all_single", group)
-    if found is None:
-        return None
-    values, result = check_tensor("input", input), check_tensor("output", output)
-    check_alike("output", [result], values, same_shape=False)
-    pieces = values.split(rank._cut("input", values, input_split_sizes, found))
-    places = result.split(rank._cut("output", result, output_split_sizes, found))
-    return _collect(rank, "all_to_all_single", found, pieces, places, async_op, carried=[values], results=[result])
-
-
-def barrier(
-    rank: SimulatedRank,
-    group: Any = None,
-    async_op: bool = False,
-    device_ids: Any = None,  # noqa: ARG001 - torch's signature, here and below
-    timeout: Any = None,
-) -> Part | None:
-    """Blocks until every rank of the group has come here."""
-    found = rank.enter("barrier", group)
-    return None if found is None else _collect(rank, "barrier", found, (), (), async_op, timeout=timeout)
-
-
-def monitored_barrier(
-    rank: SimulatedRank,
-    group: Any = None,
-    timeout: Any = None,
-    wait_all_ranks: bool = False,  # noqa: ARG001
-) -> None:
-    """Blocks until every rank of the group has come here; where one never does, the simulation says which."""
-    found = rank.enter("monitored_barrier", group)
-    if found is not None:
-        _collect(rank, "monitored_barrier", found, (), (), False, timeout=timeout)
-
-
-COLLECTIVES: Final = (
-    *(broadcast, all_reduce, all_reduce_coalesced, reduce, reduce_scatter, reduce_scatter_tensor, reduce_scatter_single),
-    *(all_gather, all_gather_coalesced, all_gather_into_tensor, all_gather_single, gather, scatter),
-    *(all_to_all, all_to_all_single, barrier, monitored_barrier),
-)

@@ -24,7 +24,7 @@ import math
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from ringsim.comm.backend import to_index
+from ringsim.comm.collectives import Members, check_dense, shorten
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock
@@ -54,7 +54,6 @@ __all__ = [
     "SimulatedGroup",
     "check_storage",
     "check_tensor",
-    "check_tensors",
     "make_matcher",
     "read_semantics",
 ]
@@ -110,8 +109,8 @@ class Rank(Protocol):
         ...
 
 
-class SimulatedGroup:
-    """Ranks that talk with each other; answers what a ``ProcessGroup`` is asked, and is passed as ``group=``. All members share it.
+class SimulatedGroup(Members):
+    """Ranks that talk with each other. All members share it.
 
     Args:
         clock: knows which rank asks.
@@ -125,6 +124,9 @@ class SimulatedGroup:
         meetings: what `ringsim.simulator.collectives` keeps of the group.
     """
 
+    kind = "the simulator"
+    ranks: tuple[int, ...]
+
     def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
         self.clock = clock
         self.group_name = name
@@ -134,61 +136,16 @@ class SimulatedGroup:
         self.places = {rank: place for place, rank in enumerate(ranks)}
         self.meetings: Any = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Tells torch's own functions, which look for the methods of ``ProcessGroup``, what to call instead."""
-        raise AttributeError(
-            f'the group of a call of torch.distributed must be one of torch\'s own, got group "{self.group_name}" of the simulator, which '
-            f"has no {name}. Use the functions of ringsim.comm: from ringsim import comm as dist."
-        )
-
     def __repr__(self) -> str:
-        return f'SimulatedGroup("{self.group_name}", {_shorten(self.ranks)})'
-
-    def size(self) -> int:
-        """Returns how many ranks are in the group."""
-        return len(self.ranks)
+        return f'SimulatedGroup("{self.group_name}", {shorten(self.ranks)})'
 
     def rank(self) -> int:
         """Returns the calling rank's place in the group, -1 outside."""
         return self.places.get(self.clock.current.number, -1)
 
-    def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
-        """Returns the group rank that is meant by one of the two.
-
-        Args:
-            what: "dst" or "src", for the error.
-            global_rank: a global rank, or None.
-            group_rank: a place in the group, or None.
-
-        Raises:
-            ArgumentError: both or none are given, or the group has no such rank.
-        """
-        if (global_rank is None) == (group_rank is None):
-            given = "none" if global_rank is None else f"{global_rank} and {group_rank}"
-            raise ArgumentError(f"one of {what} and group_{what} must be given, got {given} ({self._here()}). Leave one of them out.")
-        if global_rank is None:
-            place = to_index(f"group_{what}", group_rank)
-            if not 0 <= place < len(self.ranks):
-                raise ArgumentError(
-                    f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, got {place} ({self._here()}). "
-                    f"Its global ranks are {_shorten(self.ranks)}."
-                )
-            return place
-        rank = to_index(what, global_rank)
-        if rank not in self.places:
-            raise ArgumentError(
-                f"{what} must be a global rank of the group, one of {_shorten(self.ranks)}, got {rank} ({self._here()}). "
-                f"To count within the group, use group_{what}."
-            )
-        return self.places[rank]
-
-    def _here(self) -> str:
-        return f'rank {self.rank()} of {len(self.ranks)} of group "{self.group_name}"'
-
-
-def _shorten(ranks: Sequence[int]) -> str:
-    """Returns ranks in words: all of them, or the first of many."""
-    return f"{list(ranks[:8])} and {len(ranks) - 8} more" if len(ranks) > 16 else str(list(ranks))
+    def check(self, what: str, tensor: Any) -> torch.Tensor:
+        """Returns a tensor that the simulator can carry."""
+        return check_tensor(what, tensor)
 
 
 # -- tensors
@@ -212,30 +169,8 @@ class Kind:
 
 
 def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns a tensor that the simulator can carry, detached from its history.
-
-    Args:
-        what: what the tensor is called, for the error.
-        tensor: the argument.
-
-    Raises:
-        ArgumentError: it is no tensor, or not a dense one on the CPU or the meta device.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
-    if not (tensor.is_cpu or tensor.is_meta) or tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = f"a {tensor.layout} tensor on {tensor.device}" + (" (quantized)" if tensor.is_quantized else "")
-        raise ArgumentError(
-            f"{what} must be a dense tensor on the CPU or the meta device in a simulation, got {kind}. Convert it: tensor.cpu().to_dense()."
-        )
-    return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
-
-
-def check_tensors(what: str, tensors: Any) -> list[torch.Tensor]:
-    """Returns a list of tensors that the simulator can carry; see ``check_tensor``."""
-    if not isinstance(tensors, list | tuple):
-        raise ArgumentError(f"{what} must be a list of tensors, got {type(tensors).__name__}. Put them into a list.")
-    return [check_tensor(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
+    """Returns a tensor that the simulator can carry, detached from its history; see ``check_dense``."""
+    return check_dense(what, tensor, "in a simulation", meta=True)
 
 
 def check_storage(tensor: torch.Tensor) -> int:
@@ -252,7 +187,8 @@ def check_storage(tensor: torch.Tensor) -> int:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:  # a subclass without memory of its own, which itself says how it is copied
         return size_bytes
-    offset, needed = tensor.storage_offset(), size_bytes
+    offset = tensor.storage_offset()
+    needed: Any = size_bytes
     if not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed = (last + 1) * tensor.itemsize

@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.distributed import GroupMember
 
 from ringsim.comm import built
-from ringsim.comm.backend import Backend, Membership, to_index
+from ringsim.comm.backend import Backend, Membership
+from ringsim.comm.collectives import Call, check_batch, to_index
+from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
 from ringsim.compute_costs import PostingCosts
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.faults import make_failure
-from ringsim.simulator import collectives, objects
 from ringsim.simulator.clock import Clock, Runner
-from ringsim.simulator.collectives import Part
+from ringsim.simulator.collectives import Part, post
 from ringsim.simulator.links import Links
 from ringsim.simulator.matching import Channel, Kind, Recv, Rendezvous, Send, SimulatedGroup, check_tensor
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, Payload
@@ -213,7 +214,7 @@ class SimulatedRank(Runner, Membership, Backend):
         self._shares += 1
         values = self.world.shared.setdefault(self._shares, {})
         values[self.number] = value
-        collectives.barrier(self)
+        self.barrier()
         self.world.shared.pop(self._shares, None)
         return [values[rank] for rank in self.everybody.ranks]
 
@@ -278,7 +279,7 @@ class SimulatedRank(Runner, Membership, Backend):
         payload = Payload("ranks", tuple(sorted(members)), 0)
         kind = world.make_kind(payload)
         slot = world.posts[OP_CODES["new_group"]](world.makers.number, NONE, NONE, kind.number)
-        part = Part(self, slot, world.makers, kind, "new_group")
+        part = Part(self, slot, kind, Call("new_group", world.makers, (), ()))
         self.clock.polls = 0
         if making.members != members:
             theirs = next((f"rank {each.rank.number}'s new_group{each.place_of_call()}" for each in making.parts), "another rank")
@@ -325,6 +326,17 @@ class SimulatedRank(Runner, Membership, Backend):
         if found is None:
             warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
         return found
+
+    def start(self, call: Call) -> Part:
+        """Begins a collective."""
+        return post(self, call)
+
+    def monitored_barrier(self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Blocks until every rank of the group has come here; where one never does, the simulation says which."""
+        del wait_all_ranks
+        found = self.enter("monitored_barrier", group)
+        if found is not None:
+            self.start(Call("monitored_barrier", found, (), ())).wait(timeout)
 
     new_subgroups = built.new_subgroups
     new_subgroups_by_enumeration = built.new_subgroups_by_enumeration
@@ -401,17 +413,10 @@ class SimulatedRank(Runner, Membership, Backend):
         Raises:
             ArgumentError: the list is empty, or holds something else.
         """
-        if not isinstance(p2p_op_list, list) or not p2p_op_list:
-            raise ArgumentError(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({self.here()}).")
-        names = [getattr(getattr(each, "op", None), "__name__", "") for each in p2p_op_list]
-        for name, each in zip(names, p2p_op_list, strict=True):
-            if name not in _BATCH:
-                raise ArgumentError(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({self.here()}). Use dist.P2POp.")
-            if each.group is not p2p_op_list[0].group:
-                raise ArgumentError(f"all P2POps of a batch must have one group, got two ({self.here()}). Make a batch for each group.")
+        calls = check_batch(p2p_op_list, self.here())
         handles: list[Any] = []
         with self.world.matcher.batch(self):
-            for name, each in zip(names, p2p_op_list, strict=True):
+            for name, each in calls:
                 begin: Any = self.begin_send if name == "isend" else self.begin_recv
                 handles.append(begin(each.tensor, each.peer, each.group, each.tag, None, _BATCH[name]))
         return handles
@@ -506,5 +511,5 @@ class SimulatedRank(Runner, Membership, Backend):
         self.hooked = True
 
 
-for _function in (*collectives.COLLECTIVES, *objects.OBJECTS):
-    setattr(SimulatedRank, _function.__name__, _function)
+for _name, _function in OBJECTS.items():
+    setattr(SimulatedRank, _name, _function)
