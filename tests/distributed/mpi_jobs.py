@@ -1,4 +1,4 @@
-"""What the ranks of the tests of MPI do: ``mpirun -n 3 python mpi_jobs.py NAME [ARGUMENTS]``."""
+"""What the ranks of the tests of MPI do: ``mpirun -n 3 python mpi_jobs.py NAME [ARGUMENTS]``; several names are joined by commas."""
 
 from __future__ import annotations
 
@@ -202,4 +202,5 @@ def wrong_size() -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    globals()[sys.argv[1]](*sys.argv[2:])
+    for name in sys.argv[1].split(","):
+        globals()[name](*sys.argv[2:])
