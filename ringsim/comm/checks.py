@@ -1,24 +1,22 @@
 """Refuses operations that torch would let pass, or would refuse in words that name neither rank nor peer.
 
-A rank that is not there makes Gloo crash, and a meta tensor is silently not sent: these are found before the library is called. What the
-library refuses by itself is put into words afterwards, which costs nothing where nothing is wrong.
+A rank that does not exist makes Gloo crash, and a meta tensor is silently not sent: these are found before the library is called. What the
+library refuses itself is put into words afterwards, which costs nothing where nothing is wrong.
 
-Teaching mode: finds out who uses a buffer while a message is still on its way into or out of it, and who mistreats a handle.
-
-Between ``isend`` or ``irecv`` and the end of ``wait()`` the library uses the tensor. What happens to it meanwhile goes unpunished on one
-machine and gives garbage on the next::
+The teaching mode (``check="full"``) also finds who uses a buffer while a message is still on its way into or out of it, and who mistreats
+a handle. Between ``isend`` or ``irecv`` and the end of ``wait()`` the library uses the tensor. What happens to it meanwhile goes
+unpunished on one machine and gives garbage on the next::
 
     work = dist.irecv(buffer, src=0)
     total = buffer.sum()               # too early: what is read here is old, new, or half of each
     work.wait()
 
-The operations of the thread that records are looked at one by one, and a buffer that is sent has its checksum compared when it is waited
-for. That costs about 20 us an operation of torch, and reads each sent byte twice: too much to have it always.
+Each operation of the recording thread is looked at, and the checksum of a buffer that is sent is compared when it is waited for. That costs
+about 20 us an operation of torch, and reads each sent byte twice: too much to have it always.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import sys
@@ -218,11 +216,11 @@ _NEW: Final = "new_"
 
 @dataclass(frozen=True)
 class _Use:
-    """A message on its way: from where to where in memory, and what to call it."""
+    """A message on its way: from where to where in memory, what is sent and its checksum, and what to call it."""
 
     first: int
     end: int
-    sends: bool
+    sent: torch.Tensor | None
     checksum: int
     what: str
 
@@ -283,7 +281,7 @@ class BufferGuard:
                                    "Drop the handle after the first: without ringsim the second one hangs")  # fmt: skip
                 return hook(work, *args, **kwargs)
             self._waited.add(work)
-            if use.sends and zlib.crc32(_bytes_at(use.first, use.end)) != use.checksum:
+            if use.sent is not None and _checksum(use.sent) != use.checksum:
                 self._complain("buffer_hazard", RingError, "a buffer must stay as it is until its send was waited for, got other contents",
                                use.what, "Call wait() before the tensor is changed, or send a copy")  # fmt: skip
             return hook(work, *args, **kwargs)
@@ -304,10 +302,10 @@ class BufferGuard:
         first = tensor.data_ptr()
         end, what = first + size_bytes, f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         for use in self.overlapping(first, end):
-            if not (sends and use.sends):
+            if not sends or use.sent is None:
                 self._complain("buffer_hazard", RingError, "a buffer must belong to one message at a time, got two that overlap",
                                f"{what}; {use.what}", "Wait for the first one, or give each a tensor of its own")  # fmt: skip
-        return _Use(first, end, sends, zlib.crc32(_bytes_at(first, end)) if sends else 0, what)
+        return _Use(first, end, tensor.detach() if sends else None, _checksum(tensor) if sends else 0, what)
 
     def overlapping(self, first: int, end: int) -> Iterator[_Use]:
         """Yields the uses of memory from ``first`` to ``end`` (exclusive)."""
@@ -325,7 +323,7 @@ class BufferGuard:
         first = tensor.data_ptr()
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         for use in self.overlapping(first, first + reach * tensor.element_size()):
-            if writes or not use.sends:
+            if writes or use.sent is None:
                 self._complain(
                     "buffer_hazard", RingError,
                     f"a buffer must not be {'changed' if writes else 'read'} before its message was waited for, got {operation}",
@@ -396,5 +394,9 @@ class _Watch(TorchDispatchMode):
                 self._guard.look_at(leaf, name, writes=writes)
 
 
-def _bytes_at(first: int, end: int) -> Any:
-    return (ctypes.c_char * (end - first)).from_address(first)
+def _checksum(tensor: torch.Tensor) -> int:
+    """Returns a checksum of a contiguous tensor's memory."""
+    with _disable_current_modes():
+        if tensor.is_conj():
+            tensor = tensor.conj()  # the same memory, with what lies there as its values
+        return zlib.crc32(tensor.detach().resolve_neg().reshape(-1).view(torch.uint8).numpy().data)

@@ -125,6 +125,7 @@ class SimulatedGroup(Members):
     """
 
     kind = "the simulator"
+    ranks: tuple[int, ...]
 
     def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
         self.clock = clock
