@@ -1,22 +1,25 @@
-"""Tables of bandwidths: rows, fits, files."""
+"""Tables of bandwidths: what they say, what is saved and read back, whatever happens to the file; and where one line does not fit."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from trace_mutations import DATA, ODD_VALUES, Choose, change_meta, flip
 
-from ringsim.errors import TraceFileError
+from ringsim.errors import ArgumentError, RingError, TraceFileError
 from ringsim.traces import lazy
-from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, load, make_bandwidths
+from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, find_regimes, load, make_bandwidths
 from ringsim.traces.events import readable
 
 ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
@@ -182,3 +185,168 @@ def test_files_that_cannot_be_read_or_written(table: Bandwidths, tmp_path: Path)
     with pytest.raises(TraceFileError, match="must be plain data"):
         make_bandwidths([], {"when": object()}).save(tmp_path / "table.json")
     assert list(tmp_path.iterdir()) == [], "nothing half-written is left"
+
+
+SIZES = [2**power for power in range(3, 29)]
+
+
+def alpha_beta(size: float, alpha_s: float, gb_per_s: float) -> float:
+    return alpha_s + size / gb_per_s * 1e-9
+
+
+def bounds(times: list[float], **bands: list[float]) -> list[tuple[int, int]]:
+    return [(regime.first, regime.last) for regime in find_regimes(SIZES[: len(times)], times, **bands)]
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(0.1, 500), st.integers(0, 10**6))
+def test_one_line_with_noise_has_no_break(alpha_s: float, gb_per_s: float, seed: int) -> None:
+    noise = np.exp(np.random.default_rng(seed).uniform(-0.05, 0.05, len(SIZES)))
+    times = [alpha_beta(size, alpha_s, gb_per_s) * factor for size, factor in zip(SIZES, noise, strict=True)]
+    assert bounds(times) == [(0, len(SIZES) - 1)]
+
+
+@given(st.integers(3, len(SIZES) - 3), st.integers(0, 10**6))
+def test_a_jump_is_found_where_it_is(at: int, seed: int) -> None:
+    """Three times the time from one size on, alpha and beta alike: both continuations miss by a factor."""
+    noise = np.exp(np.random.default_rng(seed).uniform(-0.03, 0.03, len(SIZES)))
+    times = [
+        alpha_beta(size, 40e-6, 3) * (3 if index >= at else 1) * factor
+        for index, (size, factor) in enumerate(zip(SIZES, noise, strict=True))
+    ]
+    assert bounds(times) == [(0, at - 1), (at, len(SIZES) - 1)]
+
+
+def test_the_lines_are_those_of_both_sides() -> None:
+    times = [alpha_beta(size, 20e-6, 1.5) if size < 2**16 else alpha_beta(size, 150e-6, 5) for size in SIZES]
+    small, large = find_regimes(SIZES, times)
+    assert SIZES[small.last] == 2**15
+    assert (small.link.alpha_s, small.link.bandwidth_gb_per_s) == pytest.approx((20e-6, 1.5))
+    assert (large.link.alpha_s, large.link.bandwidth_gb_per_s) == pytest.approx((150e-6, 5))
+
+
+def test_two_breaks() -> None:
+    factors = [1] * 8 + [3] * 8 + [9] * 10
+    times = [alpha_beta(size, 40e-6, 3) * factor for size, factor in zip(SIZES, factors, strict=True)]
+    assert bounds(times) == [(0, 7), (8, 15), (16, 25)]
+
+
+def test_a_change_of_slope_alone_is_no_break() -> None:
+    """A cache that is too small from 1 MiB on: 12 GB/s below, 4 GB/s for every byte beyond."""
+    times = [alpha_beta(min(size, 2**20), 10e-6, 12) + max(size - 2**20, 0) / 4e9 for size in SIZES]
+    assert bounds(times) == [(0, len(SIZES) - 1)]
+
+
+def test_a_fall_is_a_break_where_the_bands_are_apart() -> None:
+    times = [100e-6] * 4 + [50e-6] * 2
+    assert bounds(times) == [(0, 3), (4, 5)]
+    assert bounds(times, p10_s=[40e-6] * 6, p90_s=[200e-6] * 6) == [(0, 5)], "the medians fall, the messages do not"
+    assert bounds([100e-6] * 4 + [90e-6] * 2) == [(0, 5)], "by less than a quarter"
+
+
+def test_a_jump_within_the_spread_of_the_times_is_none() -> None:
+    times = [alpha_beta(size, 40e-6, 3) * (3 if index >= 10 else 1) for index, size in enumerate(SIZES)]
+    narrow = {"p10_s": [0.9 * time for time in times], "p90_s": [1.2 * time for time in times]}
+    wide = {"p10_s": [time / 5 for time in times], "p90_s": [5 * time for time in times]}
+    assert bounds(times, **narrow) == [(0, 9), (10, 25)]
+    assert bounds(times, **wide) == [(0, 25)]
+
+
+def test_few_sizes() -> None:
+    assert find_regimes([], []) == []
+    (alone,) = find_regimes([8], [1e-6])
+    assert (alone.first, alone.last, alone.link) == (0, 0, None)
+    (two,) = find_regimes([0, 1000], [1e-6, 2e-6])
+    assert two.link.bandwidth_gb_per_s == pytest.approx(1)
+
+
+def test_sizes_must_ascend() -> None:
+    with pytest.raises(ArgumentError, match=r"sizes_bytes must ascend, got \[8.0, 8.0\]"):
+        find_regimes([8, 8], [1e-6, 2e-6])
+    with pytest.raises(ArgumentError, match="lists of one length, got 2 sizes and 1 times"):
+        find_regimes([8, 16], [1e-6])
+
+
+WHOLE = (DATA / "bandwidth-gloo.json").read_bytes()
+
+
+def chooser(data: st.DataObject) -> Choose:
+    return lambda low, high: data.draw(st.integers(low, high))
+
+
+def read_in_full(table: Bandwidths, path: Path, *, draw: bool) -> None:
+    """Asks a table for everything that it can say; and draws it, which takes a hundred times as long."""
+    assert table.describe()
+    assert repr(table)
+    assert len(table.to_pandas()) == len(table)
+    assert set(table.fits) <= set(table.series())
+    table.save(path)
+    assert load(path) == table
+    if draw:
+        table.plot(ax=Figure().add_subplot())
+
+
+def load_damaged(data: bytes, *, draw: bool) -> bool:
+    """Loads a damaged file and reads it in full; whether it loaded. Any error but one of ringsim's own comes out of here."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "damaged.json")
+        path.write_bytes(data)
+        try:
+            table = load(path)
+        except RingError as error:
+            said = str(error)
+            table = None
+        if table is None:
+            assert "\n" not in said
+            return False
+        read_in_full(table, path, draw=draw)
+        return True
+
+
+def test_what_is_not_damaged_is_read() -> None:
+    assert load_damaged(WHOLE, draw=True)
+
+
+@given(st.data())
+def test_bytes(data: st.DataObject) -> None:
+    load_damaged(flip(WHOLE, chooser(data)), draw=False)
+
+
+@given(st.data())
+def test_values(data: st.DataObject) -> None:
+    load_damaged(change_meta(WHOLE, chooser(data)), draw=False)
+
+
+@given(st.data())
+def test_metadata(data: st.DataObject) -> None:
+    document = json.loads(WHOLE)
+    document["metadata"] = json.loads(change_meta(json.dumps(document["metadata"]).encode(), chooser(data)))
+    load_damaged(json.dumps(document).encode(), draw=False)
+
+
+@given(st.data())
+def test_numbers(data: st.DataObject) -> None:
+    load_damaged(changed_rows(chooser(data)), draw=False)
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_numbers_and_metadata_drawn(data: st.DataObject) -> None:
+    document = json.loads(changed_rows(chooser(data)))
+    document["metadata"] = json.loads(change_meta(json.dumps(document["metadata"]).encode(), chooser(data)))
+    load_damaged(json.dumps(document).encode(), draw=True)
+
+
+def changed_rows(choose: Choose) -> bytes:
+    """Puts other values of the right kind into some rows."""
+    document = json.loads(WHOLE)
+    columns: dict[str, list[Any]] = document["columns"]
+    for _ in range(choose(1, 6)):
+        name = sorted(columns)[choose(0, len(columns) - 1)]
+        kind = type(columns[name][0])
+        fitting = [one for one in ODD_VALUES if isinstance(one, kind) and not isinstance(one, bool)] + [5e-324, 1e-300] * (kind is float)
+        value, row = fitting[choose(0, len(fitting) - 1)], choose(0, len(columns[name]) - 1)
+        if choose(0, 3):
+            columns[name][row] = value
+        else:
+            columns[name] = [value] * len(columns[name])
+    return json.dumps(document).encode()

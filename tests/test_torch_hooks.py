@@ -20,11 +20,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringsim
 from ringsim.comm.torch_hooks import GROUPS, install, uninstall
+from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
+from ringsim.traces.matching import refused
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import CHUNK, Recorder
+from ringsim.traces.recorder import CHUNK, LOST_PEER, Recorder, fail_posting
 
 SIZE = 4
 
@@ -392,3 +394,24 @@ def test_spans_of_one_thread_do_not_reach_another(record: Callable[[], Events]) 
         thread.start()
         thread.join()
     assert list(record().stage) == [1, NONE]
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        *((f"[../gloo/transport/tcp/pair.cc:538] {words} [127.0.0.1]:4182", True) for words in LOST_PEER),
+        ("Invalid scalar type", False),
+        ("Application timeout caused pair closure", False),  # by this rank itself: the other one may be well
+    ],
+)
+def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost: bool, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=2)
+    group = recorder.group("world", [0, 1])
+    slot = recorder.make_post(OP_CODES["send"])(group, 1, 0, NONE)
+    assert slot is not None
+    assert fail_posting(recorder, slot, RuntimeError(words)) is not lost
+    recorder.close()
+    events = read_parts(tmp_path)[0]
+    assert events.status.tolist() == [ERROR]
+    assert refused(events).tolist() == [not lost]
+    assert bool(snapshot_of_events(events, 2).ranks[0].awaited) is lost

@@ -40,8 +40,8 @@ class Backend(ABC):
 
     Attributes:
         name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
-        direct: whether ``send``, ``recv``, ``isend`` and ``irecv`` take all of torch's arguments, by name too, and are called with the
-            user's as they are: it is shorter.
+        direct: whether all its methods take all of torch's arguments, by name too: then they are called with the arguments as they are
+            given, where there is no log.
         in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
 
     Example:

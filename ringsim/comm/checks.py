@@ -305,7 +305,7 @@ class BufferGuard:
             if not sends or use.sent is None:
                 self._complain("buffer_hazard", RingError, "a buffer must belong to one message at a time, got two that overlap",
                                f"{what}; {use.what}", "Wait for the first one, or give each a tensor of its own")  # fmt: skip
-        return _Use(first, end, tensor.detach() if sends else None, _checksum(tensor) if sends else 0, what)
+        return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
     def overlapping(self, first: int, end: int) -> Iterator[_Use]:
         """Yields the uses of memory from ``first`` to ``end`` (exclusive)."""
@@ -395,8 +395,8 @@ class _Watch(TorchDispatchMode):
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Returns a checksum of a contiguous tensor's memory."""
+    """Returns a checksum of the bytes of a contiguous tensor."""
     with _disable_current_modes():
-        if tensor.is_conj():
-            tensor = tensor.conj()  # the same memory, with what lies there as its values
-        return zlib.crc32(tensor.detach().resolve_neg().reshape(-1).view(torch.uint8).numpy().data)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        data: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(data)

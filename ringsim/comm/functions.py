@@ -33,7 +33,6 @@ FALLBACKS: Final[dict[str, Callable[..., Any]]] = {**BUILT, **OBJECTS}  # what c
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}  # of the log: see ``LogOptions.call``
-_DIRECT: Final = ("send", "recv", "isend", "irecv")  # see ``Backend.direct``
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
     *("init_process_group", "destroy_process_group", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks"),
@@ -69,7 +68,8 @@ def _build(backend: Backend, op: str) -> Callable[..., Any]:
             f"ringsim.comm.{op} must be something that the backend {backend.name!r} can do, got a backend without it. "
             "Use set_backend('torch') for what only torch has."
         )
-    _warn_once(op, backend.name)
+    if "object" not in op:  # objects travel as tensors on every backend: there is no faster way
+        _warn_once(op, backend.name)
     return functools.partial(FALLBACKS[op], backend)
 
 
@@ -104,7 +104,7 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     Returns:
         The function.
     """
-    direct, parameters = name in _DIRECT, _Parameters(signature)
+    parameters = _Parameters(signature)
 
     def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
         state = get_state()
@@ -115,13 +115,17 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        if direct and state.log is None and state.backend is not None and state.backend.direct:
+        if state.log is None and state.backend is not None and state.backend.direct and state.backend.supports(name):
             return getattr(state.backend, name)(*args, **kwargs)
         return _run(state, name, parameters, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
         state = get_state()
-        return native(*args, **kwargs) if state.backend is None and native else _run(state, name, parameters, args, kwargs, None)
+        if state.backend is None and native is not None:
+            return native(*args, **kwargs)
+        if state.backend is not None and state.backend.direct and state.backend.supports(name):
+            return getattr(state.backend, name)(*args, **kwargs)
+        return _run(state, name, parameters, args, kwargs, None)
 
     function: Any = communicate if logged else manage
     function.__name__ = function.__qualname__ = name

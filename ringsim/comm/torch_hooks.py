@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
@@ -135,6 +136,7 @@ class TorchNames:
         self._names[number] = name
         if self._compared and not fresh:
             self._used_before.append(name)
+            self._recorder.set_meta("used_before", self._used_before)
             self._say_what_is_not_checked()
         if is_nccl(group):
             self._recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
@@ -254,11 +256,15 @@ class _GroupOrder:
         part = self._others.setdefault(rank, PartReader(self._directory, rank))
         if not part.is_live():
             return []  # what an earlier run left is not to be taken for the present
-        batch, records = part.advance(), self._records.setdefault(rank, {})
-        for slot, record in zip(batch.slots.tolist(), batch.records, strict=True):
-            group = part.names["group"].get(int(record["group"]))
-            if record["op"] == OP_CODES["new_group"] and group is not None and group.name == GROUPS and int(record["group"]) in part.fresh:
-                records[slot] = record
+        records, unread = self._records.setdefault(rank, {}), True
+        while unread:
+            batch = part.advance()
+            makings = np.flatnonzero(batch.records["op"] == OP_CODES["new_group"])
+            for slot, record in zip(batch.slots[makings].tolist(), batch.records[makings], strict=True):
+                number = int(record["group"])
+                if number in part.fresh and part.names["group"][number].name == GROUPS:
+                    records[slot] = record
+            unread = part.more
         made = []
         for _, record in sorted(records.items()):
             payload = part.names["payload"].get(int(record["payload"]))

@@ -15,6 +15,7 @@ from ringsim.diagnose.mismatches import (
     find_notices,
     find_order_mismatches,
     find_races,
+    is_recorded_whole,
 )
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
@@ -68,7 +69,8 @@ def explain(trace: Trace) -> Diagnosis:
         snapshot = snapshot.settle()
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
-    causes = [*find_notices(events), *messages[:1], *find_collective_mismatches(events), *find_order_mismatches(snapshot)]
+    calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
+    causes = [*find_notices(events), *messages[:1], *calls, *find_order_mismatches(snapshot)]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
     findings += messages[1:]
     edges = judged.edges

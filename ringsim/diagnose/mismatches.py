@@ -37,6 +37,7 @@ __all__ = [
     "find_notices",
     "find_order_mismatches",
     "find_races",
+    "is_recorded_whole",
 ]
 
 MOST_FINDINGS: Final = 5
@@ -162,10 +163,20 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
     """
     events = trace.events
     posted = np.flatnonzero(~refused(events))
-    if len(posted) == len(events):
-        return _message_findings(events, trace.messages.send, trace.messages.recv)
-    messages = match(events.select(posted), by_tag=trace.metadata.get("backend") != "nccl")
-    return _message_findings(events, posted[messages.send], posted[messages.recv])
+    send, recv = trace.messages.send, trace.messages.recv
+    if len(posted) < len(events):
+        messages = match(events.select(posted), by_tag=trace.metadata.get("backend") != "nccl")
+        send, recv = posted[messages.send], posted[messages.recv]
+    known = is_recorded_whole(trace)[send]
+    return _message_findings(events, send[known], recv[known])
+
+
+def is_recorded_whole(trace: Trace) -> Ints:
+    """Marks the events on groups whose every operation is recorded, as far as the metadata tells: only these can be compared."""
+    events, names = trace.events, trace.metadata.get("used_before")
+    partly = [number for number, group in enumerate(events.tables.groups) if isinstance(names, list) and group.name in names]
+    mask: Ints = ~np.isin(events.group, partly)
+    return mask
 
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:

@@ -168,7 +168,7 @@ class Recording:
     def _find_mismatch(self, directory: Path) -> RingError | None:
         """Returns the error of a block that all ranks have left though the sides of an operation disagree."""
         records = LiveRecords(directory, self._world_size)
-        records.look()
+        records.look(to_end=True)
         found = records.find_mismatch(range(self._world_size))
         if found is None:
             return None

@@ -337,7 +337,7 @@ class _LiveRun:
         """Returns what disagrees in all that was recorded, where nobody has ended the run for it."""
         if self._ranks.kind.comm_device != "cpu" or len(self._loaded) < self._size:
             return None
-        self._records.look()
+        self._records.look(to_end=True)
         self._records.look()  # of what was read twice it is known whether its thread went on
         found = self._records.find_mismatch({*self._results, *self._reports})
         gone = {**dict.fromkeys(self._results, "exited"), **dict.fromkeys(self._reports, "failed")}

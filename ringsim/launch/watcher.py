@@ -228,16 +228,19 @@ class LiveRecords:
         self.builder = SnapshotBuilder(self._size)
         self._known = [not self._strangers] * self._size
 
-    def look(self) -> list[Head]:
-        """Reads what is new of every rank; returns how far each has come."""
+    def look(self, *, to_end: bool = False) -> list[Head]:
+        """Reads what is new of every rank, of much a part unless it is to be read ``to_end``; returns how far each has come."""
         for rank, part in enumerate(self.parts):
             if not self._is_known(rank):
                 continue
-            batch = part.advance()
-            if part.replaced:  # by a new run of the same rank: nothing that was counted belongs together any more
-                self._begin()
-                return self.look()
-            self.builder.add(rank, *batch, part.names, part.fresh)
+            unread = True
+            while unread:
+                batch = part.advance()
+                if part.replaced:  # by a new run of the same rank: nothing that was counted belongs together any more
+                    self._begin()
+                    return self.look(to_end=to_end)
+                self.builder.add(rank, *batch, part.names, part.fresh)
+                unread = to_end and part.more
             for number in part.meta.get("from_any", ()):
                 self.builder.note_from_any(rank, part.names["group"][number])
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():

@@ -3,17 +3,13 @@
 A rank that waits takes its modes out and leaves the common ones, those that ``simulate`` was called under; when it goes on, it puts its own
 back in. Most ranks have changed nothing, which a few questions tell. Everything is read and written by public functions.
 
-| what | each rank has its own |
-|---|---|
-| gradients, inference mode, autocast, default dtype, anomaly mode, deterministic algorithms | always |
-| the default device (``torch.set_default_device``) | always |
-| the running ``asyncio`` loop | always |
-| torch's CPU generator | always |
-| the functions of ``random`` and ``np.random``, called as ``random.x()`` and ``np.random.x()`` | always |
-| the same functions imported by name before the run (``from random import gauss``), ``np.random.mtrand`` | no: one stream for all; the trace says if it was drawn from |
-| a block of ``torch.device``, other torch modes, saved-tensor hooks, ``torch.func``, a backward pass | a rank must not wait inside: it raises |
-| filters of ``warnings``, the working directory, the recursion limit, torch's threads | no: shared, and put back after the run |
-"""  # noqa: E501 - a table
+* Each rank has its own: gradients, inference mode, autocast, default dtype, default device, anomaly mode, deterministic algorithms, the
+  running ``asyncio`` loop, torch's CPU generator, and streams for the functions of ``random`` and ``np.random`` called as
+  ``random.x()`` and ``np.random.x()``.
+* A rank must not wait inside: a block of ``torch.device``, other torch modes, saved-tensor hooks, ``torch.func``, a backward pass.
+* Shared, and put back after the run: filters of ``warnings``, the working directory, the recursion limit, torch's threads; and the stream
+  of functions of ``random`` and ``np.random`` that were imported by name before. The trace says if a rank drew from it.
+"""
 
 from __future__ import annotations
 

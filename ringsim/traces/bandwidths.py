@@ -9,15 +9,13 @@ A row is one pattern on one edge at one size. S is ``size_bytes``, t is ``latenc
     shift        the message              until dst has the message from src, and its own is gone: all ranks send to their successors
     all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1, the whole group
 
-algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests' definitions). 1 GB is 10**9 bytes. Latency and
-algbw are medians of n repetitions; p10 and p90 are percentiles of the same.
+algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests' definitions). 1 GB is 10**9 bytes.
+Latency and algbw are medians of n repetitions; p10 and p90 are percentiles of the same.
 
 A saved table is one JSON file: numbers and words, nothing that could be executed.
 
-Where one alpha-beta line does not hold for all sizes: the breaks at which a transport changes how it works.
-
-Many transports send small messages in one way and large ones in another. The time then jumps, up or down, from one size to the next, and
-no single line fits both sides::
+Many transports send small messages in one way and large ones in another. Where they switch, the time jumps, up or down, from one size to
+the next, and no single alpha-beta line fits both sides. ``find_regimes`` finds these breaks::
 
     time |                    .-'
          |                 .-'        the right line, continued to the left, misses the left points,
@@ -42,13 +40,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -180,16 +175,7 @@ class Bandwidths:
             text = json.dumps(value, indent=1, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise TraceFileError(f"A table must be plain data to be saved, got one where {error} ({path}). Change its metadata.") from error
-        temporary = f"{os.fsdecode(path)}.{secrets.token_hex(6)}.tmp"
-        try:
-            try:
-                Path(temporary).write_text(text + "\n", encoding="utf-8")
-                os.replace(temporary, path)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a null character in the path
-            reason = getattr(error, "strerror", None) or error
-            raise TraceFileError(f"The path of a table must be writable, got {path}: {reason}. Choose another directory.") from error
+        resolve("write_whole")(path, lambda file: file.write(text.encode() + b"\n"), "a table")
 
     def plot(self, *, published: bool = True, ax: Axes | None = None) -> Axes:
         """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure.
@@ -400,7 +386,7 @@ def find_regimes(
     p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
     p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> list[Regime]:
-    """Splits measured times at the breaks; the rule stands in the module's docstring.
+    """Splits measured times at the breaks; the module's docstring has the rule.
 
     Args:
         sizes_bytes: sizes, ascending, each once; shape (n,).

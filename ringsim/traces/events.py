@@ -1,8 +1,8 @@
-"""The words of a trace: what one recorded event says, in memory and in the file that a rank writes while it runs.
+"""The vocabulary of a trace: what one recorded event says, in memory and in the file that a rank writes while it runs.
 
-An event is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a ``RECORD`` of fixed size into a
-memory-mapped file; names, shapes and groups, which would not fit, are numbered and written once, beside it. ``Events`` holds the
-events of all ranks as columns.
+An event is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a ``RECORD`` of fixed size; groups,
+shapes and names, which would not fit, are numbered and written once, beside it. ``Events`` holds the events of all ranks as columns, and
+``Tables`` what their numbers mean.
 
 Times of an operation::
 
@@ -13,14 +13,9 @@ Times of an operation::
 
 A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns. A time that has not come yet is -1.
 
-The tables of names as JSON: in the names file of a rank, and in a saved trace.
-
-Whatever does not have the expected form is refused with a ValueError that says why; nothing is repaired by guessing.
-
-What was found wrong while a program ran, written into its trace as marks: so a file that is loaded later says it, too.
-
-Such a mark stands on the rank that found it, at the user's line, right after the record of the operation, and repeats its group, peer, tag
-and payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim.traces.findings.KINDS``.
+A mistake that was found while the program ran is written into its trace as a mark, so that a file loaded later says it too. The mark
+stands on the rank that found it, at the user's line, right after the record of the operation, and repeats its group, peer, tag and
+payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim.traces.findings.KINDS``.
 """
 
 from __future__ import annotations
@@ -125,7 +120,7 @@ class Group(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What an operation carries: dtype ("float32"), shape, and the size in bytes that its bandwidth is reckoned with.
+    """What an operation carries: dtype ("float32"), shape, and the size in bytes from which its bandwidth follows.
 
     ``reduction`` is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
     ``strides`` are those of the tensors of a collective that sees them as they lie in memory, where they are not contiguous.
@@ -246,13 +241,15 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 assert [field.name for field in fields(Events)][:-1] == list(COLUMN_DTYPES)  # our own invariant: one list of columns
 
 
+# -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the expected form is refused, never guessed at.
+
 _INT64_MAX = 2**63 - 1
 # Half a character of UTF-16, which no file, terminal or picture takes, and what commands a terminal.
 _UNREADABLE: Final = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 
 
 def write_tables(tables: Tables) -> dict[str, Any]:
-    """Returns the tables as JSON can say them.
+    """Returns the tables as plain data for JSON.
 
     Example:
         >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("float32", (2,), 8),))
@@ -329,7 +326,7 @@ def read_payload(entry: Any) -> Payload:
 
 
 def readable(value: Any) -> Any:
-    r"""Returns JSON in whose words what no reader can take is written out: whoever chose them may have meant harm.
+    r"""Returns JSON in which unprintable characters are escaped: whoever chose the words may have meant harm.
 
     Args:
         value: what JSON can say.
@@ -371,7 +368,7 @@ def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 def check_words(metadata: dict[str, Any]) -> None:
-    """Raises ValueError unless what metadata say in words is of the form in which it is read: notes, the machine, the versions."""
+    """Raises ValueError unless the notes, the machine and the versions in metadata have the form in which they are read."""
     for key in ("notes", "not_recorded", "not_checked"):
         if not are_all(metadata.get(key, []), str):
             raise ValueError(f"{key} is not a list of sentences")
@@ -381,9 +378,11 @@ def check_words(metadata: dict[str, Any]) -> None:
 
 
 def no_constant(name: str) -> Any:
-    """Raises ValueError: Python's reader of JSON takes words for numbers that are none; for its ``parse_constant``."""
+    """Raises ValueError: for ``parse_constant`` of Python's JSON reader, which takes NaN and Infinity for numbers."""
     raise ValueError(f"{name} is not JSON")
 
+
+# -- marks that the recorder writes by itself
 
 # Labels of the marks where a rank has destroyed the world, and all groups with it, and where it has made it anew.
 DESTROYED: Final = "process groups destroyed"

@@ -346,12 +346,13 @@ def check_run(events: Events, metadata: Any) -> None:
         raise ValueError("the events are not in the order of ranks and of posting")
 
 
-def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], None]) -> None:
+def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace") -> None:
     """Writes a file beside its final place and then renames it: a reader never sees half of it, and a failure leaves what was there.
 
     Args:
         path: where to; an existing file is replaced, what a symbolic link points to as well.
         write: writes the content to the file that it is given.
+        what: what the file is, for the error.
 
     Raises:
         TraceFileError: the file cannot be written.
@@ -383,4 +384,4 @@ def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], None]) ->
             raise
     except OSError as error:
         reason = error.strerror or error
-        raise TraceFileError(f"The path of a trace must be writable, got {path}: {reason}. Make the directory, or choose one.") from error
+        raise TraceFileError(f"The path of {what} must be writable, got {path}: {reason}. Make the directory, or choose one.") from error

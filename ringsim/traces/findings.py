@@ -1,4 +1,4 @@
-"""What a diagnosis says: operations, findings made of them, and the whole, its root cause first."""
+"""What a diagnosis is made of: operations, findings about them, and the whole, root cause first. Plain values."""
 
 from __future__ import annotations
 

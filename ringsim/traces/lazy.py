@@ -15,6 +15,7 @@ __all__ = ["NAMES", "bundle", "resolve", "shows_images"]
 NAMES: Final = {
     "explain": "ringsim.diagnose.explain:explain",
     "save": "ringsim.traces.files:save",
+    "write_whole": "ringsim.traces.files:write_whole",
     "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",
     "to_chrome": "ringsim.exchange.chrome:to_chrome",
     "to_goal": "ringsim.exchange.goal:to_goal",

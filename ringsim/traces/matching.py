@@ -1,4 +1,4 @@
-"""Which send became which recv.
+"""What belongs together: sends and recvs, the collectives of one call; and why an operation was blocked.
 
 A message is a send and a recv that met. On one group, from one source to one destination and under one tag, messages do not overtake
 each other, so the k-th send meets the k-th recv::
@@ -7,25 +7,22 @@ each other, so the k-th send meets the k-th recv::
                        |              |              |
     rank 1 posts  recv#0(tag 7)  recv#1(tag 7)       x          tag 9: nobody received it
 
-Why an operation was blocked: its partner came late, or the bytes were on their way.
+Likewise the k-th collectives that the members of a group post are one call.
 
-The time from wait to done of a matched operation splits in two::
+A matched operation is blocked because its partner comes late, or because the bytes are on their way. The time from wait to done splits
+in two::
 
     recv   post ...... wait =================== done
     send                       post                     the receiver waited for a late sender until here;
                                 |---------------|       from here on it is transfer
 
-A send that waits for its recv to be posted splits in the same way, into late receiver and transfer.
-
-On NCCL wait and done are those of the program's stream, and post is the program's own: the transfer then includes the time in which the
-partner's GPU had other work to do before it came to what its program had posted.
+A send that waits for its recv splits in the same way, into late receiver and transfer. On NCCL, wait and done are those of the program's
+stream, while post is the program's own: the transfer then includes the time that the partner's GPU spent on earlier work.
 
 Source:
     F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale parallel applications", 2008: the
-    wait states "late sender" and "late receiver". ringsim counts from the moment at which the program began to wait (Scalasca's enter),
-    so that time in which an asynchronous operation overlapped with computing is no wait.
-
-Which collective of one rank met which of another: the k-th of each on a group belong together.
+    wait states "late sender" and "late receiver". ringsim counts from the moment the program began to wait (Scalasca's enter), so that
+    time in which an asynchronous operation overlapped with computing is no wait.
 """
 
 from __future__ import annotations
@@ -186,7 +183,7 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
 
 
 def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:
-    """Returns the operations without a partner, in the order of the events, in readable form."""
+    """Returns the operations without a partner in readable form, in the order of the events."""
     tables, sizes = events.tables, events.size_bytes
     return [
         Unmatched(
@@ -226,7 +223,7 @@ def number_rows(*columns: Ints | None) -> Ints:
 
 
 def number_places(key: Ints) -> Ints:
-    """Numbers equal keys 0, 1, 2, ... in the order in which they stand.
+    """Numbers equal keys 0, 1, 2, ... in order of appearance.
 
     Example:
         >>> number_places(np.array([7, 7, 4, 7])).tolist()
@@ -240,7 +237,7 @@ def number_places(key: Ints) -> Ints:
 
 
 def refused(events: Events) -> Ints:
-    """Marks the operations that raised when they were posted: they never reached the wire, and take no place among the others."""
+    """Marks the operations that raised when they were posted: they never reached the wire and match nothing."""
     mask: Ints = (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
 
@@ -324,7 +321,7 @@ class CollectiveCalls:
     Attributes:
         event: index of each among the events (int64).
         call: number of the call that it is part of (int64).
-        place: the how-manieth of its rank on the group it is, from 0 (int64).
+        place: its index among the collectives of its rank on the group (int64).
         last: by call, the event that was posted last (int64).
         complete: by call, whether every member of the group takes part (bool).
     """

@@ -182,6 +182,8 @@ class PartReader:
         finally:
             os.close(file)
         self.read_names()  # after the records: names are written before the records that bear them
+        if not len(changed) and not len(fresh):
+            return Batch(_NO_SLOTS, _NO_RECORDS)
         batch = self._drop_damage(np.concatenate([changed, fresh]), np.concatenate([changed_records, fresh_records]))
         self._remember(*batch)
         return batch
@@ -257,15 +259,12 @@ class PartReader:
     def read_names(self) -> None:
         """Reads what is new in the names file; ``advance`` does it, too."""
         try:
-            file = os.open(self._names_path, os.O_RDONLY)
+            if os.stat(self._names_path).st_size <= self._names_read:
+                return
+            with open(self._names_path, "rb", buffering=0) as file:
+                file.seek(self._names_read)
+                fresh = file.readall()
         except FileNotFoundError:
-            return
-        try:
-            length = os.fstat(file).st_size - self._names_read
-            fresh = os.pread(file, length, self._names_read) if length > 0 else b""
-        finally:
-            os.close(file)
-        if not fresh:
             return
         self._names_read += len(fresh)
         *lines, self._unfinished = (self._unfinished + fresh).split(b"\n")
@@ -383,7 +382,8 @@ def read_parts(
     Returns:
         The events, ordered by rank and then as posted, and the pieces of metadata that the ranks know: ``world_size``, ``ranks``,
         ``not_recorded``, ``notes``, ``complete`` (every rank left a part, all of it readable, and none stopped recording), and, where
-        a rank gave them, ``backend``, ``start_unix_ns`` and ``not_checked`` (which operations were not compared with their other side).
+        a rank gave them, ``backend``, ``start_unix_ns``, ``not_checked`` (which operations were not compared with
+        their other side) and ``used_before`` (the names of groups on which not every operation is recorded).
 
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
@@ -484,6 +484,8 @@ class _Parts:
             pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
         if unchecked:
             pieces["not_checked"] = unchecked
+        if used_before := self._sentences("used_before"):
+            pieces["used_before"] = used_before
         if backends := [meta["backend"] for meta in metas.values() if isinstance(meta.get("backend"), str)]:
             pieces["backend"] = backends[0]
         for meta in metas.values():

@@ -1,32 +1,26 @@
-"""What the stages of a pipeline did, read from the spans of a trace: the actions of each step, rank by rank, as columns.
+"""What the stages of a pipeline did, read from the spans of a trace: the actions of each step, the bubble, the live activations.
 
 The executor writes a span for each step, named after the schedule, and within it one for each computation::
 
     rank 0   | step 1f1b                                              |
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
-So does any worker of one's own that names its spans so: "step " and a name around "forward", "backward", "input_grad" and "weight_grad",
+So does any worker that names its own spans this way: "step " and a name around "forward", "backward", "input_grad" and "weight_grad",
 these with ``stage`` and ``microbatch``.
 
-How long the ranks of a pipeline did not compute: measured, beside what the schedule's closed form says.
-
-One rank of four, in a step of 1F1B::
+The bubble is the time in which a rank does not compute. One rank of four, in a step of 1F1B::
 
     |.....| F F   B F   B     B |.......|
     |     |<------ span ------->|       |
     |<------------ makespan ----------->|
 
-*By makespan* all dots count; *by span* only the gaps between a rank's own first and last action, for steps that follow each other would
-fill the rest. Either is compared with the time that it is part of, or with the work.
+*By makespan* all dots count; *by span* only the gaps between the rank's own first and last action, for consecutive steps would fill the
+rest. Either is compared with the time that it is part of, or with the work.
 
-How many activations the ranks of a pipeline hold: measured, beside the bound that the schedule's closed form sets.
-
-A forward pass keeps what its backward pass needs. It lives from the start of ``F`` to the end of ``B``, or of ``W``::
+A forward pass keeps what its backward pass needs: an activation is live from the start of ``F`` to the end of ``B``, or of ``W``::
 
     F0 F1 F2    B0 F3 B1    B2 B3
     1  2  3     3  3..3     2  1  0
-
-What a trace of the generation ring says of its stages: how long their jobs took, and how busy they were while decoding.
 """
 
 from __future__ import annotations
@@ -65,7 +59,7 @@ __all__ = [
 
 
 class Recorded(Protocol):
-    """What is asked of a trace here."""
+    """A trace, as far as this module needs one."""
 
     @property
     def events(self) -> Events: ...

@@ -1,12 +1,9 @@
-"""What a run leaves behind: one value, whether it came from real ranks, from the simulator or from a file.
+"""``Trace``: what a run leaves behind, whether it came from real ranks, from the simulator or from a file; as tables and in words.
 
-A trace as pandas tables.
-
-``events``, one row an event, and ``messages``, one row a message; the columns stand below, in order. Words are categoricals. What does
-not apply, or has not come yet, is NA, never -1: a duration reckoned from it is NA too, not a wrong number. Times are ns from the start
-of the run. ``message_id`` of an event is the row of its message in the other table.
-
-A trace in words: a few lines for a terminal, one sentence for those who cannot see its picture.
+As pandas tables: ``events``, one row an event, and ``messages``, one row a message, with the columns ``EVENT_COLUMNS`` and
+``MESSAGE_COLUMNS``. Words are categoricals. What does not apply, or has not come yet, is NA and never -1, so that a duration computed
+from it is NA too and not a wrong number. Times are ns from the start of the run. ``message_id`` of an event is the row of its message in
+the other table.
 """
 
 from __future__ import annotations
@@ -232,18 +229,12 @@ class Trace:
 
 
 def check_trace(name: str, value: object) -> None:
-    """Checks that an argument is a trace.
-
-    Args:
-        name: of the argument.
-        value: what was passed.
-
-    Raises:
-        ArgumentError: it is none.
-    """
+    """Raises ArgumentError unless an argument, called ``name``, is a trace."""
     if not isinstance(value, Trace):
         raise ArgumentError(f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or load returns.")
 
+
+# -- as tables
 
 EVENT_COLUMNS: Final = (
     "run", "rank", "thread", "seq", "kind", "op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "stage", "microbatch",
@@ -273,7 +264,6 @@ def to_pandas(trace: Trace, which: str = "events") -> pd.DataFrame:
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> from ringsim.traces.value import Trace
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
         ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
         >>> to_pandas(Trace(events, {}), "messages")[["src", "dst", "transfer_ns"]]
@@ -373,6 +363,8 @@ def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
     return dtypes, ["x".join(map(str, payload.shape)) if payload.dtype else None for payload in tables.payloads]
 
 
+# -- in words
+
 _SHOWN = 3  # lines of one sort before "and n more"
 
 
@@ -381,7 +373,6 @@ def summarise(trace: Trace) -> str:
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
-        >>> from ringsim.traces.value import Trace
         >>> tables = Tables(payloads=(Payload("float32", (1024,), 4096),))
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
         ...                       "tag": [0, 0], "payload": [0, 0], "post_ns": [500, 0], "wait_ns": [500, 0],
@@ -420,7 +411,6 @@ def describe(trace: Trace) -> str:
 
     Example:
         >>> from ringsim.traces.events import make_events
-        >>> from ringsim.traces.value import Trace
         >>> describe(Trace(make_events({"rank": [], "op": []}), {"world_size": 4}))
         'Trace of 4 ranks that exchanged no message in 0 ns.'
     """
@@ -472,7 +462,7 @@ class _Edge(NamedTuple):
 
 
 def _busiest_edge(trace: Trace) -> _Edge | None:
-    """Returns the edge that carried most bytes, None where there are no messages; of several alike, that of the lowest ranks."""
+    """Returns the edge that carried most bytes, of several alike that of the lowest ranks; None without messages."""
     messages = trace.messages
     if len(messages) == 0:
         return None

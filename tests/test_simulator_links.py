@@ -1,10 +1,11 @@
-"""Shared links: arrivals worked out by hand, private links where nobody meets, and a simulation in exact numbers."""
+"""Links: private ones, fair shares, and shared ones: worked out by hand, by definition, and in exact numbers."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,132 @@ import pytest
 from agenda import Agenda
 from hypothesis import given
 from hypothesis import strategies as st
-from test_simulator_fair_share import filled
 
 from ringsim.errors import ArgumentError
 from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
-from ringsim.simulator.links import PrivateLinks, SharedLinks, make_links
+from ringsim.simulator.links import PrivateLinks, SharedLinks, degraded, fair_paces, make_links
 from ringsim.topologies import FullBisection, GraphLinks, Hop, Hosts, RingLinks, Topology
+
+# -- private links
+
+PLAIN = Link(alpha_s=1.0, beta_s_per_byte=0.5)
+
+
+def test_a_busy_link_delays_by_its_bytes_and_not_by_its_latency() -> None:
+    carrier = PrivateLinks(Link(alpha_s=100.0, beta_s_per_byte=1.0))
+    assert [carrier.carry(0, 1, 10, 0.0) for _ in range(3)] == [110.0, 120.0, 130.0]
+
+
+def test_both_ways_and_other_pairs_have_links_of_their_own() -> None:
+    carrier = PrivateLinks(PLAIN)
+    assert [carrier.carry(*pair, 4, 0.0) for pair in ((0, 1), (1, 0), (0, 2), (0, 1))] == [3.0, 3.0, 3.0, 5.0]
+
+
+def test_each_edge_may_have_its_link() -> None:
+    carrier = PrivateLinks({(0, 1): PLAIN, (1, 0): Link(0.0, 0.0)})
+    assert carrier.carry(0, 1, 4, 10.0) == 13.0
+    assert carrier.carry(1, 0, 4, 10.0) == 10.0
+    with pytest.raises(ArgumentError, match=r"link must have an entry for each pair that talks, got none for \(1, 2\)"):
+        carrier.carry(1, 2, 4, 10.0)
+
+
+def test_a_degraded_link_takes_its_factor_longer() -> None:
+    carrier = PrivateLinks(PLAIN, slower={(0, 1): 5.0})
+    assert carrier.carry(0, 1, 4, 0.0) == 15.0
+    assert carrier.carry(1, 0, 4, 0.0) == 3.0
+    assert degraded(PLAIN, 1.0) is PLAIN
+
+
+@pytest.mark.parametrize("link", [None, 3.0, {(0, 1): "fast"}])
+def test_what_is_no_link_is_refused(link: object) -> None:
+    with pytest.raises(ArgumentError, match="must be a Link"):
+        PrivateLinks(link)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=20))
+def test_the_last_arrival_is_the_longest_chain(messages: list[tuple[int, int]]) -> None:
+    # All numbers are dyadic and small, so floats are exact. The link is free again at max over i of (ready_i + all bytes from i on).
+    carrier = PrivateLinks(Link(alpha_s=0.25, beta_s_per_byte=0.5))
+    arrivals = [carrier.carry(0, 1, size, float(ready)) for size, ready in messages]
+    for last, arrival in enumerate(arrivals):
+        chains = [messages[first][1] + Fraction(sum(size for size, _ in messages[first : last + 1]), 2) for first in range(last + 1)]
+        assert Fraction(arrival) == max(0, *chains) + Fraction(1, 4)
+
+
+# -- fair shares
+
+
+def filled(routes: Sequence[Sequence[int]], speeds: Mapping[int, Fraction]) -> list[Fraction]:
+    """Progressive filling as the books have it: raise all speeds together until a link is full; infinite is not needed here."""
+    rates = [Fraction(0)] * len(routes)
+    moving = set(range(len(routes)))
+    while moving:
+        room = {}
+        for link, speed in speeds.items():
+            users = sum(link in routes[flow] for flow in moving)
+            if users:
+                room[link] = (speed - sum(rate for rate, route in zip(rates, routes, strict=True) if link in route)) / users
+        step = min(room.values())
+        for flow in moving:
+            rates[flow] += step
+        full = {link for link, left in room.items() if left == step}
+        moving -= {flow for flow in moving if full & set(routes[flow])}
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("routes", "speeds", "expected"),
+    [
+        (["A"], {"A": 4}, [4]),
+        (["A", "A", "A", "A"], {"A": 4}, [1, 1, 1, 1]),
+        (["A", "AB", "B"], {"A": 10, "B": 4}, [8, 2, 2]),
+        (["AB", "A", "B"], {"A": 1, "B": 1}, [0.5, 0.5, 0.5]),  # both are full at once
+        (["ABC", "A", "B", "C"], {"A": 4, "B": 8, "C": 16}, [2, 2, 6, 14]),  # the parking lot
+        (["A", "A", "AB", "BC", "C"], {"A": 6, "B": 3, "C": 10}, [2.25, 2.25, 1.5, 1.5, 8.5]),
+        ([""], {}, [float("inf")]),
+    ],
+)
+def test_cases_by_hand(routes: list[str], speeds: dict[str, float], expected: list[float]) -> None:
+    found = fair_paces([list(route) for route in routes], {link: 1 / speed for link, speed in speeds.items()})
+    assert [1 / pace if pace else float("inf") for pace in found] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_link_without_limit_shares_nothing() -> None:
+    assert fair_paces([["A", "B"], ["B"], ["A"]], {"A": 0.25, "B": 0.0}) == [0.5, 0.0, 0.5]
+
+
+def test_one_alone_has_the_very_pace_of_its_slowest_link() -> None:
+    third = 1 / 3e9
+    assert fair_paces([["A", "B"]], {"A": third, "B": third / 7}) == [third]
+
+
+LINKS = st.dictionaries(st.integers(0, 5), st.integers(1, 50), min_size=1)
+
+
+@given(st.data(), LINKS)
+def test_fair_shares_are_those_in_exact_numbers(data: st.DataObject, speeds: dict[int, int]) -> None:
+    routes = data.draw(st.lists(st.lists(st.sampled_from(sorted(speeds)), min_size=1, unique=True), min_size=1, max_size=12))
+    found = fair_paces(routes, {link: 1 / speed for link, speed in speeds.items()})
+    expected = filled(routes, {link: Fraction(speed) for link, speed in speeds.items()})
+    assert [1 / pace for pace in found] == pytest.approx([float(rate) for rate in expected], rel=1e-9)
+
+
+@given(st.data(), st.dictionaries(st.integers(0, 5), st.floats(1e-12, 1.0), min_size=1))
+def test_nobody_could_go_faster_without_taking_from_a_slower_one(data: st.DataObject, paces: dict[int, float]) -> None:
+    routes = data.draw(st.lists(st.lists(st.sampled_from(sorted(paces)), min_size=1, unique=True), min_size=1, max_size=12))
+    rates = [1 / pace for pace in fair_paces(routes, paces)]
+    load = {link: sum(rate for rate, route in zip(rates, routes, strict=True) if link in route) for link in paces}
+    for link, pace in paces.items():
+        assert load[link] <= 1 / pace * (1 + 1e-9)
+    for rate, route in zip(rates, routes, strict=True):
+        full = [link for link in route if load[link] >= 1 / paces[link] * (1 - 1e-9)]
+        fastest = [max(other for other, way in zip(rates, routes, strict=True) if link in way) for link in full]
+        assert any(rate >= most * (1 - 1e-9) for most in fastest)  # a full link on which nobody is faster
+
+
+# -- shared links
+
 
 LINK = Link(alpha_s=100.0, beta_s_per_byte=1.0)
 
@@ -149,7 +269,7 @@ TOPOLOGIES = [RingLinks(LINK), FullBisection(Link(3.0, 0.25)), Hosts(2, inner=Li
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: type(topology).__name__)
 @given(messages=MESSAGES)
-def test_the_same_as_in_exact_numbers(topology: Topology, messages: list[Message]) -> None:
+def test_arrivals_are_those_in_exact_numbers(topology: Topology, messages: list[Message]) -> None:
     in_order = sorted(messages, key=lambda message: message[3])
     expected = [float(time) for time in exact_arrivals(topology, 5, in_order)]
     assert arrivals(topology, 5, in_order) == pytest.approx(expected, rel=1e-9)
