@@ -89,6 +89,7 @@ def summary() -> None:
     assert span.name == "exchange"
     assert span.first_mean_us > inner.first_mean_us > 50_000  # the span ends with the wait, too
     assert [each["count"] for each in data["summary"]["send"][1024]] == [4]
+    dist.reset_log()  # for the jobs after this one
     dist.destroy_process_group()
 
 
