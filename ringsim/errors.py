@@ -240,14 +240,15 @@ def check_duration(name: str, value: object) -> None:
         )
 
 
-def check_seed(seed: object, world_size: int) -> None:
-    """Checks that every rank gets a seed that torch accepts.
+def check_seed(seed: Any, world_size: int) -> int:
+    """Returns a seed as ``int``, if it gives every rank one that torch accepts.
 
     Raises:
         ArgumentError: it is not an integer, or has more than 64 bits.
     """
-    if not is_integer(seed) or not -(2**63) <= seed <= 2**64 - world_size:  # type: ignore[operator]
+    if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
         raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
+    return int(seed)
 
 
 def check_worker(worker: object) -> None:

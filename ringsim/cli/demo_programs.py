@@ -1,6 +1,7 @@
-"""The demonstration: a small transformer, cut into stages, learns on a ring to write like Shakespeare's sonnets, letter by letter.
+"""The programs of ``ringsim demo`` and ``ringsim generate``, which run on the ranks.
 
-The demonstration of the generation ring: a small transformer whose layers take their time.
+``worker`` trains a small transformer, cut into stages, to write like Shakespeare's sonnets, letter by letter. ``generation_worker``
+generates tokens on a ring of stages with a small transformer whose layers take their time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REPORT_EVERY = 5  # steps
 
 
 class Task(NamedTuple):
-    """What every rank makes for itself, the same everywhere.
+    """What every rank makes for itself, the same on each.
 
     Attributes:
         letters: the alphabet: letter *i* has the token id *i*.
@@ -46,10 +47,10 @@ class Task(NamedTuple):
     optimizer: torch.optim.Optimizer
 
     def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draws what a step learns from, from anywhere in the text.
+        """Draws the training data of a step, from anywhere in the text.
 
         Args:
-            step: number of the step; the same one draws the same.
+            step: number of the step; the same number draws the same data.
 
         Returns:
             The inputs and the targets, the letters after them: for each microbatch token ids, shape (batch, letters).
@@ -72,8 +73,8 @@ class Learned(NamedTuple):
     """What a rank returns.
 
     Attributes:
-        losses: the loss of each step: how surprised the model is by a letter, on the average (in nats).
-        lines: what it writes in the end, one line for each of ``PROMPTS``.
+        losses: the loss of each step: how surprised the model is by a letter, on average (in nats).
+        lines: what it writes at the end, one line for each of ``PROMPTS``.
     """
 
     losses: list[float]
@@ -81,7 +82,7 @@ class Learned(NamedTuple):
 
 
 def make_task() -> Task:
-    """Reads the sonnets and makes the model; each rank does it alone.
+    """Reads the sonnets and makes the model; each rank does so for itself.
 
     Example:
         >>> task = make_task()
@@ -105,7 +106,7 @@ def worker(num_steps: int = NUM_STEPS) -> Learned:
     Returns:
         The losses and the lines, the same on every rank.
     """
-    torch.set_num_threads(1)  # for tensors this small, threads that wait for each other take longer than one
+    torch.set_num_threads(1)  # with tensors this small, several threads are slower than one
     task = make_task()
     losses = []
     for step in range(num_steps):
@@ -145,7 +146,7 @@ PROMPTS_PER_BATCH = 2
 
 
 def make_model(num_layers: int) -> SmallTransformer:
-    """Returns the model, the same wherever it is made; its weights are random, and so is what it says."""
+    """Returns the model, the same wherever it is made; its weights are random, and so are the tokens it generates."""
     torch.manual_seed(0)
     return SmallTransformer(VOCABULARY, hidden_size=32, num_layers=num_layers, num_heads=4)
 
@@ -160,15 +161,15 @@ def generation_worker(
 ) -> list[list[int]]:
     """Generates; every rank of a ring calls it.
 
-    Each layer rests after its work, as long as a larger one would compute. A rank that rests needs no core, so that many stages can be
-    watched on few.
+    Each layer rests after its work, for as long as a larger one would compute. A resting rank needs no core, so that many stages can be
+    observed on few cores.
 
     Args:
         num_layers: layers of the model; as many as there are stages for one a stage.
         num_tokens: tokens for each prompt.
         num_inner_iterations: batches on their way at a time.
         async_comm: whether a step's send and receive are posted together.
-        prefill_s: how long a layer rests when it has read prompts, in seconds.
+        prefill_s: how long a layer rests after it has read prompts, in seconds.
         decode_s: the same for one token.
     """
     model = make_model(num_layers)

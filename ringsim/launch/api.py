@@ -119,7 +119,7 @@ def trace(
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
-    check_seed(seed, kind.world_size)
+    seed = check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(

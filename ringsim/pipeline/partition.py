@@ -1,19 +1,16 @@
-"""How long each part of a model takes here: what a cut by time weighs.
-
-::
-
-    embed | layer 0 | layer 1 | ... | head        each a stage of its own, run forward and backward on a sample
-
-Cutting a model: which layers each stage gets.
+"""Cutting a model: which layers each stage gets.
 
 ::
 
     partition_model(model, 2)                            as many layers for each stage, give or take one
-    partition_model(model, 2, by="parameters")           the largest stage has as few parameters as can be
-    partition_model(model, 2, by="time", sample=ids)     the slowest stage is as fast as can be
+    partition_model(model, 2, by="parameters")           the largest stage has as few parameters as possible
+    partition_model(model, 2, by="time", sample=ids)     the slowest stage is as fast as possible
     partition_model(model, 2, by=[3, 1])                 by hand
 
-The last three count that the first stage holds the embedding too, and the last one the head.
+"parameters" and "time" count the embedding to the first stage and the head to the last. For "time", each part of the model runs forward and
+backward on a sample::
+
+    embed | layer 0 | layer 1 | ... | head
 """
 
 from __future__ import annotations
@@ -38,11 +35,11 @@ _REPEATS: Final = 5  # the first one also loads kernels and fills caches; the fa
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
     """Measures how long the parts of a model take, one after the other, forward and backward; makes no message.
 
-    Gradients and random numbers are left as they were. The fastest of a few runs counts: noise only adds.
+    Gradients and random numbers are left as they were. The fastest of a few runs counts, because noise only adds.
 
     Args:
-        parts: stages that make a model; each gets what the one before gives.
-        sample: what enters the first, such as token ids of shape (batch, tokens): as large as a microbatch of the training.
+        parts: stages that make up a model; each gets the output of the previous one.
+        sample: the input of the first, such as token ids of shape (batch, tokens): as large as a microbatch in training.
 
     Returns:
         Seconds for each part.
@@ -72,7 +69,7 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     if y.requires_grad:
         torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)  # unlike backward(), leaves .grad alone
     if y.is_cuda:
-        torch.cuda.synchronize()  # kernels run on after the call: nothing here is recorded, so waiting changes nothing
+        torch.cuda.synchronize()  # kernels run on after the call; nothing is recorded here, so waiting changes nothing
     return perf_counter() - start_s, y.detach()
 
 
@@ -86,11 +83,11 @@ def partition_model(
 ) -> list[range]:
     """Cuts a model's layers into contiguous ranges, one for each stage.
 
-    All ranks must cut the same way. With "time" two processes measure two different things: measure in one, and pass the ranges on.
+    All ranks must cut the same way. With "time", two processes measure different times: measure in one, and pass the ranges on.
 
     Args:
         model: the whole model.
-        num_stages: how many stages, 1 or more. With more stages than layers some are empty: they pass on what they get.
+        num_stages: how many stages, 1 or more. With more stages than layers some are empty: they pass on their input.
         by: "count", "parameters", "time", or the number of layers of each stage.
         sample: a microbatch's input, for "time": token ids of shape (batch, tokens), or whatever the model takes.
         adapter: how to see the model, for one that ringsim does not know.
@@ -149,6 +146,6 @@ def get_stage_layers(model: nn.Module, layers: range, *, adapter: Adapter | None
 
 
 def _parts(model: nn.Module, num_layers: int, adapter: Adapter) -> list[Stage]:
-    """Returns what a cut can part, each as a stage: the embedding, each layer, the head."""
+    """Returns the parts between which a model can be cut, each as a stage: the embedding, each layer, the head."""
     layers = [range(layer, layer + 1) for layer in range(num_layers)]
     return build_stages(model, [range(0), *layers, range(num_layers, num_layers)], adapter=adapter)

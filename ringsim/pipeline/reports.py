@@ -1,26 +1,22 @@
-"""What one process computes without a pipeline: the answer that every pipeline is held against.
+"""Is a pipeline the model? Its gradients beside those of one process, and four checks that need no messages.
 
-Are the gradients of a pipeline those of the model? A report for every parameter.
-
-What goes wrong, and how it looks here::
+``single_process_step`` computes the reference without a pipeline; ``gradient_report`` compares every parameter with it::
 
     verdict      what was found                              a usual reason
     equal        the difference is rounding
     scaled       the right direction, the wrong length       the loss was not divided by the number of microbatches
     different    another direction                           microbatches mixed up, a tied weight's two parts not added
     missing      no rank has a gradient                      the head left out, a boundary cut the graph
-    unexpected   a gradient where there should be none       a frozen parameter, a stage that ran what is not its own
+    unexpected   a gradient where there should be none       a frozen parameter, a stage that ran a layer of another
 
-Four questions to ask before blaming the messages; none of them sends one.
-
-::
+Four questions to ask before blaming the messages::
 
     check_gradient_flow   has every parameter a gradient?                                  after a backward pass
     boundary_shapes       what crosses each boundary, and how large is it?                 before the first step
     check_single_rank     are the stages, one after the other in one process, the model?   before the first run with ranks
     compare_losses        is each step's loss that of one process?                         after training
 
-If `check_single_rank` holds and a run on ranks does not, look at the messages; if it does not hold, at the cut or the adapter.
+If `check_single_rank` holds and a run on ranks does not, look at the messages. If it does not hold, look at the cut or the adapter.
 """
 
 from __future__ import annotations
@@ -139,8 +135,8 @@ class GradientRow(NamedTuple):
     Attributes:
         parameter: its name.
         verdict: "equal", "scaled", "different", "missing" or "unexpected".
-        difference: largest absolute difference, relative to the largest value of the expected gradient; infinite where one is not there.
-        scale: what the expected gradient would have to be multiplied by; None unless the verdict is "scaled".
+        difference: largest absolute difference, relative to the largest value of the expected gradient; infinite if one is missing.
+        scale: the factor between the expected gradient and the one found; None unless the verdict is "scaled".
         ranks: the ranks that have a gradient of it.
     """
 
@@ -153,7 +149,7 @@ class GradientRow(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientReport:
-    """One row for each parameter, those that differ first; true where all are equal.
+    """One row for each parameter, those that differ first; true if all are equal.
 
     Attributes:
         rows: what was found.
@@ -214,7 +210,7 @@ def compare_gradients(
     """Compares gradients, parameter by parameter; makes no message.
 
     Args:
-        found: gradients by the parameter's name; None where there is none.
+        found: gradients by the parameter's name; None for a missing one.
         expected: the right ones, for the same names.
         tolerance: the relative difference that counts as rounding.
         rank: whose gradients were found.
@@ -240,9 +236,9 @@ def gradient_report(
     """Compares the gradients that the ranks hold after a step with those of one process, which each rank computes for itself.
 
     Call it after the step and before the optimizer's: it needs the weights that the step was run with. Compare in ``model.eval()``, or
-    without dropout. With several steps' gradients added up, pass the microbatches of all of them and expect their scale.
+    without dropout. If gradients of several steps were added up, pass the microbatches of all of them and expect their scale.
 
-    Collective over the default group, where there is one: every rank calls it, with the same arguments; it blocks until all have.
+    Collective over the default group, if there is one: every rank calls it with the same arguments, and it blocks until all have.
 
     Args:
         model: the whole model; each rank holds the gradients of its stages in its own.
@@ -310,7 +306,7 @@ def _report(rows: Iterable[GradientRow], tolerance: float) -> GradientReport:
 
 
 def _merged(rows: Sequence[GradientRow]) -> GradientRow:
-    """Returns one row for what several ranks found for a parameter; those that hold no gradient of it do not count, unless nobody does."""
+    """Returns one row for what several ranks found for a parameter; ranks without a gradient do not count, unless all have none."""
     holders = [row for row in rows if row.ranks] or rows
     return min(holders, key=_badness)._replace(ranks=tuple(rank for row in rows for rank in row.ranks))
 
@@ -332,7 +328,7 @@ def _row(name: str, found: Tensor | None, expected: Tensor | None, tolerance: fl
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference relative to the largest expected value; infinite where zeros, or something infinite, tell nothing."""
+    """Returns the largest difference relative to the largest expected value; infinite if that is zero or not finite."""
     largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
     if difference == 0:
         return 0.0
@@ -343,13 +339,13 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 def check_gradient_flow(model: nn.Module) -> dict[str, str]:
     """Finds parameters that a backward pass did not reach as it should. Frozen ones are left out.
 
-    On a rank of a pipeline ask about this rank's stage: the model's other layers have no gradient here, and should have none.
+    On a rank of a pipeline, pass this rank's stage: the other layers of the model should have no gradient here.
 
     Args:
         model: a model, or a `Stage`, after a backward pass.
 
     Returns:
-        Name of the parameter -> "no gradient", "only zeros" or "not finite"; empty where all is well.
+        Name of the parameter -> "no gradient", "only zeros" or "not finite"; empty if all is well.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -394,7 +390,7 @@ def boundary_shapes(
     attention_mask: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[Boundary]:
-    """Runs the stages one after the other, and says what passes between them.
+    """Runs the stages one after the other, and returns what passes between them.
 
     Args:
         model: the whole model.
@@ -431,8 +427,8 @@ def check_single_rank(
 ) -> GradientReport:
     """Trains the stages for one step, one after the other in this process, and compares their gradients with the model's.
 
-    The boundaries are those of a pipeline: each stage has a graph of its own, and its gradient is handed back by hand. The gradients that
-    the parameters hold are put back afterwards. Check in ``model.eval()``, or without dropout.
+    The boundaries are those of a pipeline: each stage has a graph of its own, and gradients are handed back by hand. The gradients that the
+    parameters had before are restored afterwards. Check in ``model.eval()``, or without dropout.
 
     Args:
         model: the whole model.
@@ -490,10 +486,10 @@ def _step(stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Call
 
 
 class LossComparison(NamedTuple):
-    """How the losses of two trainings compare; true where they agree.
+    """How the losses of two trainings compare; true if they agree.
 
     Attributes:
-        first_step: the first step whose losses differ by more than the tolerance; None where none does.
+        first_step: the first step whose losses differ by more than the tolerance; None if none does.
         difference: the largest relative difference of all steps.
     """
 
@@ -508,8 +504,8 @@ class LossComparison(NamedTuple):
 def compare_losses(found: Sequence[float], expected: Sequence[float], *, tolerance: float = 1e-5) -> LossComparison:
     """Compares the losses of a pipeline with those of one process, step by step.
 
-    The first step that differs tells where to look: step 0 means the forward pass, step 1 the gradients or the optimizer, a later one
-    rounding that grew, or a state that is not reset.
+    The first step that differs tells where to look: step 0 means the forward pass, step 1 the gradients or the optimizer, and a later step
+    growing rounding errors, or state that is not reset.
 
     Args:
         found: loss of each step.

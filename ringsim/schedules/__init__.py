@@ -1,8 +1,8 @@
-"""The schedules of the papers, each made by one function; ``make_schedule`` finds them by name.
+"""Schedules of pipelines, as plain data: those of the papers, each made by a function; ``make_schedule`` finds them by name.
 
 ::
 
-    name              function          stages a rank     what it is for
+    name              function          stages a rank     purpose
     gpipe, afab       gpipe             1                 the simplest; memory grows with the microbatches
     1f1b              one_f_one_b       1                 the same time, with memory that does not grow
     interleaved_1f1b  interleaved_1f1b  num_chunks        a smaller bubble for more messages

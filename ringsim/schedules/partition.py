@@ -1,4 +1,4 @@
-"""How layers are shared out to stages: contiguous ranges, in order, each layer in exactly one of them.
+"""Which layers each stage gets: contiguous ranges, in order, each layer in exactly one of them.
 
 ::
 
@@ -7,7 +7,7 @@
     by_weight([5,1,1,1], 2)  0 | 1 2 3                         5 against 3; by count it would be 6 against 2
     by_sizes([1, 3], 4)      0 | 1 2 3                         by hand
 
-An empty stage is a stage all the same: it passes on what it gets.
+An empty stage passes on its input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
 
 
 def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
-    """Gives each stage as many layers as somebody has decided.
+    """Gives each stage the number of layers that it is to have.
 
     Args:
         sizes: number of layers of each stage, 0 or more each.
@@ -72,9 +72,9 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
 
 
 def by_weight(weights: Sequence[float], num_stages: int, *, first: float = 0, last: float = 0) -> list[range]:
-    """Shares out layers so that the heaviest stage is as light as can be, and the others as even as that allows.
+    """Shares out layers so that the heaviest stage is as light as possible, and the others as even as that allows.
 
-    A pipeline is as fast as its slowest stage, so this is the cut to take where layers differ, with their times as weights.
+    A pipeline is as fast as its slowest stage, so this is the cut to take if layers differ, with their times as weights.
 
     Args:
         weights: what each layer weighs (parameters, bytes, seconds), 0 or more each.
@@ -119,7 +119,7 @@ def _best_cuts(
     """Returns the lowest joined cost of all stages, and the cuts that have it: stage s holds the layers from cut s to cut s + 1.
 
     Dynamic programming: ``best[n]`` is the lowest cost of sharing out the first n layers over the stages seen so far. One more stage takes
-    the layers from k to n, on top of the best that was done with the first k. Of equal ones the largest k is taken: early stages get more.
+    the layers from k to n, on top of the best for the first k. Of equal ones the largest k is taken: early stages get more.
     """
     best: list[float] = [0.0] + [math.inf] * num_layers
     starts_of_stages = []

@@ -50,7 +50,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (after + 1, "F1 I1 W1"),
             (played - p - after, "F0 I0 W0 F1 I1 W1"),
             (after, "I0 W0 F1 I1 W1"),
-            (rank, "I0 I1"),  # the ranks before wait for these, so their W come later
+            (rank, "I0 I1"),  # earlier ranks wait for these, so their W come later
             (after + 1, "I0 W0"),
             (rank, "W1"),
             (rank, "W0"),
@@ -62,8 +62,8 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns DualPipeV: forwards of one chunk beside backwards of the other, made for hardware that can do both at once.
 
-    The pairs ``F0 B1`` and ``F1 B0`` of the middle phases are what the paper computes at the same time, the messages of the one behind the
-    computing of the other. Here they stand one after the other.
+    The pairs ``F0 B1`` and ``F1 B0`` of the middle phases are what the paper computes at the same time, hiding the messages of one behind
+    the computing of the other. Here they run one after the other.
 
     Args:
         num_ranks: how many ranks, each with two stages.
@@ -81,7 +81,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Source:
         DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe; cut in half to a V in its repository,
-        github.com/deepseek-ai/DualPipe. The phases are its steps, as torch's ScheduleDualPipeV does them, too.
+        github.com/deepseek-ai/DualPipe. The phases are its steps, as in torch's ScheduleDualPipeV.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks)
@@ -94,7 +94,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (after, "I1 W F1"),
             (played - p - after, "F0 B1 F1 B0"),
             (after, "B1 F1 B0"),
-            # rank + 1 times B1 B0; of these backwards the second half is split, for the ranks before wait for its gradients
+            # rank + 1 times B1 B0; the second half of these backwards is split, because earlier ranks wait for the gradients
             ((rank + 1) // 2, "B1 B0"),
             ((rank + 1) % 2, "B1 I0"),
             ((rank + 1) // 2, "I1 I0"),

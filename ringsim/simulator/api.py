@@ -121,7 +121,8 @@ def simulate(
         raise ArgumentError(
             f"world_size must be an integer from 1 to {_WORLD_SIZE_MAX:,}, got {say(world_size)}. Say how many ranks there are."
         )
-    check_seed(seed, world_size)
+    world_size = int(world_size)
+    seed = check_seed(seed, world_size)
     if not isinstance(record, bool):
         raise ArgumentError(f"record must be True or False, got {say(record)}. Say whether to record the operations.")
     when = read_semantics(semantics)

@@ -77,7 +77,7 @@ class Part(Operation):
         super().__init__(OP_CODES[call.recorded_name], rank, slot, group, kind)
         self.call = call
         self.name, self.root = call.recorded_name, call.root
-        self.place = group.places[rank.number]
+        self.place: int = group.places[rank.number]
 
     def describe(self) -> str:
         """Returns the operation in words."""

@@ -125,6 +125,7 @@ class SimulatedGroup(Members):
     """
 
     kind = "the simulator"
+    ranks: tuple[int, ...]
 
     def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
         self.clock = clock
@@ -186,7 +187,8 @@ def check_storage(tensor: torch.Tensor) -> int:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:  # a subclass without memory of its own, which itself says how it is copied
         return size_bytes
-    offset, needed = tensor.storage_offset(), size_bytes
+    offset = tensor.storage_offset()
+    needed: Any = size_bytes
     if not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed = (last + 1) * tensor.itemsize

@@ -182,6 +182,8 @@ class PartReader:
         finally:
             os.close(file)
         self.read_names()  # after the records: names are written before the records that bear them
+        if not len(changed) and not len(fresh):
+            return Batch(_NO_SLOTS, _NO_RECORDS)
         batch = self._drop_damage(np.concatenate([changed, fresh]), np.concatenate([changed_records, fresh_records]))
         self._remember(*batch)
         return batch
@@ -257,15 +259,12 @@ class PartReader:
     def read_names(self) -> None:
         """Reads what is new in the names file; ``advance`` does it, too."""
         try:
-            file = os.open(self._names_path, os.O_RDONLY)
+            if os.stat(self._names_path).st_size <= self._names_read:
+                return
+            with open(self._names_path, "rb", buffering=0) as file:
+                file.seek(self._names_read)
+                fresh = file.readall()
         except FileNotFoundError:
-            return
-        try:
-            length = os.fstat(file).st_size - self._names_read
-            fresh = os.pread(file, length, self._names_read) if length > 0 else b""
-        finally:
-            os.close(file)
-        if not fresh:
             return
         self._names_read += len(fresh)
         *lines, self._unfinished = (self._unfinished + fresh).split(b"\n")

@@ -84,7 +84,7 @@ def settings_for(world_size: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, 4])
 def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(world_size: int) -> None:
     settings = [{}, *settings_for(world_size)]
     due = one_by_one(small_model(), PROMPTS, 6)

@@ -26,7 +26,7 @@ def check(cases: Sequence[Case], world_size: int) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, 4])
 def test_gradients_equal_those_of_a_single_process(world_size: int) -> None:
     settings = [(name, count, dtype) for name in SCHEDULE_NAMES for count in (1, 2, 8) for dtype in TOLERANCES]
     check(
