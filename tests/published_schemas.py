@@ -15,8 +15,8 @@ FieldType = descriptor_pb2.FieldDescriptorProto
 
 PERFETTO = {
     "Trace": "1 packet TracePacket*",
-    "TracePacket": "8 timestamp uint64, 10 trusted_packet_sequence_id uint32, 11 track_event TrackEvent, "
-    "12 interned_data InternedData, 13 sequence_flags uint32, 60 track_descriptor TrackDescriptor",
+    "TracePacket": "8 timestamp uint64, 10 sequence uint32, 11 track_event TrackEvent, "
+    "12 interned_data InternedData, 13 flags uint32, 60 track_descriptor TrackDescriptor",
     "TrackDescriptor": "1 uuid uint64, 2 name string, 3 process ProcessDescriptor, 5 parent_uuid uint64",
     "ProcessDescriptor": "1 pid int32, 6 process_name string",
     "TrackEvent": "3 category_iids uint64*, 4 debug_annotations DebugAnnotation*, 9 type int32, 10 name_iid uint64, 11 track_uuid uint64, "

@@ -162,14 +162,14 @@ def test_slices_of_others_become_spans(tmp_path: Path) -> None:
 def test_packets_of_others_become_spans(tmp_path: Path) -> None:
     kinds = compile_schema("perfetto", PERFETTO)
     theirs = kinds["Trace"]()
-    process = theirs.packet.add(trusted_packet_sequence_id=7, sequence_flags=1).track_descriptor
+    process = theirs.packet.add(sequence=7, flags=1).track_descriptor
     process.uuid, process.process.pid = 5, 900
-    track = theirs.packet.add(trusted_packet_sequence_id=7).track_descriptor
+    track = theirs.packet.add(sequence=7).track_descriptor
     track.uuid, track.parent_uuid = 6, 5
-    begin = theirs.packet.add(trusted_packet_sequence_id=7, timestamp=1000)
+    begin = theirs.packet.add(sequence=7, timestamp=1000)
     begin.interned_data.event_names.add(iid=1, name="work")
     begin.track_event.type, begin.track_event.track_uuid, begin.track_event.name_iid = 1, 6, 1
-    end = theirs.packet.add(trusted_packet_sequence_id=7, timestamp=1500).track_event
+    end = theirs.packet.add(sequence=7, timestamp=1500).track_event
     end.type, end.track_uuid = 2, 6
     (tmp_path / "theirs").write_bytes(theirs.SerializeToString())
     trace = read_perfetto(tmp_path / "theirs")

@@ -1,9 +1,11 @@
-"""A call in a thread of its own, for what may take too long or must go on beside something else.
+"""How ranks find each other: the socket they meet at, the store behind it, the roll-call, and the default process group.
 
-The roll-call: every rank says who it is before any of them builds anything that could hang.
+Rank 0 opens the listening socket itself and hands it to torch's store: torch's own would listen on every network of the machine. The
+others come to it by a numeric address. Whoever listens there may be a stranger that never answers, and torch's client then ignores its
+time-out; so it runs in a thread that can be left behind.
 
-Ranks that disagree (two of one number, other world sizes, one that never came) would make torch wait for half an hour, or run a smaller
-world in silence. So each rank first puts a card into the store and waits for one verdict on all cards::
+Ranks that disagree (two with one number, different world sizes, one that never came) would make torch wait for half an hour, or run a
+smaller world in silence. So each rank first puts a card into the store, and waits for one verdict on all cards::
 
     rank                      store                         what it costs a rank
       |-- get "head" --------->|  rank 0's card               one wait
@@ -13,12 +15,6 @@ world in silence. So each rank first puts a card into the store and waits for on
       |-- get "verdict" ------>|  who rings with whom, or why not
 
 Whoever finds a fault, or runs out of time, writes the verdict instead. The first verdict stands, so every rank ends with the same words.
-
-How ranks find each other: the socket they meet at, the store behind it, and the default process group.
-
-Rank 0 opens the listening socket itself and hands it to torch's store, for torch's own would listen on every network of the machine. The
-others come to it by a numeric address. Whoever listens there may be a stranger that never answers, and torch's client then ignores its
-time-out; so it runs in a thread that can be left behind.
 """
 
 from __future__ import annotations

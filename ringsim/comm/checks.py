@@ -1,19 +1,18 @@
 """Refuses operations that torch would let pass, or would refuse in words that name neither rank nor peer.
 
-A rank that is not there makes Gloo crash, and a meta tensor is silently not sent: these are found before the library is called. What the
-library refuses by itself is put into words afterwards, which costs nothing where nothing is wrong.
+A rank that does not exist makes Gloo crash, and a meta tensor is silently not sent: these are found before the library is called. What the
+library refuses itself is put into words afterwards, which costs nothing where nothing is wrong.
 
-Teaching mode: finds out who uses a buffer while a message is still on its way into or out of it, and who mistreats a handle.
-
-Between ``isend`` or ``irecv`` and the end of ``wait()`` the library uses the tensor. What happens to it meanwhile goes unpunished on one
-machine and gives garbage on the next::
+The teaching mode (``check="full"``) also finds who uses a buffer while a message is still on its way into or out of it, and who mistreats
+a handle. Between ``isend`` or ``irecv`` and the end of ``wait()`` the library uses the tensor. What happens to it meanwhile goes
+unpunished on one machine and gives garbage on the next::
 
     work = dist.irecv(buffer, src=0)
     total = buffer.sum()               # too early: what is read here is old, new, or half of each
     work.wait()
 
-The operations of the thread that records are looked at one by one, and a buffer that is sent has its checksum compared when it is waited
-for. That costs about 20 us an operation of torch, and reads each sent byte twice: too much to have it always.
+Each operation of the recording thread is looked at, and the checksum of a buffer that is sent is compared when it is waited for. That costs
+about 20 us an operation of torch, and reads each sent byte twice: too much to have it always.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ _NEW: Final = "new_"
 
 @dataclass(frozen=True)
 class _Use:
-    """A message on its way: from where to where in memory, and what to call it."""
+    """A message on its way: from where to where in memory, what is sent and its checksum, and what to call it."""
 
     first: int
     end: int

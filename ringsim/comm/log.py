@@ -1,37 +1,27 @@
-"""The settings of the log, from arguments and from a DeepSpeed configuration, checked.
+"""The log of ``ringsim.comm``: which operations took how long with which bandwidth, computed from what the recorder wrote.
 
-Where the log's operations are recorded: by the recorder that is at work, or by one of the log's own in a private directory.
-
-The log of ``ringsim.comm``: which operations ran how long with which bandwidth, computed from what the recorder wrote.
-
-On means recorded: ``configure(enabled=True)`` starts the recorder, or shares the one at work, and there is no second stopwatch. The log has
-the operations that were selected when they were called: all of them (``prof_all``), those of some names (``prof_ops``), or one call
-(``prof=True``). The name of a selected operation stands in the column ``label`` of its record, where it is not the operation's own::
+On means recorded: ``configure(enabled=True)`` starts the recorder, or shares the one at work; there is no second stopwatch. The log has the
+operations that were selected when they were called: all of them (``prof_all``), those of some names (``prof_ops``), or one call
+(``prof=True``). Where the log has another name for an operation than its own, that name is the ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
-      |- label "gradients" is in force          call()
+      |- label "gradients" is in force          LogOptions.call
       |- torch.distributed.all_reduce(t)        the hooks write a record: post, wait, done, group, payload, label
-      |- label is no more
+      |- the label ends
     ringsim.comm.log_summary()                  records -> rows
 
-Nothing is synchronised, and no operation is blocked that would not be blocked without the log. On NCCL an operation is done when the GPU
-is, as far as CUDA events tell when the log is read, and blocked while the program's stream is; the lines of ``verbose`` are written before
-that, with the times of the host.
+Nothing is synchronised, and no operation blocks that would not block without the log. On NCCL an operation is done when the GPU is, as far
+as CUDA events tell when the log is read; the lines of ``verbose`` are written before that, with the times of the host.
 
-``timed_op``: the log for functions of the user's own.
-
-The logs of all ranks brought together at rank 0, and the table sent back to all.
-
-It goes over the store of the default group, so no operation is posted on the groups whose operations are logged: a rank may have done
-more than another, or hang, and the others' log is still to be had::
+The logs of all ranks come together at rank 0, and the table goes back to all. With torch that goes over the store of the default group,
+so no operation is posted on the groups that are logged. A rank may have done more than another, or hang: the others' log is still to be
+had::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
       |                         |<-- set the table -------------|  compute it
       |<-- get the table -------|
       |-- add 1 to "read" ----->|-----------------------------> wait: the store may live in this process
-
-What the log says: of all ranks as a table, and of this rank in a word.
 """
 
 from __future__ import annotations
@@ -466,7 +456,7 @@ def resume_log(log: LogOptions | None) -> None:
 
 def interrupt_log() -> LogOptions | None:
     """Stops the log, keeping what it has, so that another recorder may come or go. Returns it; None if there was none."""
-    log = get_state().log
+    log: LogOptions | None = get_state().log
     if log is None or log.records is None:
         return None
     segment = read_segment(log.records, log.periods, log.met)

@@ -1,6 +1,6 @@
-"""The log of ``ringsim.comm`` as a value: one row for each operation and size, as text, as a dictionary and as a pandas table.
+"""The log of ``ringsim.comm`` as a value: one row for each operation and size, made from events, whoever recorded them.
 
-From events to the rows of the log: a pure function, whoever recorded them.
+It shows itself as text, as a dictionary and as a pandas table.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def gather_object(
 
 def scatter_object_list(
     backend: Backend,
-    scatter_object_output_list: list[Any],
+    scatter_object_output_list: Any,
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
     group: Any = None,

@@ -1,21 +1,13 @@
-"""What a process group is called in the record, and which ranks are in it.
+"""Shows torch's operations to the recorder, by patching the class ``ProcessGroup``; and the making and the end of process groups.
 
-What torch's functions, groups and payloads are called in the records; groups and payloads are numbered when they are first met.
+Every operation that Python issues passes that class, whatever name it was called by and whenever that name was imported. The originals are
+back, the very same objects, when the last user uninstalls the hooks. Groups and payloads are numbered when they are first met.
 
-Shows the making and the end of process groups to the recorder.
-
-A rank that makes another group than its peers waits for them for half an hour; one that destroys its groups leaves others in the middle of
-what they do there.
-
-The n-th group that a rank makes meets the n-th of every other, whatever its members: torch numbers them so. A record of it is a collective
-on a group of its own, ``GROUPS``, that carries the members in place of a shape. A group that its members alone make
-(``use_local_synchronization``) torch names by them and by how many groups the rank is in already. So does its record, on a group of these
-members: where they are in different numbers of groups, they wait for each other in vain.
-
-Shows torch's point-to-point operations and collectives to the recorder, by patching the class ``ProcessGroup``.
-
-That is the one point that every operation issued from Python passes, whatever name it was called by and whenever that name was
-imported. The originals are back, the very same objects, when the last user uninstalls the hooks.
+A rank that makes another group than its peers waits for them for half an hour, and one that destroys its groups leaves others in the
+middle of what they do there, so both are recorded. The n-th group that a rank makes meets the n-th of every other, whatever its members:
+torch numbers them so. Its record is a collective on a group of its own, ``GROUPS``, with the members in place of a shape. A group that
+its members alone make (``use_local_synchronization``) is named by torch after them and the number of groups the rank is in already. So is
+its record, on a group of these members: where they are in different numbers of groups, they wait for each other in vain.
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ class _Writer:
 
     def _begin(self, one: Slice, track: int) -> None:
         kind = OPS[one.row.op][1]
+        named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
         told = [self._annotation(key, value) for key, value in describe_row(one.row, self._tables).items()]
         columns = {"name_iid": self._number("debug_annotation_names", COLUMNS), "string_value": " ".join(map(str, one.row))}
-        named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
         flows = [one.flow_out] if one.flow_out else ()
         what = INSTANT if kind == MARK else BEGIN
         self._event(one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=[*told, columns])

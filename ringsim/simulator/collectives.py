@@ -25,7 +25,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -37,12 +37,9 @@ from ringsim.diagnose.verdict import name_ranks
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.link import Link
 from ringsim.simulator.links import Links, SharedLinks
-from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage
+from ringsim.simulator.matching import Kind, Operation, Rank, SimulatedGroup, check_storage
 from ringsim.traces.collectives import make_rounds, same_collective
 from ringsim.traces.events import NONE, OP_CODES, Payload
-
-if TYPE_CHECKING:
-    from ringsim.simulator.rank import SimulatedRank
 
 __all__ = ["Part", "ReductionRefused", "post"]
 
@@ -72,7 +69,7 @@ class Part(Operation):
         root: group rank of the root, NONE for none.
     """
 
-    def __init__(self, rank: SimulatedRank, slot: int | None, kind: Kind, call: Call) -> None:
+    def __init__(self, rank: Member, slot: int | None, kind: Kind, call: Call) -> None:
         group: Any = call.group
         super().__init__(OP_CODES[call.recorded_name], rank, slot, group, kind)
         self.call = call
@@ -408,10 +405,18 @@ def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
     return parts[source].call.given[to].nbytes if parts[source].name in _UNEVEN else amount
 
 
-# -- posting
+class Member(Rank, Protocol):
+    """What a collective needs of each rank that takes part."""
+
+    hooked: bool
+    world: Any
+
+    def before_operation(self) -> None:
+        """Does what is due before a rank posts: charges its computing, or injects a fault."""
+        ...
 
 
-def post(rank: SimulatedRank, call: Call) -> Part:
+def post(rank: Member, call: Call) -> Part:
     """Posts a rank's part in a collective, and returns it as the handle."""
     if call.op is not None:
         check_reduction(call.op)
@@ -427,9 +432,9 @@ def post(rank: SimulatedRank, call: Call) -> Part:
     return part
 
 
-def _kind_of(rank: SimulatedRank, tensors: Sequence[Tensor], copies: int, reduction: Any) -> Kind:
+def _kind_of(rank: Member, tensors: Sequence[Tensor], copies: int, reduction: Any) -> Kind:
     how = "" if reduction is None else name_of_reduction(reduction)
-    kinds = rank.world.kinds
+    kinds: dict[Any, Kind] = rank.world.kinds
     if len(tensors) == 1:
         key = tensors[0].dtype, tensors[0].shape, copies, how
         kind = kinds.get(key)

@@ -167,7 +167,7 @@ def tell_schedule(name: str, schedule: Any, counts: dict[str, int]) -> Iterator[
 # Names
 
 PUBLIC = ("ringsim", "ringsim.pipeline", "ringsim.comm", "ringsim.comm.deepspeed", "ringsim.errors", "ringsim.check", "ringsim.topologies",
-          "ringsim.exchange", "ringsim.environment", "ringsim.schedules.closed_forms")  # fmt: skip
+          "ringsim.exchange", "ringsim.environment", "ringsim.pipeline.closed_forms")  # fmt: skip
 
 
 DEEPSPEED = """

@@ -1,0 +1,126 @@
+"""Breaks central lines, one at a time in a copy of the tree, and looks whether the quick tests notice.
+
+``python benchmarks/mutations.py [NAME ...]`` prints a line for each: how long the tests took to fail, or SURVIVED. Lines are found by their
+text, and one that is not there (any more) stops the script. The copy is in a temporary directory; this tree stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutation(NamedTuple):
+    """A line, what it is turned into, and the tests that must notice."""
+
+    file: str
+    line: str
+    broken: str
+    tests: str
+
+
+MUTATIONS = {
+    "matching of a trace": Mutation(
+        "ringsim/traces/matching.py",
+        "np.concatenate([events.tag[sends], events.tag[recvs]]) if by_tag else None",
+        "None",
+        "test_matching.py test_golden.py",
+    ),
+    "wait-for analysis": Mutation(
+        "ringsim/diagnose/waitfor.py",
+        "            missing[rank] -= 1",
+        "            missing[rank] -= 2",
+        "test_diagnose_waitfor.py test_golden.py",
+    ),
+    "schedule 1F1B": Mutation(
+        "ringsim/schedules/linear.py",
+        '        warm_up = min(p - 1 - rank, m)\n        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])',
+        '        warm_up = min(p - rank, m)\n        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])',
+        "test_schedules.py test_golden.py",
+    ),
+    "hook on torch": Mutation(
+        "ringsim/comm/torch_hooks.py",
+        "        setattr(owner, name, hook)",
+        "        pass",
+        "test_recorder.py distributed/test_recording.py",
+    ),
+    "check of the ring": Mutation(
+        "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_ring.py"
+    ),
+    "recorder": Mutation(
+        "ringsim/traces/recorder.py", "            words[slot + 1] = words[slot]", "            pass", "test_recorder.py test_golden.py"
+    ),
+    "reader of parts": Mutation(
+        "ringsim/traces/parts.py",
+        "            changed, changed_records = self._look_again(file)",
+        "            changed, changed_records = _NO_SLOTS, _NO_RECORDS",
+        "test_live_parts.py test_trace_parts.py",
+    ),
+    "table of collectives": Mutation(
+        "ringsim/traces/collectives.py",
+        '    Collective("all_reduce", "all_reduce", 2, (',
+        '    Collective("all_reduce", "all_reduce", 1, (',
+        "test_costs.py test_golden.py",
+    ),
+    "matching on the clock": Mutation(
+        "ringsim/simulator/matching.py",
+        "        key = (group, src, dst, tag if self.by_tag else 0)",
+        "        key = (group, src, dst, 0)",
+        "test_simulated_semantics.py test_golden.py test_conformance_simulator.py",
+    ),
+    "link": Mutation(
+        "ringsim/link.py",
+        "        return self.alpha_s + self.beta_s_per_byte * size_bytes",
+        "        return self.alpha_s",
+        "test_link.py test_golden.py",
+    ),
+    "files": Mutation(
+        "ringsim/traces/files.py",
+        "zipfile.BadZipFile, ValueError, TypeError,",
+        "ValueError, TypeError,",
+        "test_trace_damage.py test_trace_fuzz.py",
+    ),
+}
+
+
+def try_out(mutation: Mutation, tree: Path) -> str:
+    """Breaks the line in a tree, runs its tests there, and mends it; says what came of it."""
+    file = tree / mutation.file
+    text = file.read_text()
+    if text.count(mutation.line) != 1:
+        raise SystemExit(f"{mutation.file} must have this line once, got it {text.count(mutation.line)} times: {mutation.line.strip()}")
+    file.write_text(text.replace(mutation.line, mutation.broken))
+    tests = [f"tests/{name}" for name in mutation.tests.split()]
+    begin_s = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False)
+    file.write_text(text)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"the tests must run, got\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return f"{time.monotonic() - begin_s:5.1f} s  {failed[0][:110]}" if failed else "SURVIVED"
+
+
+def main(names: list[str]) -> int:
+    """Tries those of these names, or all; returns how many survived."""
+    survived = 0
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory, "ringsim")
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__"))
+        for name in names or MUTATIONS:
+            verdict = try_out(MUTATIONS[name], tree)
+            survived += verdict == "SURVIVED"
+            print(f"{name:<24} {verdict}", flush=True)
+    return survived
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
