@@ -460,7 +460,7 @@ def interrupt_log() -> LogOptions | None:
     if log is None or log.records is None:
         return None
     segment = read_segment(log.records, log.periods, log.met)
-    stopped = replace(log, records=None, periods=(), kept=(*log.kept, segment))
+    stopped: LogOptions = replace(log, records=None, periods=(), kept=(*log.kept, segment))
     change_state(log=None, stopped_log=stopped)
     end_records(log.records)
     return stopped
