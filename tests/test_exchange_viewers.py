@@ -199,7 +199,9 @@ def test_a_number_in_the_place_of_a_name_asks_for_no_memory(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("reader", READERS.values())
-@pytest.mark.parametrize("content", [b"", b"\xff" * 30, b"{}", b"[1]", b"\x1f\x8b", b"[" * 100_000, gzip.compress(b"x" * 100, mtime=0)[:-9]])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 30, b"{}", b"[1]", b"\x1f\x8b", b"[" * 100_000, gzip.compress(b"x" * 100, mtime=0)[:-9]]
+)
 def test_something_else_is_refused(tmp_path: Path, reader: Any, content: bytes) -> None:
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(TraceFileError, match="A file to import must be"):
