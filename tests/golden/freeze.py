@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import hashlib
 import importlib
 import importlib.util
@@ -198,7 +199,7 @@ def tell_signature(value: Any) -> str:
 
 def tell_class(name: str, kind: type) -> Iterator[str]:
     """Gives a class's arguments, attributes and methods: those of Python's own classes apart."""
-    yield f"{name}{tell_signature(kind)}"
+    yield name if issubclass(kind, enum.Enum) else f"{name}{tell_signature(kind)}"  # that of an Enum is Python's
     known = {each for base in kind.__mro__ if base.__module__ in ("builtins", "typing", "enum") for each in vars(base)}
     fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     for member in sorted({*(each for each in dir(kind) if not each.startswith("_")), *fields} - known):
