@@ -164,7 +164,7 @@ import sys, threading
 from ringsim.traces.events import OP_CODES
 from ringsim.traces.recorder import Recorder
 
-recorder = Recorder(sys.argv[1], rank=0, world_size=1, max_records=1 << 24)
+recorder = Recorder(sys.argv[1], rank=0, world_size=1)
 post = recorder.make_post(OP_CODES["isend"])
 payload = recorder.payload("float32", [2], 8)
 def work():
