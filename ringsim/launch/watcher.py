@@ -307,11 +307,12 @@ class Watcher:
         Args:
             states: of each rank, as far as it is known from elsewhere: "running", "exited", "failed" or "killed".
         """
-        now_s, now_ns = time.monotonic(), time.monotonic_ns()
+        start_s = time.monotonic()
         heads = self._records.look()
+        now_s, now_ns = time.monotonic(), time.monotonic_ns()  # all that was read had happened by then
         verdict = self._compare(states, now_ns) or self._look_for_stuck(heads, states, now_s, now_ns)
         if self._suspicion is None:
-            self.pause_s = max(self.pause_s, min((time.monotonic() - now_s) / SHARE, COMPARE_S))
+            self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
         return verdict
 
     def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
