@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.collectives import READERS, Call, Members, OpaqueGroup, group_of, read_call, to_index
+from ringsim.comm.collectives import READINGS, Call, Members, OpaqueGroup, read_call, to_index
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state, get_state
 
@@ -151,7 +151,7 @@ class Backend(ABC):
             call: what this rank gives and gets, checked.
 
         Returns:
-            A handle; its wait must also call ``call.bring`` where there is one. NotImplemented to have it built from messages.
+            A handle. NotImplemented to have it built from messages.
         """
         return NotImplemented
 
@@ -167,7 +167,7 @@ class Backend(ABC):
 
     def __getattr__(self, name: str) -> Any:
         """Returns a collective of torch's name that ``start`` begins."""
-        if name in READERS and type(self).start is not Backend.start:
+        if name in READINGS and type(self).start is not Backend.start:
             return partial(run_collective, self, type(self).start, name)
         raise AttributeError(f"the backend {type(self).name!r} has no {name}")
 
@@ -217,10 +217,11 @@ def run_collective(backend: Backend, start: Callable[[Any, Call], Any], name: st
     Returns:
         The handle of an asynchronous call, else None; None outside the group.
     """
-    members = backend.enter(name, group_of(name, args, kwargs))
+    arguments = READINGS[name].bind(args, kwargs)
+    members = backend.enter(name, arguments["group"])
     if members is None:
         return None
-    call = read_call(name, members, args, kwargs)
+    call = read_call(name, arguments, members)
     handle = start(backend, call)
     if call.async_op:
         return handle

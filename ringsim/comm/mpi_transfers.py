@@ -524,10 +524,7 @@ class MpiTransfers(Membership, Backend):
             raise ArgumentError(f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the tensor, or choose another.")
 
         def start() -> _Started:
-            started = begin(mpi, group.comm, call)
-            if call.bring is None:
-                return started
-            return started._replace(finish=lambda: (started.finish and started.finish(), call.bring and call.bring()))
+            return begin(mpi, group.comm, call)
 
         peer = NONE if call.root == NONE else group.ranks[call.root]
         return self._begin(
