@@ -26,7 +26,7 @@ from ringsim.schedules.schedule import Order, PhasedRow, PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
 from ringsim.traces.events import Ints
 
-__all__ = ["Levels", "Wave", "find_levels", "find_wave", "sweep"]
+__all__ = ["Levels", "Wave", "find_levels", "find_wave", "sweep", "sweep_all"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +216,10 @@ class Wave(NamedTuple):
         """How many levels there are."""
         return self.turn + self.num_ranks + self.stride * (self.num_microbatches - 1)
 
+    def count_early(self, rank: int) -> int:
+        """Returns how many forwards of a rank are on levels before its first backward."""
+        return min(self.num_microbatches, -(-(self.turn + self.num_ranks - 1 - 2 * rank) // self.stride))
+
 
 def find_wave(schedule: Schedule) -> Wave | None:
     """Reads the levels of a schedule from its phases, where each rank has one stage and its levels follow a rule.
@@ -240,11 +244,9 @@ def find_wave(schedule: Schedule) -> Wave | None:
     warm_ups = [_warm_up(rank, row, m) for rank, row in enumerate(rows)]
     stride = 1 if warm_ups[-1] == m else 2
     turn = p - 1 + min(m, warm_ups[-1] + 1)  # the last rank's backward follows the forwards before it at once
-    for rank, warm_up in enumerate(warm_ups):
-        earlier = min(m, -(-(turn + p - 1 - 2 * rank) // stride))  # forwards on levels before the first backward
-        if warm_up < 0 or min(m, warm_up + 1) != earlier:
-            return None
-    return Wave(p, m, stride, turn)
+    wave = Wave(p, m, stride, turn)
+    fits = all(warm_up >= 0 and min(m, warm_up + 1) == wave.count_early(rank) for rank, warm_up in enumerate(warm_ups))
+    return wave if fits else None
 
 
 def _warm_up(stage: int, row: PhasedRow, num_microbatches: int) -> int:
@@ -282,6 +284,29 @@ def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
     return state.last()
 
 
+def sweep_all(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> tuple[Ints, Ints]:
+    """Times every computation and message of a step; the arguments are those of `sweep`, the result is that of `Levels.time`."""
+    p, m = wave.num_ranks, wave.num_microbatches
+    history = np.full((2, 2, p * m), -np.inf)  # ends and starts of messages, of forwards and backwards, by rank and microbatch
+    state = _Sweep(wave, prices, rendezvous=rendezvous, ahead=ahead)
+    for level in range(wave.num_levels):
+        for direction, low, high, start, end in state.advance(level):
+            away = wave.turn + p - low if direction else low - 1  # the level of the first microbatch on the first of these ranks
+            first = (low - 1) * m + (level - away) // wave.stride
+            step = max(wave.stride * m + (1 if direction else -1), 1)  # the next of these ranks is one microbatch behind, or ahead
+            some = slice(first, first + (high - low) // wave.stride * step + 1, step)
+            history[0, direction, some], history[1, direction, some] = end, start
+    forward, backward = history.reshape(2, 2, p, m).swapaxes(0, 1)
+    forward[1, 0] = backward[1, -1] = -np.inf  # nobody sends to where a direction begins
+    times = np.empty((2, p, 2 * m))
+    for rank in range(p):
+        alone = wave.count_early(rank) - 1  # forwards before the rank takes turns, and backwards after it
+        row, turns = times[:, rank], 2 * (m - alone)
+        row[:, :alone], row[:, alone + turns :] = forward[:, rank, :alone], backward[:, rank, m - alone :]
+        row[:, alone : alone + turns : 2], row[:, alone + 1 : alone + turns : 2] = forward[:, rank, alone:], backward[:, rank, : m - alone]
+    return times[0].ravel(), times[1].ravel()
+
+
 class _Sweep:
     """The clocks of the ranks: arrays over the ranks, with one that does nothing at either end.
 
@@ -299,7 +324,7 @@ class _Sweep:
         self.ends = np.zeros((2, *shape))  # when each rank's last computation ended: before a level and after it, taking turns
         self.posts = np.zeros((min(ahead, 2 * wave.num_microbatches), *shape))  # when the last but one ended, and those before it
         self.free = np.zeros((2, *shape))  # when the link of each rank's next message is free again
-        self.room = np.empty(shape)
+        self.start, self.room = np.empty((2, *shape))
         self.views: list[Any] = [(None, ()), (None, ())]
 
     def last(self) -> Ints:
@@ -307,24 +332,28 @@ class _Sweep:
         last: Ints = self.ends[self.wave.num_levels % 2][self.ranks]
         return last
 
-    def advance(self, level: int) -> None:
-        """Does the computations of a level."""
+    def advance(self, level: int) -> list[Any]:
+        """Does the computations of a level; returns the blocks of ranks that take part, with when their messages start and they end."""
         turn = level % 2
         blocks = self._list_blocks(level)
         if self.views[turn][0] != blocks:
             self.views[turn] = (blocks, [self._view(turn, *block) for block in blocks])
         np.copyto(self.ends[1 - turn], self.ends[turn])
-        for own, after, ready, room, latency, duration, occupancy, link, posts in self.views[turn][1]:
-            start = ready
+        times = []
+        for block, own, after, ready, start, room, latency, duration, occupancy, link, posts in self.views[turn][1]:
             if self.rendezvous:
-                start = np.maximum(ready, posts[-1], out=room)
+                ready = np.maximum(ready, posts[-1], out=start)
+            left = ready
             if self.has_occupancy:
-                start = np.add(np.maximum(start, link, out=room), occupancy, out=link)
-            np.add(start, latency, out=room)
+                ready = np.maximum(ready, link, out=start)
+                left = np.add(ready, occupancy, out=link)
+            np.add(left, latency, out=room)
             np.maximum(room, own, out=room)
             np.add(room, duration, out=after)
             for older, newer in zip(posts[:0:-1], posts[-2::-1], strict=True):
                 np.copyto(older, newer)
+            times.append((*block, ready, after))
+        return times
 
     def _place(self, rank: Any) -> Any:
         """Returns where ranks stand in the arrays."""
@@ -338,7 +367,8 @@ class _Sweep:
         own = self.ends[turn][here]
         priced = (table[direction][here] for table in (self.latency, self.duration, self.occupancy, self.free))
         posts = [own, *(post[here] for post in self.posts)]
-        return (own, self.ends[1 - turn][here], self.ends[turn][there], self.room[here], *priced, posts)
+        after, ready = self.ends[1 - turn][here], self.ends[turn][there]
+        return ((direction, low, high), own, after, ready, self.start[here], self.room[here], *priced, posts)
 
     def _list_blocks(self, level: int) -> list[tuple[int, int, int]]:
         """Says what a level holds: forwards (0) or gradients (1), and the first and last rank; only every stride-th takes part."""

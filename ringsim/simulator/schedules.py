@@ -30,7 +30,7 @@ from ringsim.simulator.critical_path import (
     list_levers,
     make_trace,
 )
-from ringsim.simulator.levels import Levels, Wave, find_levels, find_wave, sweep
+from ringsim.simulator.levels import Levels, Wave, find_levels, find_wave, sweep, sweep_all
 from ringsim.traces.events import Ints
 from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.value import Trace
@@ -86,12 +86,18 @@ class Source:
             raise AssertionError("the evaluator came to the end of a schedule that waits for itself")
         return levels
 
+    def time(self, prices: Prices) -> tuple[Ints, Ints]:
+        """Returns when each computation ends, and when its message starts."""
+        if self.wave is not None and not prices.is_exact:
+            return sweep_all(self.wave, prices, rendezvous=self.rendezvous, ahead=self.ahead)
+        return self.levels.time(prices, rendezvous=self.rendezvous)
+
     def find_makespan(self, prices: Prices) -> Any:
         """Returns how long the step takes: a number, or K of them where the prices have a K."""
         if self.wave is not None and not prices.is_exact:
             last = sweep(self.wave, prices, rendezvous=self.rendezvous, ahead=self.ahead)
         else:
-            last = self.levels.time(prices, rendezvous=self.rendezvous)[0]
+            last = self.time(prices)[0]
         return last.max(axis=0) if len(last) else np.zeros(prices.duration.shape[2:])[()]
 
     def find_makespans(self, variants: Sequence[Prices]) -> Ints:
@@ -188,8 +194,7 @@ class ScheduleRun:
     @cached_property
     def _times(self) -> tuple[Ints, Ints]:
         """When computations end, and when their messages start."""
-        source = self.setting.source
-        return source.levels.time(self.setting.prices, rendezvous=source.rendezvous)
+        return self.setting.source.time(self.setting.prices)
 
     @property
     def ends(self) -> Ints:
