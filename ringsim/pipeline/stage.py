@@ -30,6 +30,7 @@ from ringsim.compute_costs import CostTable, Work
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters import Adapter, Announced, adapter_of
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
+from ringsim.pipeline.replay import LayerReplay
 from ringsim.schedules.costs import Costs
 
 __all__ = [
@@ -68,6 +69,7 @@ class Stage(nn.Module):
         self.adapter = adapter or adapter_of(model)
         self.is_first = is_first
         self.is_last = is_last
+        self._replay = LayerReplay()
         self._model = (model,)  # in a tuple, so that the whole model does not become a part of the stage
         self.layers = nn.ModuleList(self.adapter.layers(model)[layers.start : layers.stop])
         self.first_modules = nn.ModuleList(self.adapter.first_modules(model) if is_first else [])
@@ -91,7 +93,7 @@ class Stage(nn.Module):
         if self.layers:
             context = self.adapter.context(model, hidden, announced)
             for layer in self.layers:
-                hidden = self.adapter.run_layer(model, layer, hidden, context)
+                hidden = self._replay.run(self.adapter, model, layer, hidden, context)
         return self.adapter.head(model, hidden) if self.is_last else hidden
 
     def attention_widths(self) -> list[int]:
