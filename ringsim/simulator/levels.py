@@ -26,7 +26,38 @@ from ringsim.schedules.schedule import Order, PhasedRow, PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
 from ringsim.traces.events import Ints
 
-__all__ = ["Levels", "Wave", "find_levels", "find_wave", "sweep", "sweep_all"]
+__all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave", "sweep", "sweep_all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """When everything in a step happens; arrays of shape (n,), an entry for each computation.
+
+    Attributes:
+        columns: the schedule.
+        prices: what its computations and messages cost, without K.
+        rendezvous: whether a message starts only when its receive is posted, too.
+        ends: when each computation ends.
+        message_starts: when its message starts to go over its link; -inf without one.
+    """
+
+    columns: Columns
+    prices: Prices
+    rendezvous: bool
+    ends: Ints
+    message_starts: Ints
+
+    @cached_property
+    def arrivals(self) -> Ints:
+        """When the message of each computation is there; -inf without one."""
+        way = self.columns.direction, self.columns.stage
+        arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
+        return arrivals
+
+    def ends_of(self, operations: Ints) -> Ints:
+        """Returns when computations end; 0 for -1, the start of the step."""
+        ends: Ints = np.append(self.ends, self.ends[:0].sum())[operations]
+        return ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +107,7 @@ class Levels:
         return duration, occupancy, latency, row, message_row
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
-        """Times every computation and message.
-
-        Args:
-            prices: with or without K; Fractions stay exact.
-            rendezvous: whether a message starts only when its receive is posted, too.
-
-        Returns:
-            When each computation ends, and when its message starts to go over its link (-inf without one); shapes (n,) or (n, K).
-        """
+        """Returns when each computation ends and its message starts, as in `Times`; shapes (n,) or, where the prices have a K, (n, K)."""
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         count, extra = len(self.order), duration.shape[1:]
@@ -111,16 +134,7 @@ class Levels:
         return ends[self._place[:-1]], started[self._message_place[:-1]]
 
     def latest_ends(self, prices: Prices, makespan: float, *, rendezvous: bool) -> Ints:
-        """Says how late each computation may end without making the step longer.
-
-        Args:
-            prices: float64, without K.
-            makespan: when the step ends.
-            rendezvous: as for `time`.
-
-        Returns:
-            The times, shape (n,).
-        """
+        """Returns how late each computation may end without making the step longer, shape (n,); the prices are float64, without K."""
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         ends = np.full(len(self.order) + 1, makespan)
@@ -150,9 +164,6 @@ def _invert(numbers: Ints, count: int) -> Ints:
 
 def find_levels(columns: Columns) -> Levels | None:
     """Finds the levels of a schedule; None where ranks wait for each other in a circle.
-
-    Args:
-        columns: the schedule.
 
     Example:
         >>> from itertools import pairwise
@@ -222,13 +233,7 @@ class Wave(NamedTuple):
 
 
 def find_wave(schedule: Schedule) -> Wave | None:
-    """Reads the levels of a schedule from its phases, where each rank has one stage and its levels follow a rule.
-
-    Args:
-        schedule: any schedule.
-
-    Returns:
-        The rule; None where the schedule is not written as phases ``F``, ``F B``, ``B``, or its levels follow no such rule.
+    """Reads the rule of a schedule's levels from its phases; None where these are not ``F``, ``F B``, ``B``, or follow no such rule.
 
     Example:
         >>> from ringsim.schedules import gpipe, one_f_one_b, zb_h1
@@ -260,16 +265,7 @@ def _warm_up(stage: int, row: PhasedRow, num_microbatches: int) -> int:
 
 
 def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
-    """Times a step with memory for the ranks alone.
-
-    Args:
-        wave: the levels.
-        prices: float64, with or without K.
-        rendezvous: whether a message starts only when its receive is posted, too.
-        ahead: as in `lower`: how many computations before its use a receive is posted.
-
-    Returns:
-        When each rank's last computation ends, shape (P,) or (P, K).
+    """Returns when each rank's last computation ends, shape (P,) or (P, K), with memory for the ranks alone; the prices are float64.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -315,7 +311,7 @@ class _Sweep:
 
     def __init__(self, wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> None:
         self.wave = wave
-        self.rendezvous, self.has_occupancy = rendezvous, prices.has_occupancy
+        self.rendezvous, self.has_occupancy = rendezvous, bool((prices.occupancy > 0).any())
         self.ranks = self._place(np.arange(1, wave.num_ranks + 1))
         shape = (wave.stride * (wave.num_ranks // wave.stride + 2), *prices.duration.shape[2:])
         self.duration, self.latency, self.occupancy = np.zeros((2, *shape)), np.full((2, *shape), -np.inf), np.zeros((2, *shape))
