@@ -410,7 +410,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
     """Returns equal parts of a tensor's elements, one a rank: they share its memory where they can be written to."""
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
-        return whole.chunk(group.size())
+        return whole.split(whole.shape[0] // group.size())
     return list(whole.reshape(group.size(), whole.numel() // group.size()))
 
 
