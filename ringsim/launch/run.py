@@ -267,8 +267,9 @@ class _LiveRun:
                 "Raise limit_s, or look at error.trace for where they were."
             )
             raise self._explained(error)
-        self._send("bye")  # they exit while the trace is made
-        return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        trace = self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        self._send("bye")  # not before: the end of one rank breaks what a thread of another may still wait for, which the trace is to show
+        return trace
 
     @property
     def _elapsed_s(self) -> float:
