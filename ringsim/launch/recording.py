@@ -313,12 +313,13 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
     for rank in ranks if has_proc() else ():
         part = PartReader(directory, rank)
         part.read_names()
-        pid, ended = (part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None), "end_ns" in part.meta
+        pid = part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None
         process = look_at(pid) if pid is not None else None
+        part.read_names()  # what it wrote before it was gone
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
             ends += said
-        elif ended:  # by itself, or because it lost a peer: then it says which
+        elif "end_ns" in part.meta:  # by itself, or because it lost a peer: then it says which
             ends += [] if "ends" in part.meta else [_left(rank)]
         elif pid is not None and (process is None or process.state in "ZX"):
             about = "died within the recorded block, by a signal or os._exit(): its process is gone"
