@@ -230,8 +230,6 @@ class _Supervisor:
             raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
         finally:
             self._progress.clear()
-        if len(self._results) == self._size:
-            self._send("bye")  # they exit while the trace is made
         if self._verdict is not None and not any(report.waited for report in self._reports.values()):
             first = self._verdict.diagnosis.findings[:1]  # with the user's lines where these waits ended
             stuck = [rank for finding in first for rank in finding.ranks[:_SHOWN] if rank in self._reports]
@@ -251,7 +249,9 @@ class _Supervisor:
                 "Raise limit_s, or look at error.trace for where they were."
             )
             raise self._explained(error)
-        return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        trace = self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        self._send("bye")  # not before: the end of one rank breaks what a thread of another may still wait for, which the trace is to show
+        return trace
 
     @property
     def _elapsed_s(self) -> float:

@@ -48,6 +48,7 @@ from ringsim.comm.backend import Backend
 from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, find_fault, leave, meet, meet_over
 from ringsim.comm.functions import find
 from ringsim.comm.log import pause_log
+from ringsim.comm.torch_private import default_store
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError, is_number, read_whole
 
 Pair = tuple[int, int]
@@ -198,11 +199,6 @@ def build_pair_groups(
         build.meet(address)
     pred_group, succ_group = (build.group(store) for build in builds)
     return pred_group, succ_group
-
-
-def default_store() -> Store | None:
-    """Returns the store of the default process group, None where torch hides it."""
-    return c10d._get_default_store() if hasattr(c10d, "_get_default_store") else None
 
 
 def destroy_group(group: dist.ProcessGroup | None) -> None:
