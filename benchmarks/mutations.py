@@ -86,7 +86,7 @@ MUTATIONS = {
         "ringsim/traces/files.py",
         "zipfile.BadZipFile, ValueError, TypeError,",
         "ValueError, TypeError,",
-        "test_trace_damage.py test_trace_fuzz.py",
+        "test_trace_files.py",
     ),
 }
 
