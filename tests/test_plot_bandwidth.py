@@ -19,7 +19,7 @@ from synthetic import Story, pipeline
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.plot.charts import FIGURES, LINE_RATES, achieved, bandwidth_png, link_text, make_curves, pen, plot_bandwidth, spread
+from ringsim.plot.charts import FIGURES, achieved, bandwidth_png, link_text, make_curves, pen, plot_bandwidth, spread
 from ringsim.plot.style import save_figure
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -348,15 +348,6 @@ def test_every_figure_has_a_source_and_one_number() -> None:
         assert (figure.latency_us is None) != (figure.bandwidth_gb_per_s is None)
         assert (figure.size_bytes is None) == (figure.latency_us is None)
         assert figure.remark
-
-
-def test_no_published_bandwidth_is_above_the_line_rate() -> None:
-    rates = {rate.link: rate for rate in LINE_RATES}
-    assert set(rates) <= {figure.link for figure in FIGURES}
-    for figure in FIGURES:
-        if figure.link in rates and figure.bandwidth_gb_per_s is not None:
-            assert figure.bandwidth_gb_per_s < rates[figure.link].one_way_gb_per_s
-    assert all(rate.both_ways_gb_per_s == 2 * rate.one_way_gb_per_s for rate in LINE_RATES)
 
 
 def test_sizes_of_one_source_ascend() -> None:

@@ -58,7 +58,7 @@ def legend(ax: Axes) -> list[str]:
 
 
 def curve(ax: Axes) -> Axes:
-    (under,) = [other for other in ax.figure.axes if other is not ax]
+    (under,) = ax.child_axes
     return under
 
 
@@ -192,7 +192,7 @@ def test_the_last_step_is_drawn_unless_another_is_asked_for() -> None:
 
 def test_other_traces_keep_their_picture() -> None:
     assert not shows_step(pipeline())
-    assert not plot_timeline(pipeline()).figure.axes[1:]
+    assert not plot_timeline(pipeline()).child_axes
     with pytest.raises(ArgumentError, match="trace must have a step of a pipeline"):
         plot_timeline(pipeline(), step=0)
 
@@ -212,6 +212,7 @@ def test_on_axes_of_ones_own_there_is_no_curve() -> None:
     other = plt.subplots(figsize=(9, 3))[1]
     assert plot_schedule(make_schedule("1f1b", 4, 8), ax=other) is other
     assert figure.axes == [ax]
+    assert not ax.child_axes
     assert len(boxes(ax, "actions-F-0")) == len(boxes(other, "actions-F-0")) == 32
 
 

@@ -244,7 +244,7 @@ def test_few_enough_arrows_are_all_drawn() -> None:
 def test_chosen_arrows_are_spread_over_time(most: int) -> None:
     trace = many_events(6000)
     first, last = time_range(trace.events)
-    chosen = choose_messages(trace, first, last, most)
+    chosen = choose_messages(trace, most)
     assert 0 < len(chosen) <= most
     assert len(np.unique(chosen)) == len(chosen)
     if most == 160:

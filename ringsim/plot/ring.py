@@ -91,15 +91,13 @@ def ring_picture(trace: Trace) -> style.Picture:
     return style.Picture(lambda ax: _draw(trace, ax), *SIZE_INCHES)
 
 
-def _draw(trace: Trace, ax: Axes) -> style.Margins:
-    """Draws the ring on axes that have their size already; returns the room that the words around it take."""
+def _draw(trace: Trace, ax: Axes) -> None:
     graph = communication_graph(trace)
     title, subtitle = _message(graph)
-    if len(graph) > MOST_NODES:
-        notes = _draw_matrix(graph, ax) + _left_out(graph)
-        return style.dress(ax, title, subtitle=subtitle, notes=notes, metadata=trace.metadata, left=56, right=100, below=40)
-    notes = _draw_circle(graph, ax) + _left_out(graph)
-    return style.dress(ax, title, subtitle=subtitle, notes=notes, handles=_circle_legend(graph), metadata=trace.metadata, columns=2)
+    is_matrix = len(graph) > MOST_NODES
+    notes = (_draw_matrix if is_matrix else _draw_circle)(graph, ax) + _left_out(graph)
+    handles = () if is_matrix else _circle_legend(graph)
+    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata, columns=2)
 
 
 def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:

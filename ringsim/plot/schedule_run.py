@@ -220,8 +220,7 @@ def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, wid
 # -- a map of a large schedule
 
 
-def _draw_map(run: ScheduleRun, ax: Axes) -> style.Margins:
-    """Draws a large schedule; returns the room that the words around it take."""
+def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = _unit(run)
     length = float(run.makespan) / unit
     prepare_rows(ax, [f"rank {rank}" for rank in range(run.num_ranks)], length or 1.0, f"time ({name})")
@@ -233,9 +232,9 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> style.Margins:
     title = f"{SCHEDULE_NAMES.get(run.name, run.name)}, {count(run.num_ranks, 'rank')}, {count(run.num_microbatches, 'microbatch')}"
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     notes = ["Each point: the share of the time in which its ranks compute, coloured by what; the paler, the less.", _constants(run)]
-    return style.dress(
+    style.dress(
         ax, f"{title}: bubble {percent(run.bubble)}", subtitle=_about(run) + known, handles=handles, metadata=run.setting.metadata,
-        notes=notes, left=58, right=14, below=40,
+        notes=notes,
     )  # fmt: skip
 
 
@@ -355,8 +354,7 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
     return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height)
 
 
-def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> style.Margins:
-    """Draws on axes that have their size already; returns the room that the words around it take."""
+def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     real_s, virtual_s = float(comparison.real_steps_s[step]), float(comparison.virtual_steps_s[step])
     unit_ns, unit = time_unit(round(max(real_s, virtual_s) * 1e9))
     steps = count_steps(comparison.real.events)
@@ -378,8 +376,8 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> style.Margins:
     title, subtitle = _words(comparison, step, steps)
     notes = ["In each row: above what was measured, below what was predicted. Colours: how far off the end is, as a part of the step."]
     notes.append(f"Prediction: {footer(comparison.virtual.metadata)}.")
-    return style.dress(
-        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata, left=52.0, right=12.0, below=40.0
+    style.dress(
+        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata
     )
 
 
