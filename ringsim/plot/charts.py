@@ -216,7 +216,7 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """How a backend is drawn in every chart: its name, which stands beside its line, the colours of lines and of words, the line's style."""
+    """How a backend is drawn in every chart: its name, the colours of lines and of words, the lines' style."""
 
     name: str
     colour: str
@@ -240,20 +240,9 @@ def pen(backend: str) -> Pen:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What one link gave, over the sizes of the messages: numpy arrays of one length, sizes ascending.
+    """What one link gave, over ascending sizes of messages: numpy arrays of one length, the bands of shape (2, n) with p10 and p90.
 
-    Attributes:
-        pattern: how the messages went ("pingpong", ...).
-        backend: what carried them.
-        kind: "measured", "simulated" or "published".
-        src: global rank of the sender; -1 where all ranks take part.
-        dst: the receiver's; likewise.
-        size_bytes: sizes in bytes.
-        latency_us: median time of one message.
-        gb_per_s: median bus bandwidth in GB/s.
-        latency_band_us: p10 and p90 of the time, shape (2, n).
-        band_gb_per_s: p10 and p90 of the bus bandwidth, shape (2, n).
-        n: how many messages each median is of.
+    ``src`` and ``dst`` are global ranks, -1 where all ranks take part; ``gb_per_s`` is the bus bandwidth; ``n`` messages make a median.
     """
 
     pattern: str
@@ -517,12 +506,7 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Moves heights apart until neighbours are at least ``least`` apart: no further than needed, and in the same order.
-
-    Example:
-        >>> spread([0.0, 1.0, 100.0], 10.0)
-        [-4.5, 5.5, 100.0]
-    """
+    """Moves heights apart until neighbours are at least ``least`` apart, in the same order."""
     order = np.argsort(heights, kind="stable")
     groups: list[tuple[float, int]] = []  # middle and number of labels that stand together
     for height in np.asarray(heights, dtype=np.float64)[order]:
@@ -555,19 +539,12 @@ STEPS: Final = 100  # to a factor of ten in time: points that are closer are one
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """What messages achieved: numpy arrays of one length.
+    """What messages achieved: numpy arrays of one length, a row for each message that arrived.
 
     A message's time is from the moment at which both sides have posted it to the moment at which the receiver knows that it is there. Where
-    the receiver began to wait only later, the message may have arrived in between: its bandwidth is a lower bound.
-
-    Attributes:
-        size_bytes: size of each message (int64).
-        time_us: how long it took (float64).
-        gb_per_s: size by time (float64).
-        is_bound: whether that is only a lower bound (bool).
-        empty: messages of 0 bytes, which have no bandwidth and are left out.
-        unfinished: messages that never arrived, left out, too.
-        queued: messages of NCCL, left out: a wait on them ends when the GPU has been told, and says nothing of the bytes.
+    the receiver began to wait only later, the message may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are
+    messages of 0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and those of NCCL (``queued``): a
+    wait on them ends when the GPU has been told, and says nothing of the bytes.
     """
 
     size_bytes: Any
@@ -590,25 +567,7 @@ class Achieved:
 
 
 def achieved(trace: Trace) -> Achieved:
-    """Computes what the messages of a trace achieved.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        One row for each message that arrived.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> events = make_events({
-        ...     "rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "group": [0, 0], "tag": [0, 0],
-        ...     "payload": [0, 0], "post_ns": [0, 1000], "wait_ns": [0, 9000], "done_ns": [11000, 11000],
-        ... }, Tables(payloads=(Payload("uint8", (20_000,), 20_000),)))
-        >>> found = achieved(Trace(events, {}))  # both had posted it at 1 us; from 9 us on the receiver watched
-        >>> found.gb_per_s.tolist(), found.is_bound.tolist()
-        ([2.0], [True])
-    """
+    """Computes what the messages of a trace achieved."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
     start, end, watched = np.maximum(events.post_ns[send], events.post_ns[recv]), events.done_ns[recv], events.wait_ns[recv]
@@ -630,22 +589,9 @@ def achieved(trace: Trace) -> Achieved:
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One number that somebody published, either the time of a size or the bandwidth that large messages reach.
+    """One number that somebody published: the time of a size, or the bandwidth (one way, 10**9 bytes/s) that large messages reach.
 
-    Args:
-        link: what connected the GPUs, and which GPUs.
-        date: when it was written, "YYYY-MM-DD".
-        source: where, in short.
-        url: where, to be opened.
-        size_bytes: size of the message; None where the source says "large", or nothing.
-        latency_us: the time of such a message; None where the source gives a bandwidth.
-        bandwidth_gb_per_s: one way, in GB/s (10**9 bytes/s); None where the source gives a time.
-        remark: what else a reader must know.
-
-    Example:
-        >>> figure = PublishedFigure("NVLink", "2025-07-14", "nccl-tests #331", "https://example.org", size_bytes=8, latency_us=9.85)
-        >>> figure.latency_us, figure.bandwidth_gb_per_s
-        (9.85, None)
+    ``link`` says what connected which GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None where the source says "large", or nothing.
     """
 
     link: str

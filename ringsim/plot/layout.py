@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.collections import PolyCollection
@@ -132,22 +132,7 @@ def time_range(events: Events) -> tuple[int, int]:
 
 
 def make_bars(trace: Trace) -> Bars:
-    """Cuts the events of a trace into bars.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        The bars. Every event but a mark has at least one, be it of no length.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["send"]], "post_ns": [0], "wait_ns": [10], "done_ns": [50]})
-        >>> bars = make_bars(Trace(events, {"world_size": 2}))
-        >>> [OPERATION_LOOKS[look].name for look in bars.look], bars.end_ns.tolist()
-        (['posted, not waited for yet', 'blocked, other side unknown'], [10, 50])
-    """
+    """Cuts the events of a trace into bars; every event but a mark has at least one, be it of no length."""
     events = trace.events
     first, last = time_range(events)
     depth, depths = _depths(events, last)
@@ -279,7 +264,8 @@ class Rows:
 LEAST_HEIGHT: Final = 0.2  # share of a lane that a slot with anything in it takes, so that it can be seen
 
 
-class Density(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Density:
     """What short bars add up to: columns, one row for each (rank, lane, slot, look) that occurs.
 
     ``count`` bars begin in the slot, and take ``share`` of it; drawn from ``bottom`` to ``top``, as shares of the lane's height.
@@ -360,14 +346,7 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Counts from the start of the run, or, where ranks took long to get going, from the first event.
-
-        Example:
-            >>> from ringsim.traces.events import make_events
-            >>> axis = TimeAxis.of(make_events({"rank": [0], "op": [0], "post_ns": [900_000], "done_ns": [960_000]}))
-            >>> axis.label, float(axis.at(910_000))
-            ('time since the first event (µs), which came 900 µs after the start of the run', 10.0)
-        """
+        """Counts from the start of the run, or, where ranks took long to get going, from the first event."""
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
         unit_ns, unit = time_unit(max(last - first, 1))
@@ -400,7 +379,7 @@ ROW_NAME_POINTS: Final = 18.0  # from one row's name to the next, at least
 
 
 def prepare_rows(ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0) -> None:
-    """Gives axes of their final size a row for each name, the first on top, with ``above`` points over it, and a time axis to ``length``."""
+    """Gives axes of their final size a row for each name, ``above`` points over the first, and a time axis to ``length``."""
     ax.set_xlim(-0.004 * length, 1.012 * length)
     ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
     every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))

@@ -151,8 +151,9 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         for place, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(ax, f"idle {percent(share)}", (1, place), (5, 0), where=("axes fraction", "data"), **look)
     if inches is not None:
-        _draw_live_curve(ax.inset_axes((0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax), actions)
-        label_time(ax.child_axes[0], picture.time)
+        under = ax.inset_axes((0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax)
+        _draw_live_curve(under, actions)
+        label_time(under, picture.time)
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
     title, subtitle, notes = _words(picture, bubble)
@@ -190,16 +191,7 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
 
 
 def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them and the phases.
-
-    Args:
-        ax: axes with a row for each rank.
-        actions: the computations, in the unit of the axis, the step from 0.
-        rows: the lanes; computations go into the first.
-
-    Returns:
-        The legend's entries for what was drawn.
-    """
+    """Draws the boxes of a step, the gaps between them and the phases on axes with a row a rank; returns the legend's entries."""
     place = np.searchsorted(actions.ranks, actions.rank)
     chunk = np.zeros(len(actions), dtype=np.int64)  # which of its rank's stages, in the model's order
     for rank in actions.ranks:
@@ -315,12 +307,7 @@ def draw_flights(ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks.
-
-    Args:
-        ax: the axes; the caller sets the time axis.
-        actions: the computations, in the unit of the axis.
-    """
+    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks; the caller sets the time axis."""
     peaks = measure_peaks(actions)
     chosen = np.unique(np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)).tolist()
     highest = max(*peaks.peaks, *(peaks.bounds or (0,)), 1)
@@ -347,11 +334,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def shows_step(trace: Trace) -> bool:
-    """Tells whether a trace is best drawn as a step of a pipeline: it has one, and nothing in it is stuck or has failed.
-
-    Args:
-        trace: any trace.
-    """
+    """Tells whether a trace is best drawn as a step of a pipeline: it has one, and nothing in it is stuck or has failed."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK)
     stuck = operations & (((events.wait_ns != NONE) & (events.done_ns == NONE)) | (events.status == ERROR))
@@ -359,15 +342,7 @@ def shows_step(trace: Trace) -> bool:
 
 
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
-    """Makes the picture of a recorded step.
-
-    Args:
-        trace: of ranks that ran ``train_step_pipeline``.
-        step: which step, from 0; None for the last one.
-
-    Raises:
-        ArgumentError: the trace has no such step.
-    """
+    """Makes the picture of a recorded step, counted from 0; None for the last one."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step

@@ -103,14 +103,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
 
 @dataclass(frozen=True)
 class Look:
-    """How one kind of thing is drawn: its name in the legend, its colour, and its texture for those who cannot tell colours apart.
-
-    Args:
-        name: what the legend calls it.
-        colour: fill, as "#RRGGBB".
-        hatch: matplotlib's pattern, empty for none.
-        ink: colour of the pattern and of the outline.
-    """
+    """How one kind of thing is drawn: its name, its fill, and for those who cannot tell colours apart a texture, in the colour ``ink``."""
 
     name: str
     colour: str
@@ -141,12 +134,7 @@ def show(pictures: Sequence[Picture], ax: Axes | None = None) -> Axes:
 
 
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
-    """Draws pictures side by side for a notebook: a PNG, 100 pixels an inch; the same bytes for the same pictures.
-
-    Args:
-        pictures: from left to right.
-        description: said in the file, for those who cannot see the picture.
-    """
+    """Draws pictures side by side for a notebook: a PNG, 100 pixels an inch; the same bytes for the same pictures."""
     figure = Figure()
     with drawing():
         _lay_out(figure, pictures)
@@ -160,8 +148,7 @@ def _lay_out(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
     around = []
     for ax, picture in zip(axes, pictures, strict=True):
         picture.draw(ax)
-        inner, outer = ax.bbox.extents, ax.get_tightbbox().extents
-        around.append(np.abs(outer - inner) / figure.dpi + PAD_INCHES)
+        around.append(np.abs(_reach(ax) - np.array(ax.bbox.extents)) / figure.dpi + PAD_INCHES)
     _place(figure, axes, pictures, np.array(around))
     return axes
 
@@ -175,6 +162,11 @@ def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], ar
     starts = np.cumsum(left + widths + right) - widths - right
     for ax, start, wide, high in zip(axes, starts, widths, heights, strict=True):
         ax.set_position((start / width, (height - above.max() - high) / height, wide / width, high / height))
+
+
+def _reach(ax: Axes) -> Any:
+    """Returns how far axes and all that is written around them reach, in pixels: left, below, right, above."""
+    return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
 
 def points(ax: Axes) -> tuple[float, float]:
@@ -195,12 +187,7 @@ def swatch(look: Look, label: str | None = None) -> Patch:
 
 
 def fade(colour: str, share: float) -> str:
-    """Returns a colour on its way to white: 0 as it is, 1 white.
-
-    Example:
-        >>> fade("#000000", 0.6)
-        '#999999'
-    """
+    """Returns a colour on its way to white: 0 as it is, 1 white."""
     red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
     return to_hex((red, green, blue))
 
@@ -246,8 +233,8 @@ def dress(
         columns: entries of the legend in a line, at most.
     """
     to_points = 72 / ax.figure.dpi
-    drawn = ax.get_tightbbox()
-    room, below = max(drawn.x1, ax.bbox.x1) - ax.bbox.x0, (ax.bbox.y0 - min(drawn.y0, ax.bbox.y0)) * to_points + GAP_POINTS
+    _, bottom, right, _ = _reach(ax)
+    room, below = max(right, ax.bbox.x1) - ax.bbox.x0, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
     heading = [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
     if subtitle:
         heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), ha="left", va="bottom", fontsize=SUBTITLE_SIZE, color=MUTED))
@@ -270,13 +257,7 @@ def dress(
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
-    """Draws a figure to PNG, the same bytes for the same figure.
-
-    Args:
-        figure: the figure.
-        dpi: pixels an inch.
-        description: said in the file, for those who cannot see the picture.
-    """
+    """Draws a figure to PNG, the same bytes for the same figure; the description is for those who cannot see the picture."""
     file = io.BytesIO()
     with drawing():
         figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None, "Description": description or None})

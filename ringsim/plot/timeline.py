@@ -81,20 +81,7 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
 
 
 def trace_png(trace: Trace) -> bytes:
-    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        A PNG, 100 pixels an inch; the same bytes for the same trace. The trace's description is in the file.
-
-    Example:
-        >>> from ringsim.traces.events import make_events
-        >>> from ringsim.traces.value import Trace
-        >>> trace_png(Trace(make_events({"rank": [], "op": []}), {"world_size": 2}))[1:4]
-        b'PNG'
-    """
+    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened. The same bytes for the same trace."""
     pictures = [ring_picture(trace)] + ([timeline_picture(trace)] if len(trace.events) else [])
     small = [picture._replace(width=picture.width * SMALLER, height=picture.height * SMALLER) for picture in pictures[:1]]
     small += [picture._replace(width=picture.width * SMALLER, height=max(picture.height, 2.6)) for picture in pictures[1:]]

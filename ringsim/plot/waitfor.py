@@ -77,12 +77,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
-    """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis.
-
-    Example:
-        >>> waitfor_png(Diagnosis((), 2))[1:4]
-        b'PNG'
-    """
+    """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis."""
     return style.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
