@@ -5,8 +5,8 @@ Only ``ringsim.simulate`` makes them. Tensors lie on the CPU, or on the meta dev
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -16,7 +16,7 @@ from torch.distributed import GroupMember
 
 from ringsim.comm import built
 from ringsim.comm.backend import Backend, Membership
-from ringsim.comm.collectives import Call, check_batch, to_index
+from ringsim.comm.collectives import Call, to_index
 from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
 from ringsim.compute_costs import PostingCosts
@@ -31,8 +31,7 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["Making", "SimulatedRank", "World"]
 
-_ISEND, _IRECV, _SEND, _RECV = (OP_CODES[name] for name in ("isend", "irecv", "send", "recv"))
-_BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irecv"]}
+_ISEND, _IRECV = OP_CODES["isend"], OP_CODES["irecv"]
 _TAG_END: Final = 1 << 31
 
 
@@ -193,7 +192,7 @@ class SimulatedRank(Runner, Membership, Backend):
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Ends a group, or with None all of them, for this rank; does not block."""
-        found = self._find(group)
+        found = self.find_group(group)
         self._to.clear()
         self._from.clear()
         if found is self.everybody:
@@ -298,34 +297,13 @@ class SimulatedRank(Runner, Membership, Backend):
                 each.complete(min(each.done_s, self.clock.now))
         part.wait()
 
-    def _find(self, group: Any) -> Any:
-        """Returns a group given as torch's functions take it; None where this rank is outside.
-
-        Raises:
-            RingError: the rank has left the others, or the group.
-            ArgumentError: it is no group of the simulator.
-        """
+    def _everybody(self) -> SimulatedGroup:
         if not self._joined:
             raise RingError(f"the process group must exist, got a call after destroy_process_group ({self.here()}). Initialize it again.")
-        if group is None:
-            return self.everybody
-        if group is GroupMember.NON_GROUP_MEMBER:
-            return None
-        if not isinstance(group, SimulatedGroup):
-            raise ArgumentError(
-                f"group must be one of the simulator, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and call "
-                "ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
-            )
-        if group in self._gone:
-            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
-        return group if self.number in group.places else None
+        return self.everybody
 
-    def enter(self, op: str, group: Any) -> Any:
-        """Returns the group of a collective; outside of it warns, as torch does, and returns None."""
-        found = self._find(group)
-        if found is None:
-            warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
-        return found
+    def _exists(self, group: Any) -> bool:
+        return group not in self._gone
 
     def start(self, call: Call) -> Part:
         """Begins a collective."""
@@ -342,24 +320,6 @@ class SimulatedRank(Runner, Membership, Backend):
     new_subgroups_by_enumeration = built.new_subgroups_by_enumeration
 
     # -- messages
-
-    def isend(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Send:
-        """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
-        return self.begin_send(tensor, dst, group, tag, group_dst)
-
-    def irecv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Recv:
-        """Begins to receive, from anybody where no source is given; does not block."""
-        return self.begin_recv(tensor, src, group, tag, group_src)
-
-    def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-        """Sends; blocks until the tensor may change."""
-        self.begin_send(tensor, dst, group, tag, group_dst, _SEND).wait()
-
-    def recv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-        """Receives; blocks. Returns the sender's global rank."""
-        handle = self.begin_recv(tensor, src, group, tag, group_src, _RECV)
-        handle.wait()
-        return handle.peer
 
     def begin_send(self, tensor: Tensor, dst: int | None, group: Any, tag: int, group_dst: int | None, op: int = _ISEND) -> Send:
         """Begins to send, as the operation of a code."""
@@ -401,25 +361,8 @@ class SimulatedRank(Runner, Membership, Backend):
             self.clock.work(self._costs.post_s(False, kind.size_bytes))
         return handle
 
-    def batch_isend_irecv(self, p2p_op_list: Any) -> list[Any]:
-        """Begins several messages; does not block.
-
-        Args:
-            p2p_op_list: ``P2POp`` of ``isend`` and ``irecv``, with one group.
-
-        Returns:
-            A handle for each.
-
-        Raises:
-            ArgumentError: the list is empty, or holds something else.
-        """
-        calls = check_batch(p2p_op_list, self.here())
-        handles: list[Any] = []
-        with self.world.matcher.batch(self):
-            for name, each in calls:
-                begin: Any = self.begin_send if name == "isend" else self.begin_recv
-                handles.append(begin(each.tensor, each.peer, each.group, each.tag, None, _BATCH[name]))
-        return handles
+    def _batch(self) -> AbstractContextManager[Any]:
+        return self.world.matcher.batch(self)
 
     def _open_send(self, tensor: Tensor, dst: int | None, given: Any, tag: int, group_dst: int | None) -> Channel:
         """Returns where the messages to a peer meet their recvs, and keeps it.
@@ -453,7 +396,7 @@ class SimulatedRank(Runner, Membership, Backend):
         Raises:
             ArgumentError: this rank is outside, so that the message would be lost.
         """
-        found: SimulatedGroup | None = self._find(group)
+        found: SimulatedGroup | None = self.find_group(group)
         if found is None:
             self._refuse(
                 f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "

@@ -40,7 +40,7 @@ from contextvars import ContextVar
 from operator import index
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -71,21 +71,21 @@ SPEAKER: Final = -3  # the file of the library whose functions name the operatio
 
 RECORD_BYTES: Final = RECORD.itemsize
 FIRST_CHUNK: Final = 512  # records that a file has room for at the start: every rank of a large run pays for them
-CHUNK: Final = 4096  # records by which it grows: 72 pages, a tenth of a millisecond
+CHUNK: Final = 4096  # records by which it grows: 72 pages
 
 _WORDS: Final = RECORD_BYTES // 8
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo_programs.py")  # stands for a program of the user's
+_DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo.py")  # stands for a program of the user's
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
 _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
-_pack_record: Final = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
+_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
 _pack_rank: Final = struct.Struct("<i").pack_into
 
 # The stage (lower half) and the microbatch of the innermost span.
@@ -110,6 +110,13 @@ class Recorder:
         who: what stands in the column of the thread: the thread, or in memory the rank that is running.
 
     Attributes:
+        make_post: ``make_post(op, spoken={})`` makes ``post(group, peer, tag, payload, label=None) -> slot``, which writes down the
+            beginning of operations of one kind, and is called by the function that the user or the library called. ``op`` is the code;
+            ``spoken`` has better ones by the name of the library's function (in its speaking file) that the user called. ``peer`` is a
+            global rank, NONE or ANY_SOURCE; ``label`` that in force where None. The slot is None once recording has stopped.
+        wait: ``wait(slot)`` writes down that the program begins to wait for an operation.
+        complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with ERROR that it raised; what raised
+            before the program waited was refused. ``waited`` is False for what blocked the program from its posting until now.
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
@@ -136,6 +143,10 @@ class Recorder:
         >>> events.post_ns.tolist(), events.wait_ns.tolist(), events.done_ns.tolist()
         ([10], [20], [30])
     """
+
+    make_post: Callable[..., Post]
+    wait: Callable[[int], None]
+    complete: Callable[..., None]
 
     def __init__(
         self,
@@ -168,9 +179,10 @@ class Recorder:
         self._lock, self._growing = threading.Lock(), threading.Lock()
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "label": {}, "file": {}}
         self._claim = itertools.count(step=_WORDS).__next__  # atomic: every thread gets slots of its own
-        self.sites = CallSites(self._file)
-        self._store: _Store = _Memory() if directory is None else _Files(directory, rank, max_records)
-        self._use(self._store.memory)
+        self.sites = CallSites(lambda name: self._number("file", name, self.files, name, {"name": name}))
+        self._store = None if directory is None else _Files(directory, rank, max_records)
+        memory: Any = _zeros(CHUNK) if self._store is None else self._store.memory
+        self._make_calls(memoryview(memory).cast("B"))
         self._post_span = self.make_post(OP_CODES["span"])
         self._post_mark = self.make_post(OP_CODES["mark"])
         self.start_ns = 0 if self._in_memory else now()
@@ -199,82 +211,77 @@ class Recorder:
 
     # -- operations
 
-    def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
-        """Makes the function that writes down the beginning of operations of one kind.
+    def _make_calls(self, memory: memoryview) -> None:
+        """Makes what each operation calls: closures over the memory, for looking that up would cost as much as the writing."""
+        now, who, claim, post_anew = self._now, self._who, self._claim, self._post_anew
+        locate, place_of = self.sites.locate, self.sites.places.get
+        words = memory.cast("q")
 
-        Args:
-            op: code of the operation.
-            spoken: better codes, by the name of the library's function (in its speaking file, see ``CallSites``) that the user called.
+        def use(grown: Any) -> None:
+            nonlocal memory, words
+            self._memory = memoryview(grown).cast("B")
+            words = self._memory.cast("q")  # before `memory`: a thread that finds room there finds it here
+            memory = self._memory
 
-        Returns:
-            ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function that the user or the library called.
-            ``peer`` is a global rank, NONE or ANY_SOURCE; ``label`` that in force where None. The slot is None once recording has stopped.
-        """
-        posted = op | IN_FLIGHT << 16  # the column after op
-        posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
-        claim, now, who = self._claim, self._now, self._who
-        place_of, learn, find_stand_in = self.sites.places.get, self.sites.learn, self.sites.find_stand_in
+        def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
+            posted = op | IN_FLIGHT << 16  # the column after op
+            posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
+            known: tuple[int, tuple[CodeType, ...]] = posted, ()
 
-        def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
-            state = posted
-            frame: Any
-            try:
-                frame = innermost = _frame_at(2)
-            except ValueError:  # a thread that begins in the library: no frame is the user's
-                frame = innermost = _frame_at(1)
-            while True:
-                file, line = place_of(id(frame.f_code) + frame.f_lasti) or learn(frame)
-                if file >= 0:
-                    break
-                if file == SPEAKER:
-                    state = posted_as.get(line, state)
-                frame = frame.f_back
-                if frame is None:
-                    file, line = find_stand_in(innermost)
-                    break
-            slot = claim()
-            if label is None:
-                label = _label()
-            try:
-                _pack_record(self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state)
-            except struct.error:
-                return self._post_anew(slot, who(), group, payload, label, file, line, peer, tag, state)
-            return slot
+            def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
+                nonlocal known
+                state, way = known
+                place = None
+                try:  # the user's frame is mostly behind the same functions as last time
+                    frame: Any = _frame_at(2)
+                    for code in way:
+                        if frame.f_code is not code:
+                            break
+                        frame = frame.f_back
+                    else:
+                        place = place_of(id(frame.f_code) + frame.f_lasti)
+                except (ValueError, AttributeError):
+                    pass  # a thread that begins in the library
+                if place is None:
+                    place, known = locate(posted, posted_as)
+                    state = known[0]
+                slot = claim()
+                if label is None:
+                    label = _label()
+                try:
+                    _pack_record(memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, place, peer, tag, _about(), state)
+                except struct.error:
+                    return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
+                return slot
 
-        return post
+            return post
+
+        def wait(slot: int) -> None:
+            words[slot + 1] = now()
+
+        def complete(slot: int, status: int = OK, *, waited: bool = True) -> None:
+            if not waited:
+                words[slot + 1] = words[slot]
+            words[slot + 2] = now()
+            memory[slot * 8 + _STATUS_AT] = status
+
+        self._memory = memory
+        self.make_post, self.wait, self.complete, self._use = make_post, wait, complete, use
 
     def _post_anew(
-        self, slot: int, who: int, group: int, payload: int, label: int, file: int, line: int, peer: Any, tag: Any, state: int
+        self, slot: int, who: int, group: int, payload: int, label: int, place: int, peer: Any, tag: Any, state: int
     ) -> int | None:
         """Writes a record for which there was no room, or whose peer or tag is no number that the library could take."""
         if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
             return None
-        values = (group, payload, label, file, line, _fit(peer), _fit(tag), _about(), state)
+        values = (group, payload, label, place, _fit(peer), _fit(tag), _about(), state)
         _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, who, *values)
         return slot
 
     def post_for(self, who: int, frame: FrameType | None, op: int, group: int, peer: int, tag: int, payload: int) -> int | None:
         """Writes down an operation that somebody else posted: a simulated rank that gave way at ``frame``. Returns its slot."""
-        place = (NONE, NONE) if frame is None else self.sites.place(frame)
-        return self._post_anew(self._claim(), who, group, payload, _label(), *place, peer, tag, op | IN_FLIGHT << 16)
-
-    def wait(self, slot: int) -> None:
-        """Writes down that the program begins to wait for an operation."""
-        self._words[slot + 1] = self._now()
-
-    def complete(self, slot: int, status: int = OK, *, waited: bool = True) -> None:
-        """Writes down that an operation is done, refused or broken.
-
-        Args:
-            slot: the operation.
-            status: OK, or ERROR where it raised; what raised before the program waited was refused.
-            waited: False for what blocked the program from its posting until now.
-        """
-        words = self._words
-        if not waited:
-            words[slot + 1] = words[slot]
-        words[slot + 2] = self._now()
-        self._memory[slot * 8 + _STATUS_AT] = status
+        place = NONE if frame is None else self.sites.place(frame)
+        return self._post_anew(self._claim(), who, group, payload, _label(), place, peer, tag, op | IN_FLIGHT << 16)
 
     def amend(self, slot: int, *, peer: int | None = None, wait_ns: int | None = None, done_ns: int | None = None) -> None:
         """Writes down what is known late of an operation.
@@ -285,9 +292,9 @@ class Recorder:
             wait_ns: when it began to block; not before the program's own call, which caused it.
             done_ns: when it was done; likewise.
         """
+        words = self._memory.cast("q")
         if peer is not None:
             _pack_rank(self._memory, slot * 8 + _PEER_AT, peer)
-        words = self._words
         if wait_ns is not None:
             words[slot + 1] = max(wait_ns, words[slot + 1])
         if done_ns is not None:
@@ -334,30 +341,27 @@ class Recorder:
             Its number; NONE, here and below, where the disk is full.
         """
         ranks = tuple(ranks)
-        line = {"name": name, "ranks": ranks, "fresh": True} if fresh else {"name": name, "ranks": ranks}
+        line = {"name": name, "ranks": ranks} | ({"fresh": True} if fresh else {})
         return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
 
     def payload(self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
         value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
-        line = {"dtype": dtype, "shape": value.shape, "size_bytes": size_bytes}
-        line |= {"reduction": reduction} if reduction else {}
-        return self._number("payload", value, self.payloads, value, line | ({"strides": value.strides} if strides else {}))
+        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides")}
+        return self._number("payload", value, self.payloads, value, line)
 
     def label(self, name: str) -> int:
         """Numbers a name of a span, a mark or an operation."""
-        number = self._numbers["label"].get(name)
-        return self._number("label", name, self.labels, name, {"name": name}) if number is None else number
-
-    def _file(self, name: str) -> int:
-        return self._number("file", name, self.files, name, {"name": name})
+        return self._number("label", name, self.labels, name, {"name": name})
 
     def _number(self, table: str, key: Any, values: list[Any], value: Any, line: dict[str, Any]) -> int:
         numbers = self._numbers[table]
+        if key in numbers:
+            return numbers[key]
         with self._lock:
             if key not in numbers:
                 try:  # on disk before in memory: whoever reads a record with the number finds the name
-                    self._store.append({"table": table, "id": len(numbers), **line})
+                    self._append({"table": table, "id": len(numbers), **line})
                 except OSError as error:
                     self._stop(error)
                     return NONE
@@ -367,7 +371,11 @@ class Recorder:
 
     def set_meta(self, key: str, value: Any) -> None:
         """Writes down one fact about the rank (JSON-able); the last value of a key counts."""
-        self._store.append({"table": "meta", "key": key, "value": value})
+        self._append({"table": "meta", "key": key, "value": value})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._store is not None:
+            self._store.append(line)
 
     # -- what has been written
 
@@ -382,7 +390,7 @@ class Recorder:
         """Returns a place: what is posted from now on stands behind it."""
         slot = self._claim()
         if slot * 8 < len(self._memory):
-            self._words[slot] = NONE  # a reader sees that nothing will come here
+            self._memory.cast("q")[slot] = NONE  # a reader sees that nothing will come here
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
@@ -424,24 +432,25 @@ class Recorder:
         self._closed = True
         if not self._stopped:
             self.set_meta("end_ns", self._now())
-        self._store.close()
+        if self._store is not None:
+            self._store.close()
 
-    # -- memory
-
-    def _use(self, memory: Any) -> None:
-        self._words = memoryview(memory).cast("B").cast("q")  # before `_memory`: a thread that finds room there finds it here
-        self._memory = memory
+    # -- room
 
     def _grow(self, offset: int) -> bool:
         """Makes room at ``offset``; False where recording stops."""
         with self._growing:
             if self._stopped:
                 return False
-            try:
-                memory = self._store.grow(offset)
-            except OSError as error:
-                self._stop(error)
-                return False
+            if self._store is None:
+                memory: Any = _zeros(4 * (offset // RECORD_BYTES + 1))  # untouched pages cost nothing
+                memory[: len(self._memory)] = self._memory
+            else:
+                try:
+                    memory = self._store.grow(offset)
+                except OSError as error:
+                    self._stop(error)
+                    return False
             if memory is None:
                 self._stop(None)
                 return False
@@ -462,33 +471,8 @@ class Recorder:
             pass  # the disk is full to the last byte; the records say how far it went
 
 
-class _Store(Protocol):
-    """Where records and names go."""
-
-    memory: Any
-
-    def grow(self, offset: int) -> Any: ...
-    def append(self, line: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Memory:
-    """Memory that grows by doubling; untouched pages cost nothing. Names stay with the recorder."""
-
-    def __init__(self) -> None:
-        self.memory = np.zeros(CHUNK * RECORD_BYTES, dtype=np.uint8).data
-
-    def grow(self, offset: int) -> memoryview:
-        memory = np.zeros(4 * (offset + RECORD_BYTES), dtype=np.uint8).data
-        memory[: len(self.memory)] = self.memory
-        self.memory = memory
-        return memory
-
-    def append(self, line: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def _zeros(records: int) -> Ints:
+    return np.zeros(records * RECORD_BYTES, dtype=np.uint8)
 
 
 class _Files:
@@ -500,13 +484,14 @@ class _Files:
         self._max_records = max_records
         self._closed = False
         events_path = Path(directory, f"rank-{rank}.events")
+        names_path = events_path.with_suffix(".names")
         try:
             events_path.parent.mkdir(parents=True, exist_ok=True)
-            for path in (events_path, events_path.with_suffix(".names")):
+            for path in (events_path, names_path):
                 path.unlink(missing_ok=True)  # rather than cut it: an earlier recorder that still maps it would crash
-            self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            self._names = os.open(names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            self.memory = self._extend(min(FIRST_CHUNK, max_records))
+            self.memory: Any = self._extend(min(FIRST_CHUNK, max_records))
         except OSError as error:
             raise TraceFileError(
                 f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
@@ -514,26 +499,26 @@ class _Files:
             ) from error
 
     def _extend(self, capacity: int) -> mmap.mmap:
-        """Gives the file room for ``capacity`` records and maps it whole. A full disk shows here, as an error, and nowhere else."""
-        start, length = self._capacity * RECORD_BYTES, (capacity - self._capacity) * RECORD_BYTES
-        if hasattr(os, "posix_fallocate"):  # not on macOS and Windows, where writing has to do
-            os.posix_fallocate(self._events, start, length)
-        # The zeros are there already, but writing them makes the pages known: the first touch of each through the map costs a fifth.
+        """Gives the file room for ``capacity`` records and maps it whole.
+
+        The zeros are written, for a full disk is then an error here, and nowhere else.
+        """
+        start = self._capacity * RECORD_BYTES
         os.lseek(self._events, start, os.SEEK_SET)
-        zeros = memoryview(bytes(length))
+        zeros = memoryview(bytes(capacity * RECORD_BYTES - start))
         while zeros:
             zeros = zeros[os.write(self._events, zeros) :]
         self._capacity = capacity
         # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
         memory = mmap.mmap(self._events, capacity * RECORD_BYTES)
         try:
-            memory.madvise(_POPULATE, start, length)  # map the pages now, at once, rather than one by one in the middle of operations
+            memory.madvise(_POPULATE, start, len(memory) - start)  # map the pages now, at once, rather than in the middle of operations
         except (AttributeError, OSError, ValueError):
             pass  # not Linux, or one before 5.14
         return memory
 
-    def grow(self, offset: int) -> mmap.mmap | None:
-        """Makes room at ``offset`` and returns the map to write to; None where the file has its largest size, or is closed."""
+    def grow(self, offset: int) -> Any:
+        """Makes room at ``offset`` and returns where to write; None where the file has its largest size, or is closed."""
         if self._closed or offset >= self._max_records * RECORD_BYTES:
             return None
         while offset >= self._capacity * RECORD_BYTES:
@@ -541,9 +526,10 @@ class _Files:
         return self.memory
 
     def append(self, line: dict[str, Any]) -> None:
+        """Writes a line of names; in one go, so that a kill leaves a whole line or none."""
         with self._lock:
             if not self._closed:
-                os.write(self._names, json.dumps(line).encode() + b"\n")  # one write a line: a kill leaves a whole line or none
+                os.write(self._names, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the files. The map stays valid for threads that are in the middle of a record."""
@@ -562,11 +548,10 @@ class _Files:
 def _detach(reference: weakref.ref[Recorder]) -> None:
     """Lets go of the files, in a process forked from the rank: the two would write to the same places."""
     recorder = reference()
-    if recorder is not None:
+    if recorder is not None and recorder._store is not None:
         recorder._stopped = recorder._closed = True
         recorder._lock, recorder._growing = threading.Lock(), threading.Lock()
-        if isinstance(recorder._store, _Files):
-            recorder._store.abandon()
+        recorder._store.abandon()
         recorder._use(bytearray(recorder._memory))
 
 
@@ -599,22 +584,22 @@ def _measure_cost_ns() -> int:
 class CallSites:
     """Finds the user's line: the innermost frame outside ringsim, the communication library and Python's own modules.
 
-    ``places`` remembers instructions, for Python finds the line of a frame by reading its function's table from the start, which in a
-    function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
+    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading its function's table from the start, which
+    in a function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
     object holds its instructions, so no two have one key while both live.
 
     Args:
         number: gives a user's file its number.
 
     Attributes:
-        places: by instruction, the number of the user's file and the line; or OURS, LIBRARY or SPEAKER and the name of the function.
+        places: file and line joined, by instruction.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
-        self.places: dict[int, tuple[int, Any]] = {}
+        self.places: dict[int, int] = {}
         self._number = number
         self._kinds: dict[str, int] = {}
-        self._alive: list[CodeType] = []  # those in `places`
+        self._alive: list[CodeType] = []  # whose instructions are keys
         self._libraries: tuple[str, ...] = ("<frozen ",)
         self._speaker = ""
 
@@ -641,14 +626,30 @@ class CallSites:
             return LIBRARY
         return self._number(filename)
 
-    def learn(self, frame: FrameType) -> tuple[int, Any]:
-        """Returns what ``places`` says of a frame from now on."""
-        code = frame.f_code
-        file = self.kind(code.co_filename)
-        place = file, (frame.f_lineno if file >= 0 else code.co_name)
-        self._alive.append(code)  # first: the key is good only while it lives
-        self.places[id(code) + frame.f_lasti] = place
-        return place
+    def locate(self, posted: int, posted_as: Mapping[str, int]) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
+        """Returns where the user called what posts an operation; and the record's last column, which the functions between tell, and these.
+
+        Args:
+            posted: the last column.
+            posted_as: better ones, by the name of the speaking function.
+        """
+        way: list[CodeType] = []
+        try:
+            frame = innermost = _frame_at(3)
+        except ValueError:  # a thread that begins in the library: no frame is the user's
+            frame = innermost = _frame_at(2)
+        while (file := self.kind(frame.f_code.co_filename)) < 0:
+            if file == SPEAKER:
+                posted = posted_as.get(frame.f_code.co_name, posted)
+            if frame.f_back is None:
+                return self._find_stand_in(innermost), (posted, ())
+            way.append(frame.f_code)
+            frame = frame.f_back
+        key = id(frame.f_code) + frame.f_lasti
+        if key not in self.places:
+            self._alive.append(frame.f_code)  # first: the key is good only while it lives
+            self.places[key] = _join(file, frame)
+        return self.places[key], (posted, tuple(way))
 
     def find(self, frame: FrameType | None) -> FrameType | None:
         """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
@@ -656,18 +657,23 @@ class CallSites:
             frame = frame.f_back
         return frame
 
-    def place(self, frame: FrameType) -> tuple[int, int]:
-        """Returns file number and line of the user's code that ``frame`` is, or was called by."""
+    def place(self, frame: FrameType) -> int:
+        """Returns the place of the user's code that ``frame`` is, or was called by."""
         found = self.find(frame)
-        return self.find_stand_in(frame) if found is None else (self.kind(found.f_code.co_filename), found.f_lineno)
+        return self._find_stand_in(frame) if found is None else _join(self.kind(found.f_code.co_filename), found)
 
-    def find_stand_in(self, frame: FrameType) -> tuple[int, int]:
-        """Returns file number and line where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
+    def _find_stand_in(self, frame: FrameType) -> int:
+        """Returns the place where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
         outward = frame.f_back
         while outward is not None and self.kind(outward.f_code.co_filename) != OURS:
             outward = outward.f_back
         found = outward or frame
-        return self._number(found.f_code.co_filename), found.f_lineno
+        return _join(self._number(found.f_code.co_filename), found)
+
+
+def _join(file: int, frame: FrameType) -> int:
+    """Returns the columns file and line as one number."""
+    return frame.f_lineno << 32 | file & 0xFFFFFFFF
 
 
 # -- operations whose peer is gone
@@ -685,19 +691,10 @@ LOST_PEER: Final = (
 
 
 def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
-    """Completes the record of an operation that raised when it was posted.
+    """Completes the record of an operation that raised when it was posted; returns whether it was refused.
 
-    A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. To the
-    user both are the same, a message to a rank that is gone, so both are recorded as a wait that broke. What was refused instead never
-    reached the wire, and says nothing of the other side.
-
-    Args:
-        recorder: has the record.
-        slot: where the record is.
-        error: what was raised.
-
-    Returns:
-        Whether the operation was refused: False where its peer is gone.
+    A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. That is
+    recorded as a wait that broke, too. What was refused never reached the wire, and says nothing of the other side.
     """
     lost = any(words in str(error) for words in LOST_PEER)
     if lost:
