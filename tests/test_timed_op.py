@@ -128,5 +128,7 @@ def test_a_handle_that_outlives_the_recorder_writes_nothing(kind: str, logged: R
 
 @pytest.mark.parametrize("result", [None, 3, [1, 2], math.inf])
 def test_what_is_no_handle_ends_it(result: Any, logged: Recorder, tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        sum_up()  # type: ignore[call-arg]
     assert sum_up(torch.ones(2), lambda: result) is result
     assert span_of(tmp_path)["status"] == OK
