@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launching import pass_round, running_script
-from processes import descendants, gone, until
+from processes import descendants, gone, listening, until
 
 import ringsim
 from ringsim.errors import ArgumentError, Deadlock, Interrupted, PeerExited, RankFailed, RunTimeout
@@ -365,14 +365,6 @@ def test_no_rank_is_left_when_an_error_arrives() -> None:
         with pytest.raises(error):
             ringsim.trace(worker, world_size=2)
         assert not [name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")]
-
-
-def listening() -> set[str]:
-    """The addresses on which this process listens, as /proc has them."""
-    links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
-    lines = [(name, line.split()) for name in ("tcp", "tcp6", "udp", "udp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    return {words[1].split(":")[0] for name, words in lines if words[9] in inodes and (words[3] == "0A" or name.startswith("udp"))}
 
 
 def test_nothing_listens_beyond_loopback() -> None:
