@@ -305,3 +305,24 @@ def test_spans_and_marks_do_nothing_where_nothing_is_recorded() -> None:
 def test_wrong_arguments_of_a_span_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ringsim.span(**arguments)
+
+
+def test_ways_through_the_library_are_told_apart() -> None:
+    """Calls of one line may get to the recorder by other functions, and as far out: the names of the operations differ, and the lines."""
+    recorder = Recorder(None, 0, 2, now=lambda: 0, who=lambda: 0)
+    recorder.sites.declare_library("/library", speaker="/library/speaker.py")
+    post = recorder.make_post(OP_CODES["isend"], {"isend": OP_CODES["isend"], "batch_isend_irecv": OP_CODES["batch_isend"]})
+    library: dict[str, Any] = {"post": post}
+    source = "def hook(): post(0, 1, 0, 0)\ndef isend(): hook()\ndef batch_isend_irecv(): hook()\ndef via(function): function()"
+    exec(compile(source, "/library/speaker.py", "exec"), library)
+
+    def own() -> None:
+        library["hook"]()
+
+    for _ in range(2):
+        for way in (library["isend"], library["batch_isend_irecv"], own):
+            library["via"](way)
+    events = recorder.read()
+    assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", "isend"] * 2
+    here = own.__code__.co_firstlineno
+    assert (events.line - here).tolist() == [5, 5, 1] * 2

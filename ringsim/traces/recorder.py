@@ -96,7 +96,6 @@ label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NON
 _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
-Site = tuple[int, int, int]  # file and line joined, the record's last column, how many frames out
 
 
 class Recorder:
@@ -214,7 +213,8 @@ class Recorder:
 
     def _make_calls(self, memory: memoryview) -> None:
         """Makes what each operation calls: closures over the memory, for looking that up would cost as much as the writing."""
-        now, who, claim, post_anew, locate = self._now, self._who, self._claim, self._post_anew, self.sites.locate
+        now, who, claim, post_anew = self._now, self._who, self._claim, self._post_anew
+        locate, place_of = self.sites.locate, self.sites.places.get
         words = memory.cast("q")
 
         def use(grown: Any) -> None:
@@ -226,18 +226,25 @@ class Recorder:
         def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
             posted = op | IN_FLIGHT << 16  # the column after op
             posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
-            seen: dict[int, Site] = {}
-            depth = 2
+            known: tuple[int, tuple[CodeType, ...]] = posted, ()
 
             def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
-                nonlocal depth
-                try:  # the user's frame is mostly where it was last time
-                    frame = _frame_at(depth)
-                    place, state, found = seen[id(frame.f_code) + frame.f_lasti]
-                except (ValueError, KeyError):
-                    found = 0
-                if found != depth:
-                    place, state, depth = locate(seen, posted, posted_as)
+                nonlocal known
+                state, way = known
+                place = None
+                try:  # the user's frame is mostly behind the same functions as last time
+                    frame: Any = _frame_at(2)
+                    for code in way:
+                        if frame.f_code is not code:
+                            break
+                        frame = frame.f_back
+                    else:
+                        place = place_of(id(frame.f_code) + frame.f_lasti)
+                except (ValueError, AttributeError):
+                    pass  # a thread that begins in the library
+                if place is None:
+                    place, known = locate(posted, posted_as)
+                    state = known[0]
                 slot = claim()
                 if label is None:
                     label = _label()
@@ -577,11 +584,19 @@ def _measure_cost_ns() -> int:
 class CallSites:
     """Finds the user's line: the innermost frame outside ringsim, the communication library and Python's own modules.
 
+    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading its function's table from the start, which
+    in a function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
+    object holds its instructions, so no two have one key while both live.
+
     Args:
         number: gives a user's file its number.
+
+    Attributes:
+        places: file and line joined, by instruction.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
+        self.places: dict[int, int] = {}
         self._number = number
         self._kinds: dict[str, int] = {}
         self._alive: list[CodeType] = []  # whose instructions are keys
@@ -591,6 +606,7 @@ class CallSites:
     def declare_library(self, directory: str, speaker: str) -> None:
         """Counts the files under ``directory`` as the library's, and ``speaker`` as the one whose functions name operations."""
         self._kinds.clear()
+        self.places.clear()
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
@@ -610,20 +626,14 @@ class CallSites:
             return LIBRARY
         return self._number(filename)
 
-    def locate(self, seen: dict[int, Site], posted: int, posted_as: Mapping[str, int]) -> Site:
-        """Returns where the user called what posts an operation, the record's last column, and how many frames out; for ``make_post``.
-
-        The site is remembered in ``seen``, for Python finds the line of a frame by reading its function's table from the start, which in a
-        function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
-        object holds its instructions, so no two have one key while both live. An instruction that is as far out as before is taken to
-        have got there by the same functions.
+    def locate(self, posted: int, posted_as: Mapping[str, int]) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
+        """Returns where the user called what posts an operation; and the record's last column, which the functions between tell, and these.
 
         Args:
-            seen: sites by instruction.
             posted: the last column.
             posted_as: better ones, by the name of the speaking function.
         """
-        depth = 2
+        way: list[CodeType] = []
         try:
             frame = innermost = _frame_at(3)
         except ValueError:  # a thread that begins in the library: no frame is the user's
@@ -632,16 +642,14 @@ class CallSites:
             if file == SPEAKER:
                 posted = posted_as.get(frame.f_code.co_name, posted)
             if frame.f_back is None:
-                return self._find_stand_in(innermost), posted, 2
-            frame, depth = frame.f_back, depth + 1
+                return self._find_stand_in(innermost), (posted, ())
+            way.append(frame.f_code)
+            frame = frame.f_back
         key = id(frame.f_code) + frame.f_lasti
-        if key in seen:
-            place = seen[key][0]
-        else:
+        if key not in self.places:
             self._alive.append(frame.f_code)  # first: the key is good only while it lives
-            place = _join(file, frame)
-        seen[key] = place, posted, depth
-        return seen[key]
+            self.places[key] = _join(file, frame)
+        return self.places[key], (posted, tuple(way))
 
     def find(self, frame: FrameType | None) -> FrameType | None:
         """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
