@@ -38,7 +38,7 @@ MUTATIONS = {
         "ringsim/diagnose/waitfor.py",
         "            missing[rank] -= 1",
         "            missing[rank] -= 2",
-        "test_diagnose_waitfor.py test_golden.py",
+        "test_diagnose_analyse.py test_golden.py",
     ),
     "schedule 1F1B": Mutation(
         "ringsim/schedules/linear.py",
@@ -53,7 +53,7 @@ MUTATIONS = {
         "test_recorder.py distributed/test_recording.py",
     ),
     "check of the ring": Mutation(
-        "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_ring.py"
+        "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_messages.py"
     ),
     "recorder": Mutation(
         "ringsim/traces/recorder.py", "            words[slot + 1] = words[slot]", "            pass", "test_recorder.py test_golden.py"

@@ -45,8 +45,6 @@ from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, ERROR, MADE
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Post, Recorder, fail_posting
 
-__all__ = ["GROUPS", "NOT_RECORDED", "find_handle_types", "install", "name_and_ranks", "uninstall"]
-
 Hook = Callable[..., Any]
 
 NOT_RECORDED: Final = (
@@ -72,32 +70,18 @@ _COLLECTIVES: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, the same on all of its ranks, and the global rank of each of its ranks.
-
-    Args:
-        group: any process group; of one that was made behind torch's back nobody knows which global ranks are in it.
-
-    Example:
-        >>> import torch.distributed as dist
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> name_and_ranks(dist.group.WORLD)
-        ('world', [0])
-        >>> dist.destroy_process_group()
-    """
-    name = _name(group)
+    """Returns a group's name, the same on all of its ranks, and the global rank of each of its ranks, where torch knows them."""
+    if group is dist.group.WORLD:
+        name = "world"
+    else:
+        try:  # where torch numbered a pair group, its name stands in the description
+            name = group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+        except RuntimeError:  # made behind torch's back
+            name = ""
     try:
         return name, dist.get_process_group_ranks(group)
     except (KeyError, ValueError):
         return f"{name or 'unnamed'} (unregistered: group ranks)", list(range(group.size()))
-
-
-def _name(group: ProcessGroup) -> str:
-    if group is dist.group.WORLD:
-        return "world"
-    try:  # where torch numbered a pair group, its name stands in the description
-        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
-    except RuntimeError:  # made behind torch's back
-        return ""
 
 
 class _Names:
@@ -501,13 +485,9 @@ class _Hooks:
         return number, peer, payload
 
     def make_message(self, method: str, peer_name: str, poster: str, ops: dict[str, int]) -> Hook:
-        """Makes the hook for ``send`` or ``recv``.
+        """Makes the hook for ``send`` or ``recv``, whose argument for the other side's group rank is ``peer_name``.
 
-        Args:
-            method: the method's name.
-            peer_name: what torch calls its argument for the other side's group rank.
-            poster: the function of torch.distributed that the operation is named after where no frame tells.
-            ops: codes by the name of the function of torch.distributed.
+        The operation has the code in ``ops`` of the function of torch.distributed that was called; of ``poster`` where no frame tells.
         """
         call, recorder, checks = getattr(ProcessGroup, method), self.recorder, self.checks
         post = recorder.make_post(ops[poster], ops)

@@ -91,15 +91,13 @@ def ring_picture(trace: Trace) -> style.Picture:
     return style.Picture(lambda ax: _draw(trace, ax), *SIZE_INCHES)
 
 
-def _draw(trace: Trace, ax: Axes) -> style.Margins:
-    """Draws the ring on axes that have their size already; returns the room that the words around it take."""
+def _draw(trace: Trace, ax: Axes) -> None:
     graph = communication_graph(trace)
     title, subtitle = _message(graph)
-    if len(graph) > MOST_NODES:
-        notes = _draw_matrix(graph, ax) + _left_out(graph)
-        return style.dress(ax, title, subtitle=subtitle, notes=notes, metadata=trace.metadata, left=56, right=100, below=40)
-    notes = _draw_circle(graph, ax) + _left_out(graph)
-    return style.dress(ax, title, subtitle=subtitle, notes=notes, handles=_circle_legend(graph), metadata=trace.metadata, columns=2)
+    is_matrix = len(graph) > MOST_NODES
+    notes = (_draw_matrix if is_matrix else _draw_circle)(graph, ax) + _left_out(graph)
+    handles = () if is_matrix else _circle_legend(graph)
+    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata, columns=2)
 
 
 def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
@@ -207,22 +205,12 @@ STEPS: Final = 49
 
 
 def node_angle(rank: int, world_size: int) -> float:
-    """Angle of a rank in radians, counted clockwise from the top.
-
-    Example:
-        >>> node_angle(0, 4), round(node_angle(1, 4), 3)  # the top; the right
-        (0.0, 1.571)
-    """
+    """Angle of a rank in radians, counted clockwise from the top."""
     return 2 * float(np.pi) * rank / world_size
 
 
 def place(angle: Any, radius: float = 1.0) -> Points:
-    """Point, or points, at an angle clockwise from the top; shape (2,) or (points, 2).
-
-    Example:
-        >>> place(0.0).tolist()
-        [0.0, 1.0]
-    """
+    """Point, or points, at an angle clockwise from the top; shape (2,) or (points, 2)."""
     return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
 
 
@@ -232,12 +220,7 @@ def arc(start: float, end: float, radius: float = 1.0) -> Points:
 
 
 def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
-    """Path that bows from one point to another, towards a third: a quadratic Bezier curve; shape (steps, 2).
-
-    Example:
-        >>> bow(np.array([0.0, 0.0]), np.array([0.0, 1.0]), np.array([0.18, 0.5]))[24].round(3).tolist()  # its middle
-        [0.09, 0.5]
-    """
+    """Path from one point to another that bows towards a third: a quadratic Bezier curve; shape (steps, 2)."""
     t = np.linspace(0, 1, steps)[:, None]
     path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
     return path
@@ -246,11 +229,7 @@ def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Poin
 def _chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     """Path between two nodes that bows towards the centre, and a little to the left of its way, so that the way back lies apart.
 
-    Args:
-        start: first node.
-        end: last node.
-        pull: how far it bows to the centre: 0 not at all, 1 all the way.
-        gap: how far from both nodes it stays.
+    ``pull`` says how far: 0 not at all, 1 all the way to the centre; it stays ``gap`` away from both nodes.
     """
     way = end - start
     path = bow(start, end, (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]]), 4 * STEPS)
@@ -264,15 +243,9 @@ def ribbon(path: Points, width: float) -> Points:
 
 
 def arrow(path: Points, width: float, *, head: float) -> Points:
-    """Outline of an arrow along a path, a closed polygon whose tip is the path's last point.
+    """Outline of an arrow along a path, a closed polygon whose point ``len // 2`` is the tip, the path's last point.
 
-    Args:
-        path: the path.
-        width: of the shaft.
-        head: length of the head, and about its width; at most half the path is head.
-
-    Returns:
-        A polygon; point ``len // 2`` is the tip.
+    The head is ``head`` long and about as wide; at most half the path is head.
     """
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
     neck = along[-1] - min(head, along[-1] / 2)
@@ -324,16 +297,10 @@ def words_box(ax: Axes, x: float, y: float, text: str) -> Box:
 
 
 def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: Sequence[Box]) -> int:
-    """Writes a label beside each of some arrows, the most important first.
+    """Writes a label beside each of some arrows, the most important first; returns how many found no room, and are not written.
 
-    Args:
-        ax: the axes, which have their size and range already.
-        labels: words of each, and the path of its arrow.
-        paths: of all arrows: a label covers one only where there is no other room.
-        taken: what no label may cover: nodes, and words that are there already.
-
-    Returns:
-        How many found no room, and are not written.
+    A label, given by its words and the path of its arrow, never covers what is ``taken`` by nodes and other words, and covers one of the
+    ``paths`` of all arrows only where there is no other room. The axes have their size and range already.
     """
     (left, right), (bottom, top) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
     boxes = list(taken)
@@ -412,15 +379,7 @@ CLOSING_TEXTURE: Final = (0, (0.5, 1.8))
 
 
 def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
-    """Draws ranks, groups and messages on axes that have their size already.
-
-    Args:
-        graph: as ``communication_graph`` returns it, with few enough ranks for nodes.
-        ax: where to draw.
-
-    Returns:
-        Notes on what is not drawn, or not labelled.
-    """
+    """Draws ranks, groups and messages on axes that have their size already; returns notes on what is not drawn, or not labelled."""
     world_size = len(graph)
     radius = min(0.24, 0.22 * 2 * np.pi / max(world_size, 4))
     ax.set(xlim=(-LIMITS[0], LIMITS[0]), ylim=(-LIMITS[1], LIMITS[1]), aspect="equal")
@@ -591,11 +550,7 @@ MOST_OUTLINES: Final = 64  # ranks up to which an unused group's cell can be see
 
 
 def bytes_matrix(graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS) -> tuple[npt.NDArray[np.int64], int]:
-    """Sums the bytes from each rank to each rank.
-
-    Args:
-        graph: as ``communication_graph`` returns it.
-        most_cells: cells a side; where there are more ranks, several share a cell, and their bytes are added.
+    """Sums the bytes from each rank to each rank, in at most ``most_cells`` cells a side, which several ranks may share.
 
     Returns:
         The matrix, shape (sender, receiver), and how many ranks a cell's side stands for. A cell without messages is -1.

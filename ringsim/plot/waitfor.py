@@ -77,12 +77,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
-    """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis.
-
-    Example:
-        >>> waitfor_png(Diagnosis((), 2))[1:4]
-        b'PNG'
-    """
+    """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis."""
     return style.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
@@ -117,8 +112,7 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
     return replace(trace, events=join_events([events.select(recent), at_end]))
 
 
-def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> style.Margins:
-    """Draws the graph on axes that have their size already; returns the room that the words around it take."""
+def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     edges = diagnosis.edges or _edges_of(diagnosis.findings)
     ranks = _shown_ranks(diagnosis, edges)
     states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()  # of a run that finished: nothing to say
@@ -140,7 +134,7 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> style.Margins:
         notes.append(f"No room was left for what {count(unlabelled, 'arrow')} would say.")
     handles = _legend(diagnosis, shown, ranks)
     metadata = diagnosis.trace.metadata if diagnosis.trace is not None else {}
-    return style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
+    style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
 
 
 def _hidden_edges(number: int) -> str:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.distributed import GroupMember
 
-from ringsim.comm import built
 from ringsim.comm.backend import Backend, Membership
 from ringsim.comm.collectives import Call, to_index
 from ringsim.comm.objects import OBJECTS
@@ -315,9 +314,6 @@ class SimulatedRank(Runner, Membership, Backend):
         found = self.enter("monitored_barrier", group)
         if found is not None:
             self.start(Call("monitored_barrier", found, (), ())).wait(timeout)
-
-    new_subgroups = built.new_subgroups
-    new_subgroups_by_enumeration = built.new_subgroups_by_enumeration
 
     # -- messages
 
