@@ -37,30 +37,9 @@ from ringsim.traces.collectives import COLLECTIVES, Collective
 from ringsim.traces.events import NONE, OP_CODES
 
 __all__ = [
-    "METHODS",
-    "READINGS",
-    "Call",
-    "Members",
-    "OpaqueGroup",
-    "Reading",
-    "check_batch",
-    "check_dense",
-    "check_list",
-    "describe",
-    "find_reduction",
-    "find_root",
-    "find_tensors",
-    "find_unfit",
-    "for_receiving",
-    "for_sending",
-    "has_gaps",
-    "is_plain",
-    "make_signature",
-    "name_of_reduction",
-    "read_call",
-    "root_of",
-    "shorten",
-    "to_index",
+    *("METHODS", "READINGS", "Call", "Members", "OpaqueGroup", "Reading", "check_batch", "check_dense", "check_list", "describe"),
+    *("find_reduction", "find_root", "find_tensors", "find_unfit", "for_receiving", "for_sending", "has_gaps", "is_plain"),
+    *("make_signature", "name_of_reduction", "read_call", "root_of", "shorten", "to_index"),
 ]
 
 
