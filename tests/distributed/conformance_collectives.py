@@ -134,9 +134,9 @@ def _gather(s: Scene) -> tuple[Tensors, Tensors]:
     return out or [], s.at_root(s.values(3)) or []
 
 
-def _gather_single(s: Scene) -> tuple[Tensors, Tensors]:
+def _gather_single(s: Scene, name: str = "gather_single") -> tuple[Tensors, Tensors]:
     out = s.at_root(s.blank(s.size, 2, 3))
-    s.end(s.dist.gather_single(s.mine(2, 3), out, s.root, **s.how))
+    s.end(getattr(s.dist, name)(s.mine(2, 3), out, s.root, **s.how))
     return [] if out is None else [out], s.at_root([torch.stack(s.values(2, 3))]) or []
 
 
@@ -199,6 +199,7 @@ _PLAIN = (
 CASES: dict[str, Case] = {
     **{case.__name__.strip("_"): case for case in _PLAIN},
     "all_gather_single": functools.partial(_all_gather_into_tensor, name="all_gather_single"),
+    "gather_into_tensor": functools.partial(_gather_single, name="gather_into_tensor"),
     "reduce_scatter_single": functools.partial(_reduce_scatter_tensor, name="reduce_scatter_single"),
 }
 WAYS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The log of ``ringsim.comm`` on real ranks: selecting, starting, stopping, sharing the recorder, and the table on every rank."""
+"""The log of ``ringsim.comm`` on ranks of both clocks: selecting, starting, stopping, sharing the recorder, the table on every rank."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as torch_dist
@@ -26,6 +26,7 @@ from ringsim.comm.torch_private import default_store
 from ringsim.state import get_state
 
 pytestmark = pytest.mark.timeout(90)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 
 def counts(table: Any) -> dict[str, int]:
@@ -36,29 +37,99 @@ def private_directories(directory: str) -> list[str]:
     return [name for name in os.listdir(directory) if name.startswith("ringsim-log")]
 
 
-# -- what two ranks do, one after the other in one job
+# -- within a run, on both clocks
+
+LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
+COUNTED = ("name", "op", "size_bytes", "group_size", "count", "first_count", "in_flight", "failed")
 
 
-def selecting(directory: str, rank: int) -> Any:
-    tensor, found = torch.ones(8), []
+def row_keys(table: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(getattr(row, name) for name in COUNTED) for row in table.rows)
 
-    def work() -> None:
+
+@dist.timed_op
+def swap(tensor: torch.Tensor, group: Any = None) -> Any:
+    """A collective of the user's own, which returns a handle."""
+    other = 1 - dist.get_rank()
+    handles = [dist.isend(tensor.clone(), other, group=group), dist.irecv(tensor, other, group=group)]
+    handles[0].wait()
+    return handles[1]
+
+
+def train() -> list[Any]:
+    """Logs in all the ways that there are; returns the rows of three logs."""
+    rank, tensor = ringsim.current_ring().rank, torch.ones(1000)
+    dist.all_reduce(tensor)  # not yet
+    dist.configure(enabled=True)
+    for _ in range(3):
         dist.all_reduce(tensor)
-        dist.all_reduce(tensor, log_name="gradients")
-        dist.broadcast(tensor, 0)
-        dist.broadcast(tensor, 0, prof=True)
-        dist.barrier()
-        torch_dist.reduce(tensor, 0)  # behind ringsim.comm's back
-
-    for settings in ({"prof_all": True}, {"prof_all": False}, {"prof_ops": ["all_reduce"]}, {"prof_ops": ("gradients",)}):
-        dist.configure(enabled=True, **settings)
-        work()
-        found.append(counts(dist.log_summary()))
-        dist.reset_log()
+    dist.all_reduce(tensor, log_name="gradients")
+    if rank == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+    swap(tensor).wait()
+    left = dist.irecv(torch.zeros(3), 1 - rank)  # is never sent
+    found = [dist.log_summary()]
+    # DeepSpeed 0.19.8: prof_ops matches a log_name only, and prof given by position is passed over.
+    dist.configure(prof_all=False, prof_ops=["barrier", "by name"])
+    dist.barrier()
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, log_name="by name")
+    dist.broadcast(tensor, 0, prof=True)
+    found.append(dist.log_summary())
+    dist.reset_log()
+    dist.barrier()
     dist.configure(enabled=False)
-    work()
-    found.append(counts(dist.log_summary()))
-    return found, private_directories(directory)
+    dist.barrier()
+    found.append(dist.log_summary())
+    dist.send(torch.zeros(3), 1) if rank == 0 else left.wait()
+    left.wait() if rank == 0 else dist.send(torch.zeros(3), 0)
+    return [row_keys(table) for table in found]
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_the_rows_of_simulated_ranks_are_those_of_a_real_run() -> None:
+    real = ringsim.trace(train, world_size=2)
+    virtual = ringsim.simulate(train, world_size=2, link=LINK)
+    assert virtual.results == real.results
+    first, second, third = real.results[0]
+    assert {(row[0], row[4]) for row in first} >= {("all_reduce", 3), ("gradients", 1), ("swap", 1)}
+    assert {row[0] for row in second} - {row[0] for row in first} == {"barrier", "by name", "broadcast"}
+    assert [(row[0], row[4]) for row in third] == [("barrier", 1)]
+    for trace in (real, virtual):
+        assert [text.count("Communication of 2 ranks") for text in trace.output] == [3, 0]
+
+
+def reduce_five_times() -> tuple[float, float, int]:
+    dist.configure(enabled=True)
+    for _ in range(5):
+        dist.all_reduce(torch.zeros(500))
+    (row,) = dist.log_summary().rows
+    return row.median_us, row.algbw_gb_per_s, dist.get_comm_operation_count()
+
+
+def test_times_are_the_formulas() -> None:
+    took_us = 2 * (1000 + 1000)  # two steps of 1 ms and 1,000 bytes
+    assert ringsim.simulate(reduce_five_times, world_size=2, link=LINK).results == [(took_us, pytest.approx(2000 / took_us * 1e-3), 5)] * 2
+
+
+def write_lines() -> None:
+    dist.configure(enabled=True, verbose=True, debug=True)
+    dist.all_reduce(torch.zeros(500), log_name="gradients")
+    dist.isend(torch.zeros(1), 1).wait() if dist.get_rank() == 0 else dist.recv(torch.zeros(1), 0)
+
+
+def test_lines_of_a_verbose_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ringsim.comm"):
+        ringsim.simulate(write_lines, world_size=2, link=LINK)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("gradients in write_lines: all_reduce, world, 1.95 KiB, 4 ms, algbw ") for line in lines) == 2
+    assert sum(line.startswith("isend in write_lines: isend, world, 4 B, posted") for line in lines) == 1
+    assert len(lines) == 4
+
+
+# -- in a job of two ranks, one part after the other
 
 
 def toggling(directory: str, rank: int) -> Any:
@@ -108,49 +179,6 @@ def on_another_backend(directory: str, rank: int) -> Any:
     return [counts(table) for table in tables]
 
 
-def writing(directory: str, rank: int) -> Any:
-    lines: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    logger = logging.getLogger("ringsim.comm")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(keep := Keep())
-    dist.configure(enabled=True, verbose=True, debug=True)
-    dist.all_reduce(torch.ones(1024))
-    dist.all_reduce(torch.ones(2), async_op=True, log_name="late").wait()
-    logger.removeHandler(keep)
-    return lines
-
-
-def own_collectives(directory: str, rank: int) -> Any:
-
-    @dist.timed_op
-    def swap(tensor: torch.Tensor, other: int, async_op: bool = False) -> Any:
-        """Exchanges a tensor."""
-        works = [dist.isend(tensor.clone(), other), dist.irecv(tensor, other)]
-        return works[1] if async_op else [work.wait() for work in works]
-
-    @dist.timed_op
-    def total(tensor: torch.Tensor) -> Any:
-        return dist.all_reduce(tensor, async_op=True)
-
-    dist.configure(enabled=True, prof_all=False, prof_ops=["swap", "total"])
-    swap(torch.ones(4), 1 - rank)
-    swap(tensor=torch.ones(4), other=1 - rank)
-    work = total(torch.ones(4))
-    time.sleep(0.05)
-    work.wait()
-    with pytest.raises(TypeError):
-        swap()  # type: ignore[call-arg]
-    table = dist.log_summary()
-    rows = [(row.name, row.op, row.size_bytes, row.group_size, row.count, row.in_flight) for row in table.rows]
-    (span,) = [row for row in table.rows if (row.name, row.op) == ("total", "span")]
-    return rows, span.first_mean_us > 50_000, swap.__name__, swap.__doc__
-
-
 def around_a_recording(directory: str, rank: int) -> Any:
     dist.configure(enabled=True)
     dist.barrier()
@@ -173,7 +201,7 @@ def one_stays_away(directory: str, rank: int) -> Any:
     return counts(table), table.ranks, table.notes
 
 
-# -- what three do
+# -- of three
 
 
 def everywhere(directory: str, rank: int) -> Any:
@@ -199,7 +227,7 @@ def different_counts(directory: str, rank: int) -> Any:
     return counts(table)
 
 
-# -- what one does
+# -- of one
 
 
 def forking(directory: str, rank: int) -> Any:
@@ -215,7 +243,7 @@ def forking(directory: str, rank: int) -> Any:
 
 PARTS: dict[int, tuple[Callable[[str, int], Any], ...]] = {
     1: (forking,),
-    2: (selecting, toggling, not_blocked, on_another_backend, writing, own_collectives, around_a_recording, one_stays_away),
+    2: (toggling, not_blocked, on_another_backend, around_a_recording, one_stays_away),
     3: (everywhere, different_counts),
 }
 
@@ -230,7 +258,6 @@ def do_all(directory: str, rank: int, size: int) -> dict[str, Any]:
         found[part.__name__] = part(directory, rank)
         dist.configure(enabled=False, prof_all=True, prof_ops=[], verbose=False, debug=False)
         dist.reset_log()
-    found["left behind"] = private_directories(directory)
     torch_dist.destroy_process_group()
     return found
 
@@ -246,17 +273,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
             by_name |= {name: [each[name] for each in ended] for name in ended[0]}
             assert private_directories(directory) == []
     return by_name
-
-
-def test_what_is_selected_is_logged(found: dict[str, list[Any]]) -> None:
-    # DeepSpeed 0.19.8: prof_ops matches a log_name only, and prof given by position is passed over.
-    for (everything, only_asked, by_operation, by_name, off), left in found["selecting"]:
-        assert everything == {"all_reduce": 1, "gradients": 1, "broadcast": 2, "barrier": 1, "reduce": 1}
-        assert only_asked == {"broadcast": 1}
-        assert by_operation == {"all_reduce": 1, "gradients": 1, "broadcast": 1}
-        assert by_name == {"gradients": 1, "broadcast": 1}
-        assert off == {}
-        assert len(left) <= 1  # the other rank may be about to remove its own
 
 
 @pytest.mark.parametrize(
@@ -290,46 +306,10 @@ def test_every_rank_gets_the_data(found: dict[str, list[Any]]) -> None:
     assert world["straggler_mean_us"] >= 0
 
 
-def test_verbose_writes_a_line_for_each_operation(found: dict[str, list[Any]]) -> None:
-    for done, posted in found["writing"]:
-        assert done.startswith("all_reduce in writing: all_reduce, world, 4 KiB, ")
-        assert "algbw" in done
-        assert posted == "late in writing: all_reduce, world, 8 B, posted"
-
-
-def test_timed_op_logs_functions_of_ones_own(found: dict[str, list[Any]]) -> None:
-    for rows, waited, name, doc in found["own_collectives"]:
-        assert rows == [
-            ("swap", "irecv", 16, 2, 4, 0),
-            ("swap", "isend", 16, 2, 4, 0),
-            ("swap", "span", 16, 2, 2, 0),
-            ("total", "all_reduce", 16, 2, 1, 0),
-            ("total", "span", 16, 2, 1, 0),
-        ]
-        assert waited  # done when it has been waited for, not when it was posted
-        assert (name, doc) == ("swap", "Exchanges a tensor.")
-
-
 def test_a_recorded_block_and_the_log_share_one_recorder(found: dict[str, list[Any]]) -> None:
     first, second = found["around_a_recording"]
     assert first == ({"all_reduce": 1, "barrier": 2}, ["all_reduce", "all_reduce"])
     assert second[0] == first[0]
-
-
-def within_a_run() -> Any:
-    dist.barrier()
-    dist.configure(enabled=True)
-    for _ in range(2):
-        dist.all_reduce(torch.ones(2), log_name="gradients")
-    return counts(dist.log_summary())
-
-
-def test_within_a_run_the_log_shares_its_recorder() -> None:
-    trace = ringsim.trace(within_a_run, world_size=2)
-    assert trace.results == [{"gradients": 2}] * 2
-    assert "gradients" in trace.output[0]
-    assert trace.output[1] == ""
-    assert [str(label) for label in trace.to_pandas()["label"].dropna()] == ["gradients"] * 4
 
 
 def test_a_log_that_was_never_stopped_leaves_nothing(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_messages_of_a_built_operation_stand_at_the_users_line() -> None:
 def test_everything_that_communicates_can_be_built() -> None:
     assert set(comm._FUNCTIONS) - {"isend", "irecv"} <= set(FALLBACKS)
     tested = "\n".join(Path(__file__).with_name(f"conformance_{family}.py").read_text() for family in FAMILIES)
-    assert {name for name in FALLBACKS if name not in tested} == {"gather_into_tensor", "new_subgroups_by_enumeration"}
+    assert {name for name in FALLBACKS if name not in tested} == {"new_subgroups_by_enumeration"}
 
 
 def carry_plain_data() -> list[Any]:
