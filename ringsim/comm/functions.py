@@ -115,16 +115,19 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        if state.log is None and state.backend is not None and state.backend.direct and state.backend.supports(name):
-            return getattr(state.backend, name)(*args, **kwargs)
+        if state.log is None and state.backend is not None and state.backend.direct:
+            own = getattr(state.backend, name, None)
+            if own is not None:
+                return own(*args, **kwargs)
         return _run(state, name, parameters, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
         state = get_state()
         if state.backend is None and native is not None:
             return native(*args, **kwargs)
-        if state.backend is not None and state.backend.direct and state.backend.supports(name):
-            return getattr(state.backend, name)(*args, **kwargs)
+        own = getattr(state.backend, name, None) if state.backend is not None and state.backend.direct else None
+        if own is not None:
+            return own(*args, **kwargs)
         return _run(state, name, parameters, args, kwargs, None)
 
     function: Any = communicate if logged else manage

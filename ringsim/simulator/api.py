@@ -31,7 +31,7 @@ from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.links import SharedCores, make_links
-from ringsim.simulator.matching import Semantics, SimulatedGroup, make_matcher, read_semantics
+from ringsim.simulator.matching import SimulatedGroup, make_matcher
 from ringsim.simulator.rank import SimulatedRank, World
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
@@ -125,7 +125,6 @@ def simulate(
     seed = check_seed(seed, world_size)
     if not isinstance(record, bool):
         raise ArgumentError(f"record must be True or False, got {say(record)}. Say whether to record the operations.")
-    when = read_semantics(semantics)
     if link is not None:
         check_links(link, world_size)
         for each in [link] if isinstance(link, Link) else link.values():
@@ -144,7 +143,7 @@ def simulate(
         "constants": _list_constants(semantics, seed, link, topology, compute, injections),
         "versions": {"ringsim": __version__},
     }
-    return _Run(call, _Settings(world_size, link, topology, when, costs, measures, seed, injections, record, metadata)).finish()
+    return _Run(call, _Settings(world_size, link, topology, semantics, costs, measures, seed, injections, record, metadata)).finish()
 
 
 def _pack(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
@@ -292,7 +291,7 @@ class _Settings:
     world_size: int
     link: Link | Mapping[tuple[int, int], Link] | None
     topology: Topology | None
-    semantics: Semantics
+    semantics: str
     costs: Any
     measures: bool
     seed: int
@@ -392,7 +391,7 @@ class _Run:
         inject = settings.inject
         pred_group: Any = self._pairs[number - 1] if size > 1 else None  # the types are torch's: other backends have groups of their own
         succ_group: Any = self._pairs[number] if size > 1 else None
-        recorder: Any = rank.recorder
+        recorder: Any = rank.recorder if settings.record else None
         ring = Ring(
             rank=number,
             world_size=size,
@@ -492,7 +491,7 @@ class _Run:
         groups = [self._world.everybody, *self._pairs, *(making.group for making in self._world.made)]
         waiting = sorted(self._world.matcher.waiting(), key=lambda message: message.number)
         parts = [part for group in groups if group.meetings for met in group.meetings.open.values() for part in met]
-        parts += [part for making in self._world.made for part in making.parts if part.waiting]
+        parts += [part for making in self._world.made for part in making.waiting if part.waiting]
         for each in (*waiting, *parts):
             frame = each.rank.greenlet.gr_frame if each.waiting else None
             numbers = each.group.number, each.peer, each.tag, each.kind.number
