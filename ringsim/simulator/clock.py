@@ -24,7 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import ArgumentError, Deadlock
-from ringsim.simulator.isolation import Isolated, Isolation
+from ringsim.simulator.isolation import Isolated, Isolation, ask_modes
 from ringsim.simulator.links import Cores
 from ringsim.traces.recorder import Recorder
 
@@ -139,7 +139,8 @@ class Clock:
     def pause(self) -> None:
         """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason."""
         me, isolation = self.current, self._isolation
-        isolation.take(me.own)
+        if ask_modes() != isolation.common:
+            isolation.take(me.own)
         try:
             self._switch()
         finally:  # an error may be thrown in

@@ -28,7 +28,7 @@ import torch
 
 from ringsim.errors import RingError
 
-__all__ = ["PRIVATE_QUESTIONS", "Isolated", "Isolation"]
+__all__ = ["PRIVATE_QUESTIONS", "Isolated", "Isolation", "ask_modes"]
 
 _DEVICES: Final = ("cpu", "cuda", "xpu", "mps")  # whose autocast settings are kept
 
@@ -63,12 +63,10 @@ _loop: Final = asyncio._get_running_loop
 _autocast, _functions, _dispatches, _backward, _saved, _functorch = map(_question, PRIVATE_QUESTIONS)
 
 
-def _ask() -> tuple[Any, ...]:
+def ask_modes() -> tuple[Any, ...]:
     """Returns what tells whether the common modes are in force, and nothing is open: asked at every switch."""
-    return (
-        *(_grad(), _inference(), _dtype(), _anomaly(), _deterministic(), _autocast(), _loop()),
-        *(_functions(), _dispatches(), _backward(), _saved(True), _functorch()),
-    )
+    modes = _grad(), _inference(), _dtype(), _anomaly(), _deterministic(), _autocast(), _loop()
+    return modes, _functions(), _dispatches(), _backward(), _saved(True), _functorch()
 
 
 class _Modes(NamedTuple):
@@ -100,6 +98,7 @@ class Isolation:
         seed: of the random numbers that ranks share.
 
     Attributes:
+        common: what ``ask_modes`` says while the common modes are in force; None where only a closer look can tell.
         shared_draws: after the block, which shared generators ranks have drawn from: "random", "numpy.random".
 
     Example:
@@ -131,7 +130,7 @@ class Isolation:
         self._device = torch.get_default_device() if self._functions else None
         self._blocks.enter_context(_keep_process())
         self._blocks.enter_context(_outside_of_loop())
-        self._common, self._looks_closer = _ask(), bool(_autocast() or self._functions)
+        self.common = None if _autocast() or self._functions else ask_modes()  # what an open block changes shows only at a closer look
         self._settings = [read() for read, _ in _SETTINGS]
         self._blocks.enter_context(self._own_random_numbers())
         return self
@@ -142,14 +141,13 @@ class Isolation:
     # -- switches
 
     def take(self, own: Isolated) -> None:
-        """Puts the common modes in force, in the place of those of a rank that gives way.
+        """Puts the common modes in force, in the place of those of a rank that gives way, where ``ask_modes`` does not say ``common``.
 
         Raises:
             RingError: the rank is inside something that cannot be taken out.
         """
-        if not self._is_common():
-            self._check("a simulated rank must not wait for others {}, got a wait there")
-            own.modes = self._take()
+        self._check("a simulated rank must not wait for others {}, got a wait there")
+        own.modes = self._take()
 
     def put(self, own: Isolated) -> None:
         """Puts modes and random numbers of a rank in force; the common modes must be. Seeds a rank that begins."""
@@ -175,15 +173,11 @@ class Isolation:
             RingError: the rank has left something open that cannot be taken out.
         """
         self._current = None
-        if not self._is_common():
+        if ask_modes() != self.common:
             try:
                 self._check("a simulated rank must leave what it has entered, got an end {}")
             finally:
                 self._take()
-
-    def _is_common(self) -> bool:
-        """Returns whether the common modes are in force, and nothing is open; False where only a closer look can tell."""
-        return _ask() == self._common and not self._looks_closer
 
     def _take(self) -> _Modes:
         settings = [read() for read, _ in _SETTINGS]

@@ -169,34 +169,32 @@ class Operation:
         return True
 
     def _block(self, timeout: Any) -> None:
-        try:
-            self._block_until(timeout)
-            return
-        except RunTimeout:
-            raise
-        except BaseException as error:
-            self.close_record(ERROR)
-            broken = error
-        raise broken  # outside of `except`: the context of an error that was thrown in is what the program itself is handling
-
-    def _block_until(self, timeout: Any) -> None:
         clock = self.rank.clock
         limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else NEVER if timeout is None else float(timeout)
         end_s = clock.now + limit_s
-        while self.done_s > clock.now:
-            if self.done_s < NEVER and self.done_s <= end_s:
-                clock.sleep_until(self.done_s)
-            elif clock.now >= end_s:
-                self.waiting = False
-                raise RunTimeout(
-                    f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
-                    f"{self.describe()}). Raise the limit, or look at whoever should answer."
-                )
-            else:
+        try:
+            while self.done_s > clock.now:
+                if self.done_s <= end_s and self.done_s < NEVER:
+                    clock.sleep_until(self.done_s)
+                    continue
+                if clock.now >= end_s:
+                    break
                 self.waiting = True
                 if end_s < NEVER:
                     clock.at(end_s, self.rank.resume)
                 clock.pause()
+        except BaseException as error:
+            self.close_record(ERROR)
+            broken = error
+        else:
+            if self.done_s <= clock.now:
+                return
+            self.waiting = False
+            raise RunTimeout(
+                f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
+                f"{self.describe()}). Raise the limit, or look at whoever should answer."
+            )
+        raise broken  # outside of `except`: the context of an error that was thrown in is what the program itself is handling
 
     def describe(self) -> str:
         """Returns the operation in words."""
