@@ -1,4 +1,4 @@
-"""Who am I? A process's rank, the number of ranks and where rank 0 is, found in what its launcher left in the environment.
+"""Who started this process? Its rank, the number of ranks and where rank 0 is, found in what its launcher left in the environment.
 
 ::
 
@@ -8,12 +8,9 @@
     mpich, slurm, pmi
     mpi4py                            asks MPI itself; only where a launcher of MPI is present and did not say everything
 
-The first rule that fires is taken, from the innermost launcher outwards, since launchers start each other: ``mpirun`` in a Slurm job,
-torchrun under ``srun``. The environment is never changed, except by ``Discovery.export``. A process that nothing started finds nothing, and
-gets an error that says so: a world of one must be asked for (``world_size=1``), since a forgotten launcher would otherwise look like a run.
-
-A function for each launcher reads its variables and returns what they say as ``Facts``, or None where that launcher started nothing.
-Nothing is guessed: what is not said is None.
+The first rule that applies decides, from the innermost launcher outwards, since launchers start each other: ``mpirun`` in a Slurm job,
+torchrun under ``srun``. Nothing is guessed, and only ``Discovery.export`` changes the environment. A process that no launcher started gets
+an error that says so: a world of one must be asked for (``world_size=1``), or a forgotten launcher would look like a run.
 """
 
 from __future__ import annotations
@@ -58,15 +55,9 @@ _SHOWN: Final = 80  # characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Writes out a list of machines as Slurm shortens it.
+    """Writes out a list of machines as Slurm shortens it, in the order in which Slurm numbers the nodes of a step.
 
     A bracket holds numbers and ranges; a number keeps its leading zeros; of several brackets in a name the last one runs fastest.
-
-    Args:
-        text: what ``SLURM_STEP_NODELIST`` and its like hold.
-
-    Returns:
-        The names in the order of the list, which is the order in which Slurm numbers the nodes of a step.
 
     Raises:
         RingError: the text is no such list.
@@ -74,11 +65,9 @@ def expand_node_list(text: str) -> list[str]:
     Example:
         >>> expand_node_list("node[01-03,07],gpu5")
         ['node01', 'node02', 'node03', 'node07', 'gpu5']
-        >>> expand_node_list("a[1-2]b[3-4]")
-        ['a1b3', 'a1b4', 'a2b3', 'a2b4']
 
     Source:
-        ``scontrol show hostnames``, which writes the same lists out (Slurm's manual page of scontrol).
+        ``scontrol show hostnames``, which writes out the same lists (Slurm's manual page of scontrol).
     """
     names: list[str] = []
     begin = 0
@@ -120,18 +109,7 @@ def _wrong(text: str, rule: str) -> RingError:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a launcher says.
-
-    Attributes:
-        rule: the name of the launcher.
-        rank: this process's number, None where nothing says it; so for the others.
-        world_size: how many processes there are.
-        local_rank: this process's number on its machine.
-        head_ip: rank 0's machine.
-        port: where rank 0 listens.
-        variables: the variables that were read, with their values.
-        advice: what to do where the head is not known.
-    """
+    """What a launcher says; None for what it does not. ``advice`` is what to do where the head is missing."""
 
     rule: str
     rank: int | None = None
@@ -144,14 +122,14 @@ class Facts:
 
 
 class _Reader:
-    """Reads variables and remembers which."""
+    """Reads variables, of several names the first that is set and not empty, and remembers which."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self.seen: dict[str, str] = {}
 
     def text(self, *names: str) -> str | None:
-        """Returns the first of the variables that is set and not empty."""
+        """Returns the value as text."""
         for name in names:
             value = self._environ.get(name, "").strip()
             if value:
@@ -160,7 +138,7 @@ class _Reader:
         return None
 
     def whole(self, *names: str, low: int = 0, high: int = _MOST) -> int | None:
-        """Returns the first of the variables that is set and not empty, as a whole number."""
+        """Returns the value as a whole number."""
         value = self.text(*names)
         if value is None:
             return None
@@ -171,68 +149,52 @@ class _Reader:
         return int(value)
 
 
-def read_torchrun(environ: Mapping[str, str]) -> Facts:
-    """Reads the variables that torchrun sets and ``init_process_group`` reads; all of its facts may be None.
-
-    ``LOCAL_RANK`` may be missing where all ranks are on one machine: it is the rank then.
-
-    Args:
-        environ: the environment.
-
-    Example:
-        >>> facts = read_torchrun({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
-        >>> facts.rank, facts.world_size, facts.local_rank, facts.head_ip, facts.port
-        (1, 2, 1, '127.0.0.1', 29500)
-    """
+def _read_torchrun(environ: Mapping[str, str]) -> Facts:
+    """Reads the variables that torchrun sets and ``init_process_group`` reads; all of its facts may be None."""
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
     head_ip, port = read.text("MASTER_ADDR"), read.whole("MASTER_PORT", low=1, high=65535)
-    if local_rank is None and rank is not None and head_ip is not None and _is_loopback(head_ip):
-        local_rank = rank
+    if local_rank is None and head_ip is not None and _is_loopback(head_ip):
+        local_rank = rank  # all ranks are on this machine
     return Facts("torchrun", rank, world_size, local_rank, head_ip, port, read.seen)
 
 
-def _read_azureml(environ: Mapping[str, str]) -> Facts | None:
-    """Azure ML starts ranks by Open MPI, and says where rank 0 is."""
-    read = _Reader(environ)
-    if read.text("AZUREML_EXPERIMENT_ID") is None or "DLTS_JOB_ID" in environ or "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    rank, world_size, local_rank, local_size = _read_openmpi_ranks(read)
-    if world_size is not None and world_size == local_size:
-        head: str | None = read.text("AZ_BATCHAI_MPI_MASTER_NODE") or HERE
-        port = _AZURE_PORT_OF_ONE
-    else:
-        node = read.text("AZ_BATCH_MASTER_NODE")
-        head = node and (node.rpartition(":")[0] or node)
-        port = _AZURE_PORT  # the port in the variable is that of Azure Batch
-    return Facts("azureml", rank, world_size, local_rank, head, port, read.seen, "Set MASTER_ADDR to the machine of rank 0, on every rank.")
-
-
-def _read_sagemaker(environ: Mapping[str, str]) -> Facts | None:
-    """SageMaker starts ranks by Open MPI, and says which machine is the first."""
-    read = _Reader(environ)
-    training = read.text("SM_TRAINING_ENV")
-    if training is None or "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    rank, world_size, local_rank, local_size = _read_openmpi_ranks(read)
-    head = HERE if world_size is not None and world_size == local_size else _sagemaker_head(training)
-    read.seen["SM_TRAINING_ENV"] = "{...}"  # it holds kilobytes of settings
-    return Facts(
-        "sagemaker", rank, world_size, local_rank, head, DEFAULT_PORT, read.seen, "Set MASTER_ADDR to the machine of rank 0, on every rank."
-    )
-
-
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Open MPI does not say where rank 0 is: its addresses are those of ``mpirun`` and of its daemons."""
+    """Open MPI does not say where rank 0 is: its addresses are those of ``mpirun``. Azure ML and SageMaker, which use it, do."""
     read = _Reader(environ)
     if "OMPI_COMM_WORLD_RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
-    rank, world_size, local_rank, local_size = _read_openmpi_ranks(read)
-    head = HERE if world_size is not None and world_size == local_size else None
-    port = _port_of_name(read.text("PMIX_NAMESPACE"))
-    advice = "Say it at the start: mpirun -x MASTER_ADDR=HOST ..., where HOST is the machine that rank 0 runs on."
-    return Facts("openmpi", rank, world_size, local_rank, head, port, read.seen, advice)
+    on_azure = "DLTS_JOB_ID" not in environ and read.text("AZUREML_EXPERIMENT_ID") is not None
+    training = None if on_azure else read.text("SM_TRAINING_ENV")
+    rank, world_size = read.whole("OMPI_COMM_WORLD_RANK"), read.whole("OMPI_COMM_WORLD_SIZE", low=1)
+    local_rank, local_size = read.whole("OMPI_COMM_WORLD_LOCAL_RANK"), read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1)
+    alone = world_size is not None and world_size == local_size
+    head, port = HERE if alone else None, DEFAULT_PORT
+    advice = "Set MASTER_ADDR to the machine of rank 0, on every rank."
+    if on_azure and alone:
+        head, port = read.text("AZ_BATCHAI_MPI_MASTER_NODE") or HERE, _AZURE_PORT_OF_ONE
+    elif on_azure:
+        node = read.text("AZ_BATCH_MASTER_NODE") or ""
+        head, port = node.rpartition(":")[0] or node or None, _AZURE_PORT  # the port in the variable is that of Azure Batch
+    elif training is not None:
+        head = head or _sagemaker_head(training)
+        read.seen["SM_TRAINING_ENV"] = "{...}"  # it holds kilobytes of settings
+    else:
+        port = _port_of_name(read.text("PMIX_NAMESPACE"))
+        advice = "Say it at the start: mpirun -x MASTER_ADDR=HOST ..., where HOST is the machine that rank 0 runs on."
+    rule = "azureml" if on_azure else "openmpi" if training is None else "sagemaker"
+    return Facts(rule, rank, world_size, local_rank, head, port, read.seen, advice)
+
+
+def _sagemaker_head(training: str) -> str | None:
+    """Returns the first machine that SageMaker's settings name."""
+    try:
+        settings = json.loads(training)
+    except ValueError:
+        return None
+    head = settings.get("master_hostname") if isinstance(settings, dict) else None
+    return head if isinstance(head, str) and head else None
 
 
 def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
@@ -242,7 +204,7 @@ def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
 
 def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
     """Other launchers with a process management interface (PALS, PRRTE) often do not say everything."""
-    return _read_pmi(environ, "pmi") if "PMI_RANK" in environ or "PMIX_RANK" in environ else None
+    return _read_pmi(environ, "pmi") if {"PMI_RANK", "PMIX_RANK"} & environ.keys() else None
 
 
 def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
@@ -277,36 +239,9 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     return Facts("slurm", rank, world_size, local_rank, head, _port_of_number(job + 101 * step), read.seen, advice)
 
 
-# In the order in which they are asked: a launcher that starts ranks itself before one that started that launcher. Azure ML and SageMaker
-# are Open MPI with an address. `mpirun` in a Slurm job starts its daemons by `srun`, so ranks see their daemon's SLURM_PROCID, too.
-LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
-    _read_azureml,
-    _read_sagemaker,
-    _read_openmpi,
-    _read_mpich,
-    _read_slurm,
-    _read_any_pmi,
-)
-
-
-def _read_openmpi_ranks(read: _Reader) -> tuple[int | None, int | None, int | None, int | None]:
-    """Returns rank, world size, rank on this machine and number of ranks on it."""
-    return (
-        read.whole("OMPI_COMM_WORLD_RANK"),
-        read.whole("OMPI_COMM_WORLD_SIZE", low=1),
-        read.whole("OMPI_COMM_WORLD_LOCAL_RANK"),
-        read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1),
-    )
-
-
-def _sagemaker_head(training: str) -> str | None:
-    """Returns the first machine that SageMaker's settings name."""
-    try:
-        settings = json.loads(training)
-    except ValueError:
-        return None
-    head = settings.get("master_hostname") if isinstance(settings, dict) else None
-    return head if isinstance(head, str) and head else None
+# In the order in which they are asked: a launcher that starts ranks itself before one that started that launcher.
+# `mpirun` in a Slurm job starts its daemons by `srun`, so ranks see their daemon's SLURM_PROCID, too.
+LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (_read_openmpi, _read_mpich, _read_slurm, _read_any_pmi)
 
 
 def _port_of_number(number: int) -> int:
@@ -364,7 +299,7 @@ class Discovery:
             environ: what to write into; None for this process's environment.
 
         Returns:
-            The five variables as they are now.
+            The five variables that were written.
 
         Example:
             >>> discover("10.0.0.1", 29500, 4, 2, local_rank=0).export({})["RANK"]
@@ -438,20 +373,18 @@ def discover(
 def _check(**arguments: Any) -> dict[str, Any]:
     """Returns the arguments that are not None, whole numbers as ``int``; ``check_ring_arguments`` checks their other rules."""
     given = {name: value for name, value in arguments.items() if value is not None}
+    head_ip = given.pop("head_ip", HERE)
+    if not isinstance(head_ip, str) or not head_ip.strip():
+        raise ArgumentError(f"head_ip must be an address or a name as text, got {head_ip!r}. Pass rank 0's address.")
     for name, value in given.items():
-        if name == "head_ip":
-            if not isinstance(value, str) or not value.strip():
-                raise ArgumentError(f"head_ip must be an address or a name as text, got {value!r}. Pass rank 0's address.")
-            continue
-        given[name] = read_whole(
-            name, value, 1 if name in ("world_size", "port") else 0, hint="Pass one, or leave it out to have it found."
-        )
-    return given
+        least = 1 if name in ("world_size", "port") else 0
+        given[name] = read_whole(name, value, least, hint="Pass one, or leave it out to have it found.")
+    return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
 
 def _choose(environ: Mapping[str, str]) -> Facts:
     """Returns what the innermost launcher says, completed by torchrun's variables, which are also set by hand."""
-    torchrun = read_torchrun(environ)
+    torchrun = _read_torchrun(environ)
     if _ELASTIC & environ.keys():
         return torchrun
     complete = _known(torchrun).keys() == _VARIABLES.keys()
@@ -499,24 +432,23 @@ def _conclude(values: Mapping[str, Any], facts: Facts, given: Iterable[str]) -> 
 def _unfinished(missing: list[str], facts: Facts, given: Mapping[str, Any], environ: Mapping[str, str], has_mpi: bool) -> RingError:
     """Makes the error that says what is not known, what is, and what to do."""
     got = _show({**facts.variables, **{name: repr(value) for name, value in given.items()}}) or "nothing"
-    names = _join(missing)
-    if facts.rule == "torchrun":
-        if facts.variables.keys() & {"RANK", "WORLD_SIZE"}:
-            unset = _join([_VARIABLES[name] for name in missing])
-            return RingError(
-                f"torchrun's variables must be set together, got {got} and no {unset} (environment). "
-                f"Set what is missing, unset the others, or pass {names}."
-            )
-        todo = "Start this script by torchrun --nproc-per-node N, srun or mpirun, run a function by ringsim.trace, pass them, "
-        if "SLURM_JOB_ID" in environ:
-            todo = "This is a Slurm job outside of srun: start this script by srun, pass them, "
+    names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
+    if facts.rule != "torchrun":
+        last = "mpi4py would be asked, which starts MPI." if has_mpi else "Or install mpi4py, which knows."
+        todo = facts.advice if missing == ["head_ip"] else f"Set {variables} on every rank."
+        return RingError(f"{names} must be said by the launcher, got {got} ({facts.rule}). {todo} Or pass {names}. {last}")
+    if facts.variables.keys() & {"RANK", "WORLD_SIZE"}:
         return RingError(
-            f"{names} must come from a launcher or from arguments, got {got} (no launcher started this process). {todo}"
-            "or pass world_size=1 for a world of one."
+            f"torchrun's variables must be set together, got {got} and no {variables} (environment). "
+            f"Set what is missing, unset the others, or pass {names}."
         )
-    last = "mpi4py would be asked, which starts MPI." if has_mpi else "Or install mpi4py, which knows."
-    todo = facts.advice if missing == ["head_ip"] else f"Set {_join([_VARIABLES[name] for name in missing])} on every rank."
-    return RingError(f"{names} must be said by the launcher, got {got} ({facts.rule}). {todo} Or pass {names}. {last}")
+    todo = "Start this script by torchrun --nproc-per-node N, srun or mpirun, run a function by ringsim.trace, pass them,"
+    if "SLURM_JOB_ID" in environ:
+        todo = "This is a Slurm job outside of srun: start this script by srun, pass them,"
+    return RingError(
+        f"{names} must come from a launcher or from arguments, got {got} (no launcher started this process). {todo} "
+        "or pass world_size=1 for a world of one."
+    )
 
 
 def _ask_mpi(facts: Facts) -> Facts:

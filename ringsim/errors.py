@@ -128,32 +128,17 @@ _MOST_SHOWN: Final = 200  # characters of a value in a message
 
 
 def is_integer(value: object) -> bool:
-    """Tells whether a value is a whole number, of Python or numpy; True and False are not.
-
-    Example:
-        >>> [is_integer(value) for value in (3, True, 3.0, "3")]
-        [True, False, False, False]
-    """
+    """Tells whether a value is a whole number, of Python or numpy; True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_list(value: object) -> bool:
-    """Tells whether a value is a list, a tuple or similar; a text is not.
-
-    Example:
-        >>> [is_list(value) for value in ([3], (), range(2), "ab", {0: 1})]
-        [True, True, True, False, False]
-    """
+    """Tells whether a value is a list, a tuple or similar; a text is not."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def is_one_of(value: object, names: Sequence[str]) -> bool:
-    """Tells whether a value is one of the given names.
-
-    Example:
-        >>> [is_one_of(value, ("a", "b")) for value in ("a", "c", ["a"])]
-        [True, False, False]
-    """
+    """Tells whether a value is one of the given names."""
     return isinstance(value, str) and value in names
 
 
@@ -173,20 +158,7 @@ def is_number(value: object) -> bool:
 
 
 def check_integer(name: str, value: object, least: int, hint: str) -> None:
-    """Checks that an argument is a whole number.
-
-    Args:
-        name: of the argument.
-        value: what was passed.
-        least: the smallest allowed value.
-        hint: what to do.
-
-    Raises:
-        ArgumentError: it is not, or smaller.
-
-    Example:
-        >>> check_integer("steps", 3, 1, "Say how many.")
-    """
+    """Checks that an argument is a whole number of at least ``least``; the error ends with ``hint``."""
     if not is_integer(value):
         raise ArgumentError(f"{name} must be an integer from {least}, got {say(value)}. {hint}")
     if value < least:  # type: ignore[operator]
@@ -194,18 +166,15 @@ def check_integer(name: str, value: object, least: int, hint: str) -> None:
 
 
 def read_whole(name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = "") -> int:
-    """Returns an argument as ``int``, if it is a whole number within a range.
+    """Returns an argument as ``int``, if it is a whole number (of Python, numpy or torch) within a range.
 
     Args:
         name: of the argument.
-        value: what was passed: an integer of Python, numpy or torch; True and False are not.
+        value: what was passed; True and False are no numbers.
         least: the smallest allowed value.
         most: the largest allowed value; None for no limit.
         where: which rank this is, as the message says it: " (rank 2 of 4)".
         hint: what to do.
-
-    Raises:
-        ArgumentError: it is not a whole number, or is out of range.
 
     Example:
         >>> read_whole("port", 29500, 1, 65535)
@@ -222,18 +191,7 @@ def read_whole(name: str, value: Any, least: int, most: int | None = None, where
 
 
 def check_duration(name: str, value: object) -> None:
-    """Checks that an argument is a time that a trace can hold.
-
-    Args:
-        name: of the argument.
-        value: what was passed, in seconds.
-
-    Raises:
-        ArgumentError: it is not a number, negative, or too long.
-
-    Example:
-        >>> check_duration("forward", 0.005)
-    """
+    """Checks that an argument is a time in seconds that a trace can hold."""
     if not is_number(value) or not 0 <= value <= LONGEST_S:  # type: ignore[operator]
         raise ArgumentError(
             f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, which counts ns, holds 285 years."
@@ -241,22 +199,14 @@ def check_duration(name: str, value: object) -> None:
 
 
 def check_seed(seed: Any, world_size: int) -> int:
-    """Returns a seed as ``int``, if it gives every rank one that torch accepts.
-
-    Raises:
-        ArgumentError: it is not an integer, or has more than 64 bits.
-    """
+    """Returns a seed as ``int``, if ``seed + rank`` is one that torch accepts for every rank."""
     if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
         raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
     return int(seed)
 
 
 def check_worker(worker: object) -> None:
-    """Checks that a worker is a function that can be called.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Checks that a worker is an ordinary function."""
     if not callable(worker):
         raise ArgumentError(
             f"worker must be a function, got {worker!r}. "

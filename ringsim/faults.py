@@ -175,9 +175,9 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
     for each in checked:
         if not isinstance(each, Injection):
             raise ArgumentError(f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write ringsim.Slow(rank=1, factor=2).")
-        for rank in _ranks_of(each):
-            if rank >= world_size:
-                raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
+        ranks = (each.src, each.dst) if isinstance(each, Degrade) else (0 if isinstance(each, Jitter) else each.rank,)
+        if max(ranks) >= world_size:
+            raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
     return checked
 
 
@@ -235,17 +235,6 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
         f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
         rank=rank,
     )
-
-
-def _ranks_of(injection: Injection) -> tuple[int, ...]:
-    """Returns the ranks that an injection names."""
-    match injection:
-        case Degrade(src, dst):
-            return src, dst
-        case Slow(rank) | Fail(rank):
-            return (rank,)
-        case _:
-            return ()
 
 
 def _check_number(name: str, value: object, where: Injection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import os
@@ -38,24 +39,17 @@ def versions() -> dict[str, str]:
         >>> versions()["python"] == platform.python_version()
         True
     """
-    found = {"ringsim": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy"):
-        if (version := _installed(name)) is not None:
-            found[name] = version
-    return found
+    installed = {name: version for name in ("torch", "numpy") if (version := _installed(name)) is not None}
+    return {"ringsim": __version__, "python": platform.python_version(), **installed}
 
 
 def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str, Any]:
-    """Returns what the metadata of every measured trace say of their origin.
+    """Returns what the metadata of every measured trace say of its origin.
 
     Args:
         world_size: number of ranks.
         backend: what carried the messages: "gloo", "nccl", "mpi".
         start_unix_ns: when the run began, in ns since 1970.
-
-    Example:
-        >>> measured_run(4, "gloo", 0)["date"]
-        '1970-01-01'
     """
     return {
         "format": 1,
@@ -86,10 +80,8 @@ def footer(metadata: Mapping[str, Any]) -> str:
         >>> footer({})
         'origin unknown'
     """
-    source = metadata.get("source")
-    known = metadata.get("machine") or {}
+    source, known, release = metadata.get("source"), metadata.get("machine") or {}, metadata.get("versions") or {}
     cores = known.get("cores")
-    release = metadata.get("versions") or {}
     parts = [
         known.get("cpu"),
         f"{cores} core{'' if cores == 1 else 's'}" if cores else None,
@@ -98,16 +90,14 @@ def footer(metadata: Mapping[str, Any]) -> str:
         metadata.get("date"),
     ]
     details = ", ".join(str(part) for part in parts if part)
-    if not source:
-        return f"origin unknown: {details}" if details else "origin unknown"
+    begin = str(source or "origin unknown")
     if not details:
-        return str(source)
-    return f"{source} on {details}" if known.get("cpu") else f"{source}: {details}"
+        return begin
+    return f"{begin} on {details}" if source and known.get("cpu") else f"{begin}: {details}"
 
 
-@functools.cache  # every run asks, and the answer takes a millisecond
+@functools.cache  # every run asks
 def _installed(name: str) -> str | None:
-    """Returns the version of a package, None where it is not installed."""
     try:
         return packages.version(name)
     except packages.PackageNotFoundError:
@@ -116,20 +106,17 @@ def _installed(name: str) -> str | None:
 
 @functools.cache
 def _cpu() -> str:
-    try:
+    """Returns the model of the processor, on Linux as /proc/cpuinfo has it."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
                 return " ".join(value.split())
-    except OSError:
-        pass  # not Linux
     return platform.processor() or platform.machine() or "unknown processor"
 
 
 def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> int | None:

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import torch
 
-from ringsim.cli.demo_programs import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
+from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
 
 DATA = files("ringsim") / "data"
 

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup, Work, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringsim
+from ringsim.comm import torch_private
 from ringsim.comm.torch_hooks import GROUPS, install, uninstall
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RingError
@@ -365,6 +366,25 @@ def test_uninstalling_puts_the_same_objects_back(world: None, tmp_path: Path) ->
         assert vars(owner).keys() == was.keys()
         assert all(vars(owner)[name] is value for name, value in was.items())
     assert get_state().recorder is None
+
+
+@pytest.mark.parametrize(("owner", "name"), [*torch_private.REPLACED, *torch_private.ASKED])
+def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hasattr(owner, name)
+    monkeypatch.delattr(owner, name)
+    if name == "_world":  # without it nothing of torch's own would work
+        assert torch_private.count_groups() == 0
+        return
+    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
+    install(recorder)
+    assert not hasattr(owner, name)
+    uninstall(recorder)
+    unknown: Any = object()
+    assert (torch_private.gpu_backend(unknown), torch_private.is_message(unknown), torch_private.source_rank(unknown)) == ("", False, None)
+    if name == "_get_default_store":
+        assert torch_private.default_store() is None
 
 
 def test_there_is_one_recorder_at_a_time(record: Callable[[], Events], tmp_path: Path) -> None:

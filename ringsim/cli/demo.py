@@ -1,10 +1,17 @@
-"""``ringsim demo`` and ``ringsim generate``: a small transformer learns on real ranks, and generates tokens on a ring of stages."""
+"""``ringsim demo`` and ``ringsim generate``, with the programs that they run on the ranks.
+
+``worker`` trains a small transformer, cut into stages, to write like Shakespeare's sonnets, letter by letter. ``generation_worker``
+generates tokens on a ring of stages with a small transformer whose layers take their time.
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
@@ -14,8 +21,10 @@ from ringsim.traces.steps import StageUse, measure_stage_use
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from torch import Tensor
+    from torch.optim import Optimizer
 
+    from ringsim.pipeline.transformer import SmallTransformer
     from ringsim.traces.value import Trace
 
 CHECKED_STEPS, TOLERANCE = 3, 1e-3  # this many steps are repeated in one process; until then rounding errors stay small
@@ -33,14 +42,13 @@ def run_demo(options: argparse.Namespace) -> int:
     """Trains, checks the losses against one process, and draws; returns the exit code."""
     import torch
 
-    from ringsim.cli import demo_programs
     from ringsim.pipeline import compare_losses
 
     print(f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the transformer each ...", flush=True)
-    trace = ringsim.trace(demo_programs.worker, world_size=options.ranks)
+    trace = ringsim.trace(worker, world_size=options.ranks)
     losses, lines = trace.results[0]
     torch.set_num_threads(1)  # as on the ranks
-    expected = demo_programs.expected_losses(CHECKED_STEPS)
+    expected = expected_losses(CHECKED_STEPS)
     if compare_losses(losses[:CHECKED_STEPS], expected, tolerance=TOLERANCE).first_step is not None:
         raise RingError(
             f"the ring must learn what one process learns, losses {expected}, got {losses[:CHECKED_STEPS]}. Please report this."
@@ -74,7 +82,6 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 def run_generate(options: argparse.Namespace) -> int:
     """Generates, compares with one process, and draws; returns the exit code."""
-    from ringsim.cli import demo_programs
     from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
     num_stages = options.ranks
@@ -88,7 +95,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
     print(f"starting {count(num_stages, 'rank')}, a stage each; {count(turns, 'inner iteration')} ...", flush=True)
     trace = _generate(options, turns, options.async_comm)
-    alone = ringsim.trace(demo_programs.generation_worker, world_size=1, args=(num_stages, options.tokens, turns, False, 0.0, 0.0))
+    alone = ringsim.trace(generation_worker, world_size=1, args=(num_stages, options.tokens, turns, False, 0.0, 0.0))
     if trace.results != alone.results * num_stages:
         raise RingError("the ring must generate what one process generates, got other tokens. Please report this.")
     use = measure_stage_use(trace)
@@ -103,19 +110,17 @@ def run_generate(options: argparse.Namespace) -> int:
     file = options.out / "run.ringtrace"
     options.out.mkdir(parents=True, exist_ok=True)
     trace.save(file)
-    figure = cast("Figure", plot_inner_iterations(num_stages, measured, metadata=trace.metadata).figure)
-    for written in (file, *write_pictures(trace, options.out), write_picture(figure, options.out / "inner_iterations.png")):
+    axes = plot_inner_iterations(num_stages, measured, metadata=trace.metadata)
+    for written in (file, *write_pictures(trace, options.out), write_picture(axes, options.out / "inner_iterations.png")):
         print(f"wrote {written}")
     return 0
 
 
 def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trace:
     """Runs the demonstration; reading prompts takes a stage twice as long as decoding."""
-    from ringsim.cli import demo_programs
-
     decode_s = options.job_ms / 1000
     return ringsim.trace(
-        demo_programs.generation_worker,
+        generation_worker,
         world_size=options.ranks,
         args=(options.ranks, options.tokens, turns, async_comm, 2 * decode_s, decode_s),
     )
@@ -160,3 +165,145 @@ def _line(num_stages: int, turns: int, async_comm: bool, use: float) -> str:
 
 def _mean_use(use: list[StageUse]) -> float:
     return sum(stage.decode_use for stage in use) / len(use)
+
+
+SCHEDULE = "1f1b"
+NUM_LAYERS, HIDDEN, HEADS = 4, 64, 4
+NUM_MICROBATCHES, BATCH, LENGTH = 8, 8, 32  # of these: sequences a microbatch, letters a sequence
+NUM_STEPS = 40
+PROMPTS = ("Shall I ", "My love ", "When in ", "Thy beaut")
+TEMPERATURE = 0.5
+REPORT_EVERY = 5  # steps
+
+
+class Task(NamedTuple):
+    """What every rank makes for itself, the same on each.
+
+    Attributes:
+        letters: the alphabet: letter *i* has the token id *i*.
+        text: the token ids of the sonnets, shape (letters of the text,).
+        model: the whole model; a rank trains its own stage of it.
+        optimizer: of all its parameters; those of other stages have no gradient, and stay.
+    """
+
+    letters: str
+    text: Tensor
+    model: SmallTransformer
+    optimizer: Optimizer
+
+    def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Draws the training data of a step, the same for the same number, from anywhere in the text.
+
+        Returns:
+            The inputs and the targets, the letters after them: for each microbatch token ids, shape (batch, letters).
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(step)
+        starts = torch.randint(len(self.text) - LENGTH, (NUM_MICROBATCHES, BATCH, 1), generator=generator)
+        windows = self.text[starts + torch.arange(LENGTH + 1)]  # (microbatches, batch, letters + 1)
+        return list(windows[..., :-1]), list(windows[..., 1:])
+
+    def encode(self, words: str) -> list[int]:
+        """Returns the token ids of a text."""
+        return [self.letters.index(letter) for letter in words]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text that token ids stand for."""
+        return "".join(self.letters[token] for token in token_ids)
+
+
+def make_task() -> Task:
+    """Reads the sonnets and makes the model; each rank does so for itself.
+
+    Example:
+        >>> task = make_task()
+        >>> task.decode(task.text[39:71].tolist())
+        'From fairest creatures we desire'
+    """
+    import torch
+
+    from ringsim.pipeline.transformer import SmallTransformer
+
+    text = (files("ringsim") / "data" / "sonnets.txt").read_text()
+    letters = "".join(sorted(set(text)))
+    place = {letter: index for index, letter in enumerate(letters)}
+    torch.manual_seed(0)
+    model = SmallTransformer(len(letters), HIDDEN, NUM_LAYERS, HEADS, max_length=2 * LENGTH)
+    return Task(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+
+def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
+    """Trains, then writes a few lines; every rank of a ring calls it, and rank 0 prints how it goes.
+
+    Args:
+        num_steps: how many steps to train, 1 or more.
+
+    Returns:
+        The loss of each step (how surprised the model is by a letter, on average, in nats), and a line for each of ``PROMPTS``; the same on
+        every rank.
+    """
+    import torch
+
+    from ringsim.pipeline import generate, train_step_pipeline
+
+    torch.set_num_threads(1)  # with tensors this small, several threads are slower than one
+    task = make_task()
+    losses = []
+    for step in range(num_steps):
+        inputs, targets = task.microbatches(step)
+        task.optimizer.zero_grad()
+        losses.append(train_step_pipeline(task.model, inputs, targets, schedule=SCHEDULE))
+        task.optimizer.step()
+        if step % REPORT_EVERY == 0 or step == num_steps - 1:
+            print(f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  {'#' * round(10 * losses[-1])}", flush=True)
+    prompts = [task.encode(prompt) for prompt in PROMPTS]
+    written = generate(task.model, prompts, LENGTH, temperature=TEMPERATURE, stop_tokens=task.encode("\n"))
+    return losses, [prompt + task.decode(tokens).rstrip() for prompt, tokens in zip(PROMPTS, written, strict=True)]
+
+
+def expected_losses(num_steps: int) -> list[float]:
+    """Computes the losses of the first steps in one process, without a pipeline."""
+    from ringsim.pipeline import single_process_step
+
+    task = make_task()
+    losses = []
+    for step in range(num_steps):
+        loss, gradients = single_process_step(task.model, *task.microbatches(step))
+        for name, parameter in task.model.named_parameters():
+            parameter.grad = gradients[name]
+        task.optimizer.step()
+        losses.append(loss)
+    return losses
+
+
+def generation_worker(
+    num_layers: int, num_tokens: int, num_inner_iterations: int, async_comm: bool, prefill_s: float, decode_s: float
+) -> list[list[int]]:
+    """Generates from prompts of 5 to 8 tokens, two a batch, with a model of random weights; every rank of a ring calls it.
+
+    Each layer rests after its work, for as long as a larger one would compute. A resting rank needs no core, so that many stages can be
+    observed on few cores.
+
+    Args:
+        num_layers: layers of the model; as many as there are stages for one a stage.
+        num_tokens: tokens for each prompt.
+        num_inner_iterations: batches on their way at a time.
+        async_comm: whether a step's send and receive are posted together.
+        prefill_s: how long a layer rests after it has read prompts, in seconds.
+        decode_s: the same for one token.
+    """
+    import torch
+
+    from ringsim.pipeline import generate
+    from ringsim.pipeline.transformer import SmallTransformer
+
+    def rest(_layer: Any, _inputs: Any, hidden: Tensor) -> None:
+        time.sleep(prefill_s if hidden.shape[1] > 1 else decode_s)
+
+    torch.manual_seed(0)
+    model = SmallTransformer(128, hidden_size=32, num_layers=num_layers, num_heads=4)
+    for block in model.blocks:
+        block.register_forward_hook(rest)
+    prompts = [list(range(2 + number, 7 + number + number % 4)) for number in range(2 * num_inner_iterations)]
+    return generate(model, prompts, num_tokens, num_inner_iterations, async_comm)

@@ -15,13 +15,13 @@
 Instead of a name, ``[schedule]`` may have ``actions``, written out. Instead of times, ``[model]`` may have the shapes of a transformer and
 the arithmetic that a rank does per second. Instead of ``[link]`` and ``[[edge]]``, ``[topology]`` may say which links the ranks share.
 
-``TomlTable`` reads a table key by key: it checks each value, takes units from the names of keys, and rejects keys that nobody read.
+``TomlTable`` reads a table key by key. It checks each value, takes the unit from the name of the key, and rejects keys that were not read.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
@@ -44,8 +44,6 @@ from ringsim.topologies import FullBisection, Hosts, RingLinks
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-__all__ = ["BANDWIDTH", "SIZE", "TIME", "Description", "Network", "TomlTable", "read_description"]
-
 _BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing out their actions; stage s is on rank s
 _MOST_FORWARDS: Final = 20_000_000
 _MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute and a gigabyte
@@ -56,6 +54,155 @@ _TOPOLOGIES: Final = ("hosts", "full_bisection", "ring")
 
 Links = Link | dict[tuple[int, int], Link]
 Network = Hosts | FullBisection | RingLinks
+
+
+Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s without a rounding error
+TIME: Final[Units] = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
+SIZE: Final[Units] = {"bytes": Fraction(1), "kib": Fraction(2**10), "mib": Fraction(2**20), "gib": Fraction(2**30)}
+BANDWIDTH: Final[Units] = {"gb_per_s": Fraction(10**9), "mb_per_s": Fraction(10**6)}
+_LARGEST: Final = 10**30  # of any number: far beyond anything sensible, far below the limit of a float
+
+
+class TomlTable:
+    """One table of a TOML file. Reading a key checks its value; ``finish`` rejects the keys that were not read.
+
+    Every method raises ArgumentError where a value breaks its rule. A default of None means that the key must be there.
+
+    Args:
+        name: as the file spells it, ``[link]``.
+        file: the file that holds it, for errors.
+        entries: what ``tomllib`` read.
+
+    Example:
+        >>> link = TomlTable("[link]", "run.toml", {"latency_us": 10, "bandwidth_gb_per_s": 12.5})
+        >>> link.quantity("latency", TIME), link.quantity("bandwidth", BANDWIDTH)
+        (1e-05, 12500000000.0)
+        >>> link.finish()
+    """
+
+    def __init__(self, name: str, file: str, entries: Mapping[str, Any]) -> None:
+        self.name = name
+        self.file = file
+        self._entries = entries
+        self._known: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        """Tells whether the table has a key; asking does not count as reading it."""
+        return key in self._entries
+
+    def table(self, key: str) -> TomlTable:
+        """Returns an inner table, ``[key]``."""
+        value = self._read(key, None, f"a table, [{key}]", lambda value: isinstance(value, dict))
+        return TomlTable(f"[{key}]", self.file, value)
+
+    def tables(self, key: str) -> list[TomlTable]:
+        """Returns the tables of a list, ``[[key]]``; none if there is no such list."""
+        rule = f"a list of tables, [[{key}]]"
+        value = self._read(key, [], rule, lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value))
+        return [TomlTable(f"[[{key}]]", self.file, one) for one in value]
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+        """Returns a whole number of ``least`` or more."""
+        rule = f"a whole number from {least}"
+        value = self._read(key, default, rule, lambda value: isinstance(value, int) and _is_number(value) and value >= least)
+        return int(self._check_size(key, value))
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
+        """Returns a number of ``least`` or more."""
+        value = self._read(key, default, f"a number from {least:g}", lambda value: _is_number(value) and value >= least)
+        return float(self._check_size(key, value))
+
+    def truth(self, key: str, default: bool) -> bool:
+        """Returns true or false."""
+        return bool(self._read(key, default, "true or false", lambda value: isinstance(value, bool)))
+
+    def text(self, key: str) -> str:
+        """Returns a text, which must be there."""
+        return str(self._read(key, None, "a text", lambda value: isinstance(value, str)))
+
+    def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
+        """Returns one of several words."""
+        value = self._read(key, default, "", lambda _: True)
+        if value not in names:
+            near = get_close_matches(value, names, 1) if isinstance(value, str) else []
+            raise self.wrong(key, f"one of {', '.join(names)}", repr(value), f"Did you mean {near[0]!r}?" if near else "Change the line.")
+        return str(value)
+
+    def has(self, what: str, units: Units) -> bool:
+        """Tells whether a quantity is given, in any unit."""
+        return any(key in self._entries for key in _keys(what, units))
+
+    def quantity(self, what: str, units: Units, default: float | None = None) -> float:
+        """Returns a number whose key ends in its unit, such as ``latency_us``, in the unit whose factor is 1."""
+        found = self._find_quantity(what, units, default is None)
+        return float(default or 0.0) if found is None else self._measure(*found, units)
+
+    def quantities(self, what: str, units: Units) -> float | tuple[float, ...]:
+        """Returns a quantity, or a tuple with one for each stage if the file has a list."""
+        key, value, unit = self._find_quantity(what, units, True) or ("", 0, Fraction(1))
+        if not isinstance(value, list):
+            return self._measure(key, value, unit, units)
+        if not value:
+            raise self.wrong(key, "a number, or a list with one for each stage", repr(value))
+        return tuple(self._measure(key, one, unit, units) for one in value)
+
+    def finish(self) -> None:
+        """Rejects keys that were not read; the error names the most similar one that was."""
+        for key in self._entries:
+            if key not in self._known:
+                near = get_close_matches(key, self._known, 1, cutoff=0.5)
+                hint = f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
+                raise ArgumentError(f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}")
+
+    def wrong(self, what: str, rule: str, got: str, hint: str = "Change the line.") -> ArgumentError:
+        """Makes the error about a value."""
+        return ArgumentError(f"{what} must be {rule}, got {got} ({self.name} of {self.file}). {hint}")
+
+    def _read(self, key: str, default: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
+        self._known.append(key)
+        value = self._entries.get(key, default)
+        if key not in self._entries and default is None:
+            near = get_close_matches(key, [each for each in self._entries if each not in self._known], 1)
+            hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
+            raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
+        if not fits(value):
+            raise self.wrong(key, rule, repr(value))
+        return value
+
+    def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, Fraction] | None:
+        """Returns key, value and factor of the unit; None if it is missing and may be."""
+        keys = _keys(what, units)
+        self._known += keys
+        found = [key for key in keys if key in self._entries]
+        if what in self._entries:
+            raise ArgumentError(f"{self.name} must say the unit of {what}, got {what} ({self.file}). Write {' or '.join(keys)}.")
+        if len(found) > 1:
+            raise ArgumentError(f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). Take one out.")
+        if found:
+            return found[0], self._entries[found[0]], keys[found[0]]
+        if is_needed:
+            raise ArgumentError(f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}.")
+        return None
+
+    def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
+        if not _is_number(value) or not value >= 0:
+            raise self.wrong(key, "a number from 0", repr(value))
+        if units is TIME and value * float(unit) > LONGEST_S:
+            raise self.wrong(key, "285 years or less, since a trace counts ns", repr(value))
+        return float(Fraction(self._check_size(key, value)) * unit)
+
+    def _check_size(self, key: str, value: Any) -> Any:
+        if value > _LARGEST:
+            raise self.wrong(key, f"{_LARGEST:g} or less", repr(value))
+        return value
+
+
+def _keys(what: str, units: Units) -> dict[str, Fraction]:
+    return {f"{what}_{unit}": factor for unit, factor in units.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -113,20 +260,13 @@ class Description:
         """Simulates the step by its schedule, without shared links and jitter."""
         more: Any = {"link": self.link, "size_bytes": self.size_bytes, "semantics": self.semantics, "ahead": self.ahead}
         step = self.schedule
-        if isinstance(step, Schedule):
-            return simulate_schedule(step, self.costs, **more)
-        counts: Any = {"num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, "num_chunks": step.num_chunks}
-        return simulate_schedule(step.name, self.costs, **counts, **more)
+        if isinstance(step, Step):
+            more |= {"num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, "num_chunks": step.num_chunks}
+        return simulate_schedule(step.name if isinstance(step, Step) else step, self.costs, **more)
 
 
 def read_description(file: Path) -> Description:
-    """Reads a description and checks everything in it.
-
-    Args:
-        file: a TOML file.
-
-    Returns:
-        What to simulate.
+    """Reads a description, a TOML file, and checks everything in it.
 
     Raises:
         RingError: the file cannot be read.
@@ -159,48 +299,50 @@ def _describe(whole: TomlTable) -> Description:
 
     costs, size_bytes = (_read_shapes if "layers" in model else _read_times)(model, len(owners))
     topology = _read_topology(every_link) if shares else None
-    link = _read_link(every_link) if topology is None else Link(0.0, 0.0)
+    link = _read_link(every_link) if topology is None else _FREE
     links = {} if topology is None else _idle_links(topology, num_ranks)
     own = [_read_edge(each, num_ranks) for each in edges]
     if twice := [edge for edge in own if own.count(edge) > 1]:
         raise ArgumentError(f"[[edge]] must name a link once, got from {twice[0][0]} to {twice[0][1]} again ({whole.file}). Take one out.")
     links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}
-    inject: list[Injection] = [Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow]
-    inject += [Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade]
-    inject += [Jitter(each.number("fraction"), each.integer("seed", 0)) for each in jitter]
+    slowed = tuple(Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow)
+    degraded = tuple(Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade)
+    jitters = tuple(Jitter(each.number("fraction"), each.integer("seed", 0)) for each in jitter)
     for each in (model, ring, schedule, every_link, *edges, *slow, *degrade, *jitter):
         each.finish()
-    check_injections(inject, num_ranks)
-    factors = [slowed_by(inject, rank) for rank in owners]
-    if (shares or jitter) and len(owners) * step.num_microbatches > _MOST_REHEARSED:
-        raise ArgumentError(
-            f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes or fewer, got "
-            f"{len(owners) * step.num_microbatches:,} ({whole.file}). Take fewer microbatches."
-        )
-    if size_bytes > _MOST_BYTES:
-        raise ArgumentError(f"activation must be {_MOST_BYTES:,} bytes or less, got {size_bytes:.3g} ({whole.file}). Look at its unit.")
-    if (shares or jitter) and size_bytes == 0:
-        raise ArgumentError(f"activation must be above 0 with [topology] or [[jitter]], got 0 ({whole.file}). Say what a stage sends.")
+    check_injections([*slowed, *degraded, *jitters], num_ranks)
+    factors = [slowed_by(slowed, rank) for rank in owners]
     described = Description(
         schedule=step,
         costs=_slow_down(costs, factors) if max(factors) > 1 else costs,
-        link=_lay_links(num_ranks, link, links, inject) if links or degrade else link,
+        link=_lay_links(num_ranks, link, links, degraded) if links or degraded else link,
         size_bytes=size_bytes,
         semantics=semantics,
         ahead=ahead,
         topology=topology,
-        degrade=tuple(each for each in inject if isinstance(each, Degrade)),
-        jitter=tuple(each for each in inject if isinstance(each, Jitter)),
+        degrade=degraded,
+        jitter=jitters,
     )
-    _check_length(described, len(owners), whole.file)
+    _check_sizes(described, len(owners), whole.file)
     return described
 
 
-def _check_length(described: Description, num_stages: int, file: str) -> None:
-    """Refuses times too long for a trace, if everything came one after the other with the largest jitter."""
+def _check_sizes(described: Description, num_stages: int, file: str) -> None:
+    """Refuses what would take too long to simulate, messages too large, and times too long for a trace."""
+    forwards = num_stages * described.schedule.num_microbatches
+    if described.needs_ranks and forwards > _MOST_REHEARSED:
+        raise ArgumentError(
+            f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes or fewer, got {forwards:,} ({file}). "
+            "Take fewer microbatches."
+        )
+    if described.size_bytes > _MOST_BYTES:
+        raise ArgumentError(f"activation must be {_MOST_BYTES:,} bytes or less, got {described.size_bytes:.3g} ({file}). Look at its unit.")
+    if described.needs_ranks and described.size_bytes == 0:
+        raise ArgumentError(f"activation must be above 0 with [topology] or [[jitter]], got 0 ({file}). Say what a stage sends.")
     costs, links = described.costs, described.link
     times = [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages) for kind in "FB"]
     slowest = max(link.time_s(described.size_bytes) for link in ([links] if isinstance(links, Link) else list(links.values()) or [_FREE]))
+    # As if everything came one after the other, with the largest jitter.
     most_s = 2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
     if not most_s <= LONGEST_S:
         raise ArgumentError(
@@ -267,15 +409,11 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     for what in ("forward", "input", "weight", "backward"):
         times = getattr(costs, what)
         if isinstance(times, tuple) and len(times) != num_stages:
-            raise ArgumentError(
-                f"{what} must be one number, or a list of one for each of {num_stages} stages, got {len(times)} (in {model.name} of "
-                f"{model.file}). Make it as long as there are stages."
-            )
+            rule = f"one number, or a list of one for each of {num_stages} stages"
+            raise model.wrong(what, rule, str(len(times)), "Make it as long as there are stages.")
     size = model.quantity("activation", SIZE, 0)
     if 0 < size < 1:
-        raise ArgumentError(
-            f"activation must be 0, or a byte or more, got {size:g} bytes ({model.name} of {model.file}). Look at its unit."
-        )
+        raise model.wrong("activation", "0, or a byte or more", f"{size:g} bytes", "Look at its unit.")
     return costs, round(size)
 
 
@@ -293,13 +431,9 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     flops_per_s = model.number("flops_per_s", least=1)
     tokens = sequence * sequences
     if hidden % heads:
-        raise ArgumentError(
-            f"hidden_size must be a multiple of heads, got {hidden} and {heads} ({model.name} of {model.file}). Change one of them."
-        )
+        raise model.wrong("hidden_size", "a multiple of heads", f"{hidden} and {heads}", "Change one of them.")
     if heads % kv_heads:
-        raise ArgumentError(
-            f"heads must be a multiple of kv_heads, got {heads} and {kv_heads} ({model.name} of {model.file}). Change one of them."
-        )
+        raise model.wrong("heads", "a multiple of kv_heads", f"{heads} and {kv_heads}", "Change one of them.")
     linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]  # queries, keys, values, output
     linear += [(hidden, inner)] * widening + [(inner, hidden)]
     layer = attention_flops(sequences, sequence, sequence, hidden)
@@ -317,7 +451,7 @@ def _read_link(table: TomlTable, which: str = "") -> Link:
     bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
     if bandwidth * LONGEST_S < 1:
         got = f"{bandwidth:g} bytes a second" if bandwidth else "0"
-        raise ArgumentError(f"{which}bandwidth must be above 0, got {got} ({table.name} of {table.file}). Nothing would ever arrive.")
+        raise table.wrong(f"{which}bandwidth", "above 0", got, "Nothing would ever arrive.")
     return Link(table.quantity(f"{which}latency", TIME), 1 / bandwidth)
 
 
@@ -328,13 +462,19 @@ def _read_topology(table: TomlTable) -> Network:
     return FullBisection(_read_link(table)) if kind == "full_bisection" else RingLinks(_read_link(table))
 
 
+def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
+    """Yields the links of a ring, in both directions."""
+    for src in range(num_ranks):
+        for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
+            yield src, dst
+
+
 def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link]:
     """Returns what messages between neighbours cost when they meet no others."""
     found = {}
-    for src in range(num_ranks):
-        for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
-            links = [hop.link for hop in topology.route(src, dst, num_ranks)]
-            found[src, dst] = Link(sum(link.alpha_s for link in links), max(link.beta_s_per_byte for link in links))
+    for src, dst in _neighbours(num_ranks):
+        links = [hop.link for hop in topology.route(src, dst, num_ranks)]
+        found[src, dst] = Link(sum(link.alpha_s for link in links), max(link.beta_s_per_byte for link in links))
     return found
 
 
@@ -342,10 +482,7 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
     """Reads which link is meant; neighbouring stages are on neighbouring ranks, so messages take no other links."""
     src, dst = table.integer("from"), table.integer("to")
     if src == dst or max(src, dst) >= num_ranks or (dst - src) % num_ranks not in (1, num_ranks - 1):
-        raise ArgumentError(
-            f"from and to must be neighbours in a ring of {num_ranks}, got {src} and {dst} ({table.name} of {table.file}). "
-            "Stages send to no others."
-        )
+        raise table.wrong("from and to", f"neighbours in a ring of {num_ranks}", f"{src} and {dst}", "Stages send to no others.")
     return src, dst
 
 
@@ -361,193 +498,9 @@ def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
 
 
 def _lay_links(num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]) -> dict[tuple[int, int], Link]:
-    """Returns the links of a ring, in both directions."""
+    """Returns every link of a ring, slower where ``inject`` says so."""
     laid = {}
-    for src in range(num_ranks):
-        for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
-            own, factor = links.get((src, dst), link), degraded_by(inject, src, dst)
-            laid[src, dst] = Link(own.alpha_s * factor, own.beta_s_per_byte * factor)
+    for src, dst in _neighbours(num_ranks):
+        own, factor = links.get((src, dst), link), degraded_by(inject, src, dst)
+        laid[src, dst] = Link(own.alpha_s * factor, own.beta_s_per_byte * factor)
     return laid
-
-
-Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s without a rounding error
-TIME: Final[Units] = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
-SIZE: Final[Units] = {"bytes": Fraction(1), "kib": Fraction(2**10), "mib": Fraction(2**20), "gib": Fraction(2**30)}
-BANDWIDTH: Final[Units] = {"gb_per_s": Fraction(10**9), "mb_per_s": Fraction(10**6)}
-_LARGEST: Final = 10**30  # of any number: far beyond anything sensible, far below the limit of a float
-
-
-class TomlTable:
-    """One table, which remembers the keys that were read; ``finish`` rejects all others.
-
-    Args:
-        name: as the file spells it, ``[link]``.
-        file: the file that holds it, for errors.
-        entries: what ``tomllib`` read.
-
-    Example:
-        >>> link = TomlTable("[link]", "run.toml", {"latency_us": 10, "bandwidth_gb_per_s": 12.5})
-        >>> link.quantity("latency", TIME), link.quantity("bandwidth", BANDWIDTH)
-        (1e-05, 12500000000.0)
-        >>> link.finish()
-    """
-
-    def __init__(self, name: str, file: str, entries: Mapping[str, Any]) -> None:
-        self.name = name
-        self.file = file
-        self._entries = entries
-        self._known: list[str] = []
-
-    def __contains__(self, key: str) -> bool:
-        """Tells whether the table has a key; asking does not count as reading it."""
-        return key in self._entries
-
-    def table(self, key: str) -> TomlTable:
-        """Returns an inner table, ``[key]``; see ``integer``."""
-        value = self._take(key, None)
-        if not isinstance(value, dict):
-            raise self._complain(key, f"a table, [{key}]", value)
-        return TomlTable(f"[{key}]", self.file, value)
-
-    def tables(self, key: str) -> list[TomlTable]:
-        """Returns the tables of a list, ``[[key]]``, none if there is no such list; see ``integer``."""
-        value = self._take(key, [])
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-            raise self._complain(key, f"a list of tables, [[{key}]]", value)
-        return [TomlTable(f"[[{key}]]", self.file, one) for one in value]
-
-    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
-        """Returns a whole number.
-
-        Args:
-            key: of the table.
-            default: the value if the key is missing; None if it must not be.
-            least: the smallest allowed value.
-
-        Raises:
-            ArgumentError: it is missing, or not such a number.
-        """
-        value = self._take(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self._complain(key, f"a whole number from {least}", value)
-        if value > _LARGEST:
-            raise self._complain(key, f"{_LARGEST:g} or less", value)
-        return value
-
-    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
-        """Returns a number; see ``integer``."""
-        value = self._take(key, default)
-        if not _is_number(value) or not value >= least:
-            raise self._complain(key, f"a number from {least:g}", value)
-        if value > _LARGEST:
-            raise self._complain(key, f"{_LARGEST:g} or less", value)
-        return float(value)
-
-    def truth(self, key: str, default: bool) -> bool:
-        """Returns true or false; see ``integer``."""
-        value = self._take(key, default)
-        if not isinstance(value, bool):
-            raise self._complain(key, "true or false", value)
-        return value
-
-    def text(self, key: str) -> str:
-        """Returns a text, which must not be missing; see ``integer``."""
-        value = self._take(key, None)
-        if not isinstance(value, str):
-            raise self._complain(key, "a text", value)
-        return value
-
-    def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
-        """Returns one of several words; see ``integer``."""
-        value = self._take(key, default)
-        if value not in names:
-            hint = f" Did you mean {near[0]!r}?" if isinstance(value, str) and (near := get_close_matches(value, names, 1)) else ""
-            raise self._complain(key, f"one of {', '.join(names)}", value, hint)
-        return str(value)
-
-    def has(self, what: str, units: Units) -> bool:
-        """Tells whether a quantity is given, in any unit."""
-        return any(key in self._entries for key in _keys(what, units))
-
-    def quantity(self, what: str, units: Units, default: float | None = None) -> float:
-        """Returns a number whose key names its unit, such as ``latency_us``, in the unit whose factor is 1.
-
-        Args:
-            what: the key without its unit.
-            units: the units that a key may end in, with their factors.
-            default: the value if there is no such key; None if there must be one.
-
-        Raises:
-            ArgumentError: there is none, or two, or one without a unit, or it is not a number.
-        """
-        found = self._find_quantity(what, units, default is None)
-        return float(default or 0.0) if found is None else self._measure(*found, units)
-
-    def quantities(self, what: str, units: Units, default: float | None = None) -> float | tuple[float, ...]:
-        """Returns one number for all stages, or a tuple with one for each if the file has a list; see ``quantity``."""
-        found = self._find_quantity(what, units, default is None)
-        if found is None:
-            return float(default or 0.0)
-        key, value, unit = found
-        if not isinstance(value, list):
-            return self._measure(key, value, unit, units)
-        if not value:
-            raise self._complain(key, "a number, or a list with one for each stage", value)
-        return tuple(self._measure(key, one, unit, units) for one in value)
-
-    def finish(self) -> None:
-        """Rejects keys that were not read.
-
-        Raises:
-            ArgumentError: there is one; the message names the most similar known key.
-        """
-        for key in self._entries:
-            if key not in self._known:
-                near = get_close_matches(key, self._known, 1, cutoff=0.5)
-                hint = f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
-                raise ArgumentError(f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}")
-
-    def _take(self, key: str, default: Any) -> Any:
-        self._known.append(key)
-        if key in self._entries:
-            return self._entries[key]
-        if default is None:
-            near = get_close_matches(key, [each for each in self._entries if each not in self._known], 1)
-            hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
-            raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
-        return default
-
-    def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, Fraction] | None:
-        """Returns key, value and factor of the unit; None if it is missing and may be."""
-        keys = _keys(what, units)
-        self._known += keys
-        found = [key for key in keys if key in self._entries]
-        if what in self._entries:
-            raise ArgumentError(f"{self.name} must say the unit of {what}, got {what} ({self.file}). Write {' or '.join(keys)}.")
-        if len(found) > 1:
-            raise ArgumentError(f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). Take one out.")
-        if found:
-            return found[0], self._entries[found[0]], keys[found[0]]
-        if is_needed:
-            raise ArgumentError(f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}.")
-        return None
-
-    def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
-        if not _is_number(value) or not value >= 0:
-            raise self._complain(key, "a number from 0", value)
-        if units is TIME and value * float(unit) > LONGEST_S:
-            raise self._complain(key, "285 years or less, since a trace counts ns", value)
-        if value > _LARGEST:
-            raise self._complain(key, f"{_LARGEST:g} or less", value)
-        return float(Fraction(value) * unit)
-
-    def _complain(self, key: str, rule: str, value: object, hint: str = "") -> ArgumentError:
-        return ArgumentError(f"{key} must be {rule}, got {value!r} ({self.name} of {self.file}).{hint or ' Change the line.'}")
-
-
-def _keys(what: str, units: Units) -> dict[str, Fraction]:
-    return {f"{what}_{unit}": factor for unit, factor in units.items()}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

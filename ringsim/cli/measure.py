@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb
+from ringsim.cli.verb import Verbs, add_verb, write_picture
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ringsim.traces.bandwidths import Bandwidths
 
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -86,24 +84,13 @@ def _is_first() -> bool:
 def _write(table: Bandwidths, file: Path) -> None:
     if file.suffix == ".json":
         table.save(file)
-        return
-    try:
-        if file.suffix == ".csv":
+    elif file.suffix != ".csv":
+        write_picture(table.plot(), file)
+    else:
+        try:
             table.to_pandas().to_csv(file, index=False)
-        else:
-            _draw(table, file)
-    except OSError as error:
-        raise RingError(f"the file of -o must be writable, got {error}. Make the directory, or choose another file.") from None
-
-
-def _draw(table: Bandwidths, file: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure = cast("Figure", table.plot().figure)
-    try:
-        figure.savefig(file)
-    finally:
-        plt.close(figure)
+        except OSError as error:
+            raise RingError(f"the file of -o must be writable, got {error}. Make the directory, or choose another file.") from None
 
 
 def _sizes(text: str) -> list[int]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, write_pictures
+from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
 from ringsim.errors import ArgumentError, Interrupted, RingError
 from ringsim.launch.job import CHECKS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
 
@@ -121,21 +118,11 @@ def run_show(options: argparse.Namespace) -> int:
         for written in write_pictures(trace, options.out):
             print(f"wrote {written}")
     for path in options.export:
-        export(trace, path)
+        if path.suffix not in EXPORTS:
+            raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {path.suffix!r} ({path}). Choose one.")
+        getattr(trace, EXPORTS[path.suffix])(path)
         print(f"wrote {path}")
     return 0
-
-
-def export(trace: Trace, path: Path) -> None:
-    """Writes a trace for the tool that the ending of the path stands for.
-
-    Raises:
-        ArgumentError: it stands for none.
-        TraceFileError: the file cannot be written.
-    """
-    if path.suffix not in EXPORTS:
-        raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {path.suffix!r} ({path}). Choose one.")
-    getattr(trace, EXPORTS[path.suffix])(path)
 
 
 def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -165,31 +152,8 @@ def run_explain(options: argparse.Namespace) -> int:
             trace, failed = error.trace, True
     else:
         trace = ringsim.load(options.script)
-    print(explain_in_words(trace))
-    if options.out is not None:
-        draw_diagnosis(trace.explain(), options.out)
-        print(f"wrote {options.out}")
-    return 1 if failed else 0
-
-
-def explain_in_words(trace: Trace) -> str:
-    """Returns the diagnosis of a trace as text for a terminal, with a blank line between findings."""
     diagnosis = trace.explain()
-    return "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
-
-
-def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
-    """Draws a diagnosis into a file.
-
-    Raises:
-        RingError: the file cannot be written.
-    """
-    import matplotlib.pyplot as plt
-
-    figure = cast("Figure", diagnosis.plot().figure)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise RingError(f"the picture must be writable to {path}, got {error}. Choose another file, such as waits.png.") from None
-    finally:
-        plt.close(figure)
+    print("\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis))
+    if options.out is not None:
+        print(f"wrote {write_picture(diagnosis.plot(), options.out)}")
+    return 1 if failed else 0

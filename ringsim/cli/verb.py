@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from ringsim.errors import RingError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ringsim.traces.value import Trace
@@ -33,34 +34,25 @@ def add_verb(
 
 
 def write_pictures(trace: Trace, directory: Path) -> list[Path]:
-    """Draws both pictures of a trace into a directory, which is created if necessary.
-
-    Returns:
-        The files: ``ring.png`` and ``timeline.png``.
-
-    Raises:
-        RingError: they cannot be written.
-    """
+    """Draws a trace into a directory, as ``ring.png`` and ``timeline.png``; returns these files."""
     drawn = (("ring", trace.plot_ring), ("timeline", trace.plot_timeline))
-    return [write_picture(cast("Figure", plot().figure), directory / f"{name}.png") for name, plot in drawn]
+    return [write_picture(plot(), directory / f"{name}.png") for name, plot in drawn]
 
 
-def write_picture(figure: Figure, file: Path) -> Path:
-    """Writes a figure and closes it; its directory is created if necessary.
-
-    Returns:
-        The file.
+def write_picture(axes: Axes, file: Path) -> Path:
+    """Writes the figure of some axes and closes it; its directory is created if necessary. Returns the file.
 
     Raises:
         RingError: it cannot be written.
     """
     import matplotlib.pyplot as plt
 
+    figure = cast("Figure", axes.figure)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file)
-    except OSError as error:
-        raise RingError(f"pictures must be writable to {file.parent}, got {error}. Choose another directory with -o.") from None
+    except (OSError, ValueError) as error:
+        raise RingError(f"the picture must be writable to {file}, got {error}. Choose another place with -o.") from None
     finally:
         plt.close(figure)
     return file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import Verbs, add_verb, write_picture
@@ -17,8 +17,6 @@ from ringsim.traces.units import bytes_text, time_unit
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ringsim.simulator.schedules import ScheduleRun
     from ringsim.traces.value import Trace
 
@@ -43,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"wrote {options.save}")
     if options.plot is not None:
         axes = step.plot() if trace is None else trace.plot_timeline()
-        print(f"wrote {write_picture(cast('Figure', axes.figure), options.plot)}")
+        print(f"wrote {write_picture(axes, options.plot)}")
     return 0
 
 

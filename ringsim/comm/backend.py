@@ -18,17 +18,19 @@ and ``irecv`` (``ringsim.comm.built``), so the smallest backend can do everythin
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.collectives import READERS, Call, Members, OpaqueGroup, group_of, read_call, to_index
-from ringsim.errors import ArgumentError
+from ringsim.comm.collectives import READINGS, Call, Members, OpaqueGroup, check_batch, read_call, to_index
+from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
+from ringsim.traces.events import OP_CODES
 
 __all__ = ["FALLBACK_TAG", "GROUP", "TORCH", "Backend", "Membership", "TorchBackend", "get_backend_object", "set_backend"]
 
@@ -151,7 +153,7 @@ class Backend(ABC):
             call: what this rank gives and gets, checked.
 
         Returns:
-            A handle; its wait must also call ``call.bring`` where there is one. NotImplemented to have it built from messages.
+            A handle. NotImplemented to have it built from messages.
         """
         return NotImplemented
 
@@ -165,11 +167,13 @@ class Backend(ABC):
         rank = self.get_rank(group)
         return None if rank < 0 else OpaqueGroup(group, self.get_process_group_ranks(group), rank)
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns a collective of torch's name that ``start`` begins."""
-        if name in READERS and type(self).start is not Backend.start:
-            return partial(run_collective, self, type(self).start, name)
-        raise AttributeError(f"the backend {type(self).name!r} has no {name}")
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives a class that has ``start`` the collectives of torch's names that it begins."""
+        super().__init_subclass__(**kwargs)
+        if cls.start is not Backend.start:
+            for name in READINGS:
+                if not hasattr(cls, name):
+                    setattr(cls, name, _make_collective(name))
 
     # -- what follows from the above
 
@@ -217,15 +221,25 @@ def run_collective(backend: Backend, start: Callable[[Any, Call], Any], name: st
     Returns:
         The handle of an asynchronous call, else None; None outside the group.
     """
-    members = backend.enter(name, group_of(name, args, kwargs))
+    arguments = READINGS[name].bind(args, kwargs)
+    members = backend.enter(name, arguments["group"])
     if members is None:
         return None
-    call = read_call(name, members, args, kwargs)
+    call = read_call(name, arguments, members)
     handle = start(backend, call)
     if call.async_op:
         return handle
     handle.wait(call.timeout)
     return None
+
+
+def _make_collective(name: str) -> Callable[..., Any]:
+    """Makes the method of a collective that ``start`` begins."""
+
+    def communicate(self: Backend, /, *args: Any, **kwargs: Any) -> Any:
+        return run_collective(self, type(self).start, name, *args, **kwargs)
+
+    return communicate
 
 
 class TorchBackend(Backend):
@@ -318,36 +332,117 @@ def _load(name: str) -> object:
 
 
 class Membership:
-    """The part of a backend that answers for its groups, which are ``Members``."""
+    """The part of a backend that answers for its groups, which are ``Members``, and that begins messages by two methods of its own.
+
+    Attributes:
+        begin_send: ``isend``, with one argument more: the code that the operation is recorded as.
+        begin_recv: the same for ``irecv``.
+    """
+
+    name: ClassVar[str]
+    begin_send: Callable[..., Any]
+    begin_recv: Callable[..., Any]
 
     @abstractmethod
     def here(self) -> str:
         """Returns which rank this is, for errors."""
 
     @abstractmethod
-    def _find(self, group: Any) -> Members | None:
-        """Returns a group given as torch's functions take it; None where this rank is outside."""
+    def _everybody(self) -> Any:
+        """Returns the group of all ranks; raises RingError where this rank has not joined them."""
+
+    @abstractmethod
+    def _exists(self, group: Any) -> bool:
+        """Returns whether a group has not been destroyed."""
+
+    def find_group(self, group: Any) -> Any:
+        """Returns a group given as torch's functions take it; None where this rank is outside.
+
+        Raises:
+            RingError: the ranks are not joined, or the group was destroyed.
+            ArgumentError: it is no group of this backend.
+        """
+        everybody = self._everybody()
+        if group is None:
+            return everybody
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            return None
+        if not isinstance(group, type(everybody)):
+            raise ArgumentError(
+                f"group must be one of the {self.name} backend, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and "
+                "call ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
+            )
+        if not self._exists(group):
+            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
+        return group if group.rank() >= 0 else None
+
+    def enter(self, op: str, group: Any) -> Any:
+        """Returns the group of an operation; outside of it warns, as torch does, and returns None."""
+        found = self.find_group(group)
+        if found is None:
+            warnings.warn(f"{op} does nothing on rank {self.get_rank()}, which is not in the group.", stacklevel=3)
+        return found
 
     def get_rank(self, group: Any = None) -> int:
         """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
-        found = self._find(group)
+        found = self.find_group(group)
         return -1 if found is None else found.rank()
 
     def get_world_size(self, group: Any = None) -> int:
         """Returns how many ranks the group has, -1 outside of it; with None how many there are."""
-        found = self._find(group)
+        found = self.find_group(group)
         return -1 if found is None else found.size()
 
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
-        """Returns the global ranks of a group, in the group's order.
-
-        Raises:
-            ArgumentError: this rank is outside.
-        """
-        found = self._find(group)
+        """Returns the global ranks of a group, in the group's order; raises ArgumentError where this rank is outside."""
+        found = self.find_group(group)
         if found is None:
             raise ArgumentError(f"the ranks of a group must be asked for within it, got a question from outside ({self.here()}).")
         return list(found.ranks)
+
+    def isend(self, tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Any:
+        """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
+        return self.begin_send(tensor, dst, group, tag, group_dst)
+
+    def irecv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Any:
+        """Begins to receive, from anybody where no source is given; does not block."""
+        return self.begin_recv(tensor, src, group, tag, group_src)
+
+    def send(self, tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
+        """Sends; blocks until the tensor may change, which for a large one may be when its receiver has posted."""
+        handle = self.begin_send(tensor, dst, group, tag, group_dst, OP_CODES["send"])
+        if handle is not None:
+            handle.wait()
+
+    def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+        """Receives; blocks. Returns the sender's global rank, -1 outside the group."""
+        handle = self.begin_recv(tensor, src, group, tag, group_src, OP_CODES["recv"])
+        if handle is None:
+            return -1
+        handle.wait()
+        return int(self.find_group(group).ranks[handle.source_rank()])
+
+    def batch_isend_irecv(self, p2p_op_list: Any) -> list[Any]:
+        """Begins several messages; does not block. The order of sends against recvs does not matter.
+
+        Args:
+            p2p_op_list: ``P2POp`` of ``isend`` and ``irecv``, with one group.
+
+        Returns:
+            A handle for each.
+
+        Raises:
+            ArgumentError: the list is empty, or holds something else.
+        """
+        begin = {"isend": self.begin_send, "irecv": self.begin_recv}
+        calls = check_batch(p2p_op_list, self.here())
+        with self._batch():
+            works = [begin[op](each.tensor, each.peer, each.group, each.tag, None, OP_CODES[f"batch_{op}"]) for op, each in calls]
+        return [work for work in works if work is not None]
+
+    def _batch(self) -> AbstractContextManager[Any]:
+        """Returns the context in which the messages of a batch begin."""
+        return nullcontext()
 
     def _members(self, ranks: Sequence[int] | None, sort_ranks: bool) -> tuple[int, ...]:
         """Returns the global ranks that ``new_group`` is asked for, in the group's order."""

@@ -1,11 +1,11 @@
 """How ranks find each other: the socket they meet at, the store behind it, the roll-call, and the default process group.
 
-Rank 0 opens the listening socket itself and hands it to torch's store: torch's own would listen on every network of the machine. The
-others come to it by a numeric address. Whoever listens there may be a stranger that never answers, and torch's client then ignores its
+Rank 0 opens the listening socket itself and hands it to torch's store, which would otherwise listen on every network of the machine. The
+others connect to it by a numeric address. A stranger may be listening there that never answers, and then torch's client ignores its
 time-out; so it runs in a thread that can be left behind.
 
-Ranks that disagree (two with one number, different world sizes, one that never came) would make torch wait for half an hour, or run a
-smaller world in silence. So each rank first puts a card into the store, and waits for one verdict on all cards::
+Ranks that disagree (two with one number, different world sizes, one that never comes) would make torch wait for half an hour, or quietly
+run a smaller world. So each rank first puts a card into the store, and waits for one verdict on all cards::
 
     rank                      store                         what it costs a rank
       |-- get "head" --------->|  rank 0's card               one wait
@@ -24,6 +24,7 @@ import errno
 import ipaddress
 import json
 import os
+import queue
 import socket
 import time
 import uuid
@@ -32,6 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.distributed as dist
@@ -61,7 +63,7 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """Runs a call in a thread that can be left behind, also when the process ends: torch has calls that no limit reaches.
+    """Runs a call in a thread that can be left behind, even when the process ends: some of torch's calls obey no time limit.
 
     Args:
         call: what to run.
@@ -72,45 +74,33 @@ class BackgroundCall(Generic[T]):
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._values: list[T] = []
-        self._errors: list[Exception] = []
-        self._running = _thread.allocate_lock()
-        self._running.acquire()
+        self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
         # threading.Thread would wait here until the new thread runs: with many ranks on few cores, that is a turn of all of them.
-        _thread.start_new_thread(self._run, ())
+        _thread.start_new_thread(self._run, (call,))
 
     def result(self, limit_s: float) -> T:
-        """Waits for the call and returns what it returned.
-
-        Args:
-            limit_s: how long to wait, in seconds; the call goes on afterwards.
-
-        Returns:
-            The call's value.
+        """Waits for the call, ``limit_s`` seconds at most, and returns what it returned. Only the first answer can be had.
 
         Raises:
-            TimeoutError: it has not returned by then.
+            TimeoutError: it has not returned by then; it goes on.
             Exception: whatever the call raised.
         """
-        if self._running.acquire(timeout=max(limit_s, 0.0)):
-            self._running.release()
-        if self._errors:
-            raise self._errors[0]
-        if not self._values:
-            raise TimeoutError(f"no answer within {limit_s:.1f} s")
-        return self._values[0]
-
-    def _run(self) -> None:
         try:
-            self._values.append(self._call())
+            value, error = self._outcome.get(timeout=max(limit_s, 0.0))
+        except queue.Empty:
+            raise TimeoutError(f"no answer within {limit_s:.1f} s") from None
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def _run(self, call: Callable[[], T]) -> None:
+        try:
+            self._outcome.put((call(), None))
         except Exception as error:
-            self._errors.append(error)
-        finally:
-            self._running.release()
+            self._outcome.put((None, error))
 
 
-_READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why, and for those that are just starting
+_READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why
 _POLL_S = 0.005
 
 
@@ -140,15 +130,14 @@ class Card:
         """Returns the card as text for the store; a ring over all ranks in order is left out, to keep N cards short."""
         values = asdict(self)
         if self.ring == tuple(range(self.world_size)):
-            values["ring"] = None
+            del values["ring"]
         return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: bytes) -> Card:
         """Returns the card that ``to_json`` wrote."""
         values = json.loads(text)
-        ring = range(values["world_size"]) if values["ring"] is None else values["ring"]
-        return cls(values["world_size"], values["comm_device"], tuple(ring), values["gpu"], values["token"])
+        return cls(**{**values, "ring": tuple(values.get("ring", range(values["world_size"])))})
 
 
 def in_words(ranks: list[int]) -> str:
@@ -158,26 +147,13 @@ def in_words(ranks: list[int]) -> str:
         >>> in_words([]), in_words([2]), in_words([0, 1, 2, 5])
         ('no rank', 'rank 2', 'ranks 0-2, 5')
     """
-    if not ranks:
-        return "no rank"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+    runs = [[run[0][1], run[-1][1]] for _, each in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]) if (run := list(each))]
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}" if ranks else "no rank"
 
 
 def find_fault(cards: list[Card]) -> str | None:
-    """Finds what is wrong with a full set of cards, or None.
-
-    Args:
-        cards: one for each rank, in order of ranks.
-
-    Returns:
-        The sentence that says what must hold and what was found, None where all is well.
+    """Says what is wrong with a full set of cards, one for each rank in order; None where all is well.
 
     Example:
         >>> find_fault([Card(2, "cpu", (0, 1)), Card(2, "cpu", (0, 1))]) is None
@@ -194,20 +170,17 @@ def find_fault(cards: list[Card]) -> str | None:
             return f"a GPU must be used by one rank only, got ranks {users[card.gpu]} and {rank} on GPU {card.gpu}"
         for other in card.ring:
             if cards[other].ring != card.ring:
-                return (
-                    f"ring_ranks must be the same on every rank of a ring, got {list(card.ring)} on rank {rank} "
-                    f"and {list(cards[other].ring)} on rank {other}"
-                )
+                sides = f"{list(card.ring)} on rank {rank} and {list(cards[other].ring)} on rank {other}"
+                return f"ring_ranks must be the same on every rank of a ring, got {sides}"
     return None
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
     """Says what differs between rank 0's card and that of ``rank``, None where they agree."""
     for name in ("world_size", "comm_device"):
-        if getattr(card, name) != getattr(head, name):
-            return (
-                f"{name} must be the same on every rank, got {getattr(head, name)!r} on rank 0 and {getattr(card, name)!r} on rank {rank}"
-            )
+        ours, theirs = getattr(head, name), getattr(card, name)
+        if ours != theirs:
+            return f"{name} must be the same on every rank, got {ours!r} on rank 0 and {theirs!r} on rank {rank}"
     return None
 
 
@@ -221,8 +194,11 @@ class RollCall:
         store: the store that all ranks reach.
         rank: this rank.
         world_size: how many ranks it expects.
-        hosts: the store lives in this process, so it must outlast the others' last look at it.
+        hosts: the store lives in this process, which must outlast the others' last look at it.
         reused: the store outlives the ring, so each roll-call on it needs keys of its own.
+
+    Raises:
+        LeftAlready: the ring before this one is still being taken down.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, *, hosts: bool, reused: bool) -> None:
@@ -238,14 +214,11 @@ class RollCall:
             raise LeftAlready
 
     def start(self, card: Card, deadline: float) -> list[tuple[int, ...]]:
-        """Meets all ranks and compares their cards.
+        """Meets all ranks, compares their cards, and returns every ring of this world, as its global ranks in order.
 
         Args:
             card: what this rank says of itself.
             deadline: when to give up, on ``time.monotonic``'s clock.
-
-        Returns:
-            Every ring of this world, as its global ranks in order.
 
         Raises:
             RendezvousFailed: a rank is missing, there twice, or disagrees; the message names those present and those missing.
@@ -277,7 +250,7 @@ class RollCall:
         """Waits until every rank has built its groups, so that none uses, or takes down, what another still needs.
 
         Args:
-            deadline: when to give up, on ``time.monotonic``'s clock.
+            deadline: see ``start``.
             failure: why this rank could not build its groups; the others then end with these words at once.
 
         Raises:
@@ -307,18 +280,15 @@ class RollCall:
         try:
             yield
         except RuntimeError as error:
+            where = f"rank {self.rank} of {self.world_size}"
             raise RendezvousFailed(
-                f"rank 0 must stay until every rank has built its groups, got a lost connection ({self._where()}). See why rank 0 ended."
+                f"rank 0 must stay until every rank has built its groups, got a lost connection ({where}). See why rank 0 ended."
             ) from error
-
-    def _where(self) -> str:
-        return f"rank {self.rank} of {self.world_size}"
 
     def _wait(self, key: str, deadline: float) -> bool:
         """Waits for a key and returns whether it came in time."""
-        remaining = max(deadline - time.monotonic(), 0.001)
         try:
-            self.store.wait([key], timedelta(seconds=remaining))
+            self.store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
         except dist.DistNetworkError:
             raise
         except RuntimeError:
@@ -349,13 +319,13 @@ class RollCall:
         return f": {in_words(present)} present, {in_words(missing)} missing"
 
     def _refuse(self, stage: str, why: str) -> NoReturn:
-        """Ends the roll-call for every rank with one reason, also for those on their way; where it ended well, for this rank alone."""
+        """Ends the roll-call with one reason for every rank, those on their way included; where it ended well, for this rank alone."""
         refusal = {"error": why + self._attendance(stage), "readers": self._expected}
         standing = self._publish(stage, refusal)
         self._end(stage, standing if "error" in standing else refusal)
 
     def _end(self, stage: str, verdict: dict[str, Any]) -> NoReturn:
-        """Raises; a host waits before that until those who are concerned, itself among them, could read the verdict."""
+        """Raises; a host first waits until those concerned, itself among them, could read the verdict."""
         if self._listed:
             read = self.store.add(f"{stage}/read", 1)
             give_up = time.monotonic() + _READERS_GRACE_S
@@ -363,7 +333,8 @@ class RollCall:
                 time.sleep(_POLL_S)
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
-            f"{verdict['error']} ({self._where()}). Start every rank once, with the same arguments but its own rank, within the time limit."
+            f"{verdict['error']} (rank {self.rank} of {self.world_size}). "
+            "Start every rank once, with the same arguments but its own rank, within the time limit."
         )
 
 
@@ -396,15 +367,12 @@ class Rendezvous:
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     """Opens the socket that rank 0 hosts the store on, bound to ``host``'s own address: loopback alone where ``host`` is loopback.
 
-    Only rank 0, or who starts it, calls this. It blocks for name resolution at most.
+    Rank 0, or whoever starts it, calls this. It blocks for name resolution at most.
 
     Args:
         host: a numeric address or a name of this machine.
         port: 1 to 65535, or 0 to let the system choose one.
         timeout_s: limit of the name's resolution, in seconds.
-
-    Returns:
-        The listening socket; ``getsockname()[1]`` is its port.
 
     Raises:
         RendezvousFailed: the port is taken, the name is unknown, or the address is not this machine's.
@@ -453,9 +421,6 @@ def meet(
         timeout_s: limit, in seconds.
         listen_socket: for rank 0, a socket that listens at ``head_ip`` and ``port`` already; it is taken over.
 
-    Returns:
-        The store they share, and who rings with whom.
-
     Raises:
         RendezvousFailed: they could not all meet.
     """
@@ -503,16 +468,13 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
 
 
 def host(listener: socket.socket, timeout_s: float) -> Store:
-    """Hosts the store that the ranks meet over in this process.
+    """Hosts the store that the ranks meet over in this process, which lives as long as somebody holds it.
 
-    Rank 0, or who starts it, calls this. It does not block. The store lives as long as somebody holds it.
+    Rank 0, or whoever starts it, calls this. It does not block.
 
     Args:
         listener: a listening socket, from ``listen``; it belongs to the store afterwards.
         timeout_s: how long a look-up in the store waits, in seconds.
-
-    Returns:
-        The store.
 
     Example:
         >>> store = host(listen("127.0.0.1", 0), timeout_s=5)
@@ -538,7 +500,7 @@ def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, back
         timeout: limit of each operation on the group.
 
     Returns:
-        A function that undoes the choice of the network; to be called after the group is destroyed.
+        Undoes the choice of the network, once the group is destroyed.
     """
     interface = loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
     if interface is not None:
@@ -559,7 +521,7 @@ def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, back
 
 
 def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
-    """Takes leave of the store; rank 0 stays until the others are done with it, a few seconds at most, and then frees the port."""
+    """Takes leave of the store; rank 0 stays until the others are done with it, a few seconds at most, then frees the port."""
     limit_s = min(timeout_s, _FAREWELL_S)
     with suppress(TimeoutError):  # a store whose process is stopped takes words and never answers
         BackgroundCall(lambda: rendezvous.roll.leave(limit_s)).result(limit_s + _KNOCK_S)
@@ -568,10 +530,9 @@ def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
 
 
 def _stop_listening(descriptor: int) -> None:
-    """Frees the port of a store that is still alive.
+    """Frees the port of a store that is still alive: a socket that listens to nobody takes the place of its own.
 
-    A group or a traceback that somebody keeps keeps the store, and the store its socket; so a socket that listens to nobody takes the
-    place of that one.
+    For a group or a traceback that somebody keeps also keeps the store, and the store its socket.
     """
     with socket.socket() as idle:
         os.dup2(idle.fileno(), descriptor, inheritable=False)
@@ -601,15 +562,8 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
 
 def _connect(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
     """Connects to a store, or hosts it on a listening descriptor."""
-    store: Store = TCPStore(
-        address,
-        port,
-        None,
-        descriptor is not None,
-        timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=descriptor,
-    )
+    limit, hosts = timedelta(seconds=timeout_s), descriptor is not None
+    store: Store = TCPStore(address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=descriptor)
     return store
 
 
@@ -620,27 +574,26 @@ def _unanswered(where: str, found: str) -> RendezvousFailed:
     )
 
 
+def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns a host's numeric address, None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 def _leads_alike(host: str) -> bool:
     """Tells whether a host that leads to loopback here does so on every machine: an address, or "localhost".
 
     A machine's own name does not: its /etc/hosts may lead to loopback (Debian: 127.0.1.1) where the others find its address on the network.
     """
-    if host == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return host == "localhost" or _numeric(host) is not None
 
 
 def _resolve(host: str, deadline: float) -> list[Address]:
     """Returns the numeric addresses of a host, IPv4 first, so that rank 0 and the others try the same one first."""
-    try:
-        numeric = ipaddress.ip_address(host)
-    except ValueError:
-        pass
-    else:
+    numeric = _numeric(host)
+    if numeric is not None:
         if numeric.is_unspecified:
             raise ArgumentError(
                 f"head_ip must be one address that the ranks can reach, got {host!r}. Pass rank 0's own address, such as 127.0.0.1."

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
-from ringsim.comm.collectives import READERS, Call, OpaqueGroup, for_receiving, for_sending
+from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR
@@ -36,6 +36,7 @@ __all__ = [
     "recv",
     "reduce_parts",
     "send",
+    "source_of",
 ]
 
 _STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...]] = (
@@ -256,8 +257,6 @@ def built(backend: Backend, call: Call) -> Handle:
         if call.op is not None:
             for output, parts in zip(call.outputs, zip(*incoming, strict=True), strict=False):  # none where this is not the root
                 output.copy_(reduce_parts(parts, call.op).view_as(output))
-        if call.bring is not None:
-            call.bring()
 
     return Handle(works, finish, call.results)
 
@@ -354,16 +353,14 @@ def recv(
     if work is None:
         return -1
     work.wait()
-    return _source_of(backend, work, src, group, group_src)
-
-
-def _source_of(backend: Backend, work: Any, src: int | None, group: Any, group_src: int | None) -> int:
-    """Returns the global rank that a message came from, given the handle, which is complete, and what the caller asked for."""
     if src is not None:
         return src
-    if group_src is None:
-        group_src = work._source_rank() if hasattr(work, "_source_rank") else work.source_rank()
-    return backend.get_process_group_ranks(group)[group_src]
+    return backend.get_process_group_ranks(group)[source_of(work) if group_src is None else group_src]
+
+
+def source_of(work: Any) -> int:
+    """Returns the rank within the group that a message came from, given its handle, which is complete."""
+    return int(work._source_rank() if hasattr(work, "_source_rank") else work.source_rank())
 
 
 def batch_isend_irecv(backend: Backend, p2p_op_list: list[Any]) -> list[Any]:
@@ -419,13 +416,8 @@ def find_own(backend: Backend, op: str) -> Callable[..., Any] | None:
         backend: the backend.
         op: as torch.distributed spells it.
     """
-    own: Callable[..., Any] | None = None
-    if backend.supports(op):
-        own = getattr(backend, op)
-    elif op in READERS:
-        spellings = (name for name, reader in READERS.items() if reader is READERS[op])
-        own = next((getattr(backend, name) for name in spellings if backend.supports(name)), None)
-    return own
+    spellings = [op, *READINGS[op].names] if op in READINGS else [op]
+    return next((getattr(backend, name) for name in spellings if backend.supports(name)), None)
 
 
 def _collective(name: str) -> Callable[..., Any]:
@@ -436,13 +428,13 @@ def _collective(name: str) -> Callable[..., Any]:
         return handle
 
     first = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY)
-    by_messages.__signature__ = inspect.Signature([first, *list(inspect.signature(READERS[name]).parameters.values())[1:]])  # type: ignore[attr-defined]
+    by_messages.__signature__ = inspect.Signature([first, *list(READINGS[name].signature.parameters.values())])  # type: ignore[attr-defined]
     by_messages.__doc__ = f"``{name}`` by messages; the arguments are torch's."
     return by_messages
 
 
 BUILT: Final[dict[str, Callable[..., Any]]] = {  # by name: functions of a backend and torch's arguments
-    **{name: _collective(name) for name in READERS},
+    **{name: _collective(name) for name in READINGS},
     "send": send,
     "recv": recv,
     "batch_isend_irecv": batch_isend_irecv,

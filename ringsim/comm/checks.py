@@ -1,18 +1,18 @@
 """Refuses operations that torch would let pass, or would refuse in words that name neither rank nor peer.
 
-A rank that does not exist makes Gloo crash, and a meta tensor is silently not sent: these are found before the library is called. What the
-library refuses itself is put into words afterwards, which costs nothing where nothing is wrong.
+A rank that does not exist crashes Gloo, and a meta tensor is silently not sent: these are found before the library is called. What the
+library itself refuses is put into words afterwards, which costs nothing where nothing is wrong.
 
-The teaching mode (``check="full"``) also finds who uses a buffer while a message is still on its way into or out of it, and who mistreats
-a handle. Between ``isend`` or ``irecv`` and the end of ``wait()`` the library uses the tensor. What happens to it meanwhile goes
-unpunished on one machine and gives garbage on the next::
+The teaching mode (``check="full"``) also finds who uses a buffer while a message is on its way into or out of it, and who mistreats a
+handle. Between ``isend`` or ``irecv`` and the end of ``wait()`` the tensor belongs to the library. Touching it then may go well on one
+machine and give garbage on the next::
 
     work = dist.irecv(buffer, src=0)
-    total = buffer.sum()               # too early: what is read here is old, new, or half of each
+    total = buffer.sum()               # too early: reads old values, new ones, or some of each
     work.wait()
 
-Each operation of the recording thread is looked at, and the checksum of a buffer that is sent is compared when it is waited for. That costs
-about 20 us an operation of torch, and reads each sent byte twice: too much to have it always.
+It looks at each operation of the recording thread, and compares checksums of a buffer when it is sent and when it is waited for. That costs
+about 20 us an operation of torch, and reads each byte sent twice: too much to have it always on.
 """
 
 from __future__ import annotations
@@ -23,23 +23,42 @@ import sys
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
-from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.distributed import ProcessGroup, Work
 
+from ringsim.comm.torch_private import (
+    CHECK_NOT_SELF,
+    DESCRIBE_CALL,
+    WARN_OUTSIDER,
+    Place,
+    TorchDispatchMode,
+    present,
+    tree_leaves,
+    without_modes,
+)
 from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.events import ERROR, NONE
-from ringsim.traces.recorder import Recorder
+from ringsim.traces.recorder import Post, Recorder
 
-__all__ = ["BufferGuard", "Prechecks", "make_record_refused"]
+__all__ = ["Attempt", "BufferGuard", "Prechecks"]
 
 _TAG_MAX: Final = 2**31 - 1
 _MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
+_TO_ITSELF: Final = "the other side of a message must be another rank, got this one"
+_KEEP_IT: Final = "What stays on a rank needs no message: copy the tensor"
+
+
+class Attempt(NamedTuple):
+    """An operation that the program asks for: what it is called, and its numbers in the record; ``tag`` is None for a collective."""
+
+    op: str
+    group: int
+    peer: int
+    tag: Any
+    payload: int
 
 
 class Prechecks:
@@ -47,64 +66,48 @@ class Prechecks:
 
     Args:
         recorder: writes down what was found.
+
+    Attributes:
+        replacements: for functions of torch that its operations call where a rank is not in the group, to see who sends to itself, and to
+            log an error.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._warn_outsider: Callable[[str], None] = getattr(distributed_c10d, "_warn_not_in_group", _do_nothing)
-        # Functions of torch that its operations call where a rank is not in the group, to see who sends to itself, and to log an error.
-        wanted: dict[tuple[Any, str], Callable[..., Any]] = {
-            (distributed_c10d, "_warn_not_in_group"): self.refuse_outsider,
-            (distributed_c10d, "_check_not_self_rank"): self.check_not_self,
-            (c10d_logger, "_get_msg_dict"): _describe_failed_call,
-        }
-        # They are private: another version of torch may not have them.
-        self.replacements = {place: function for place, function in wanted.items() if hasattr(*place)}
+        self._me = f"rank {recorder.rank} of {recorder.world_size}"
+        self._warn_outsider: Callable[[str], None] = getattr(*WARN_OUTSIDER, lambda _: None)
+        self.replacements: dict[Place, Callable[..., Any]] = present(
+            {
+                WARN_OUTSIDER: self.refuse_outsider,
+                CHECK_NOT_SELF: self.check_not_self,
+                # torch's own function fails in turn where the rank is not in the group
+                DESCRIBE_CALL: lambda name, *_, **__: {"func_name": name},
+            }
+        )
 
-    def refuse_rank(
-        self, op: str, rank: Any, ranks: Mapping[int, int], group: int, tag: Any, payload: int, record: Callable[..., None]
-    ) -> None:
-        """Raises ArgumentError where a message's other side, a group rank, is none of the group's; returns where it is not even a number.
+    def check_message(self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post) -> None:
+        """Raises ArgumentError where a message's other side is not in its group, or its tensors hold no data; see ``explain`` for the rest.
 
         Args:
-            op: "send" or "recv".
-            rank: the other side.
-            ranks: global ranks by group rank.
-            group: number of the group.
-            tag: tag of the message.
-            payload: number of what it carries.
-            record: ``record(group, peer, tag, payload)`` writes the operation down as failed.
+            attempt: the message.
+            tensors: what it carries.
+            rank: the other side, as a rank of the group.
+            size: how many ranks the group has.
+            post: records the message: as failed from the beginning, for other ranks look on.
         """
-        if isinstance(rank, int):
-            record(group, NONE, tag, payload)
-            self._refuse(
-                f"the other side of a {op} must be a rank of its group, from 0 to {len(ranks) - 1}, got {rank}",
-                self._where(op, None, tag, group),
-                "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size",
-                group, NONE, tag, payload,
-            )  # fmt: skip
-
-    def refuse_tensors(self, op: str, tensors: Any, peer: int, group: int, tag: Any, record: Callable[..., None]) -> None:
-        """Raises ArgumentError where an operation's tensors hold no data; returns otherwise. Arguments as of ``refuse_rank``."""
+        if attempt.peer == NONE and isinstance(rank, int):
+            what = f"the other side of a {attempt.op} must be a rank of its group, from 0 to {size - 1}, got {rank}"
+            self._refuse(what, "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size", attempt, post)
         if isinstance(tensors, list) and any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors):
-            record(group, peer, tag, NONE)
-            self._refuse(
-                "a tensor to be sent or received must hold data, got one on the device meta",
-                self._where(op, peer, tag, group),
-                "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')",
-                group, peer, tag, NONE,
-            )  # fmt: skip
+            what = "a tensor to be sent or received must hold data, got one on the device meta"
+            self._refuse(what, "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')", attempt, post)
 
-    def refuse_collective(self, op: str, tensor: torch.Tensor, group: int, payload: int, record: Callable[..., None]) -> NoReturn:
-        """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective. Other arguments as of ``refuse_rank``."""
-        record(group, NONE, NONE, payload)
+    def refuse_collective(self, attempt: Attempt, tensor: torch.Tensor, post: Post) -> NoReturn:
+        """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
-            what, todo = "the tensors of a collective must hold data, got one on the device meta", "Make it on the CPU"
-        else:
-            shape, stride = tuple(tensor.shape), tensor.stride()
-            what = f"the tensors of a collective must lie in memory without gaps, got one of shape {shape} and stride {stride}"
-            todo = "Use tensor.contiguous(), and copy the result back"
-        self._refuse(what, self._where(op, None, None, group), todo, group, NONE, NONE, payload)
+            self._refuse("the tensors of a collective must hold data, got one on the device meta", "Make it on the CPU", attempt, post)
+        what = f"the tensors of a collective must lie in memory without gaps, got one of {_layout(tensor)}"
+        self._refuse(what, "Use tensor.contiguous(), and copy the result back", attempt, post)
 
     def refuse_outsider(self, op_name: str) -> None:
         """Raises ArgumentError in place of torch's warning, where a message on a group that this rank is not in would be lost.
@@ -114,82 +117,42 @@ class Prechecks:
         if op_name not in _MESSAGES:
             self._warn_outsider(op_name)
             return
-        self._refuse(
-            f"{op_name} must be called on a group that this rank is in, got one that it is not in",
-            f"rank {self._recorder.rank} of {self._recorder.world_size}",
-            "Call it on the group's ranks only",
-        )
+        self._refuse(f"{op_name} must be called on a group that this rank is in, got one that it is not in", "Call it on its members only")
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
         """Raises ArgumentError where a rank sends to itself, as torch's own function of that name raises ValueError, or is an outsider."""
         if not isinstance(group, ProcessGroup):  # what torch gives to ranks that are not in it
             self.refuse_outsider("isend" if what == "destination" else "irecv")
         elif group.rank() == rank:
-            self._refuse(
-                f"the {what} of a message must be another rank, got this one",
-                f"rank {self._recorder.rank} of {self._recorder.world_size}",
-                "What stays on a rank needs no message: copy the tensor",
-            )
+            self._refuse(f"the {what} of a message must be another rank, got this one", _KEEP_IT)
 
-    def explain(self, error: BaseException, op: str, tensors: Any, peer: int, tag: Any, group: int, payload: int) -> None:
-        """Raises ArgumentError in place of an error of the library whose cause shows in the arguments; returns where it does not.
-
-        Args:
-            error: what the library raised.
-            op: "send", "recv", or the name of a collective.
-            tensors: what was to be sent or received, a list.
-            peer: the other side, a global rank.
-            tag: tag of the message, None for a collective.
-            group: number of the group.
-            payload: number of what it carries.
-        """
+    def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
+        """Raises ArgumentError in place of an error of the library whose cause shows in the arguments; returns where it does not."""
         if not isinstance(error, Exception) or isinstance(error, RingError):
             return
         try:
-            found = _find_fault(tensors, tag, peer == self._recorder.rank)
+            found = _find_fault(tensors, attempt.tag, attempt.peer == self._recorder.rank)
         except Exception:
             return  # arguments of some other kind: the library's own words are all there is
         if found is not None:
-            self._refuse(found[0], self._where(op, peer, tag, group), found[1], group, peer, tag, payload)
+            self._refuse(*found, attempt)
 
-    def _where(self, op: str, peer: int | None, tag: Any, group: int) -> str:
-        recorder = self._recorder
-        words = [f"rank {recorder.rank} of {recorder.world_size}", op]
-        if tag is not None:
-            words[1] += f"{' to' if op == 'send' else ' from'} {peer}" if peer is not None and peer >= 0 else ""
-            words.append(f"tag {tag}")
-        if group >= 0:
-            words.append(f"group {recorder.groups[group].name}")
-        return ", ".join(words)
-
-    def _refuse(
-        self, what: str, where: str, todo: str, group: int = NONE, peer: int = NONE, tag: Any = NONE, payload: int = NONE
-    ) -> NoReturn:
+    def _refuse(self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None) -> NoReturn:
+        recorder, where = self._recorder, self._me
+        group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
+        if attempt is not None:
+            side = f" {'to' if attempt.op == 'send' else 'from'} {peer}" if tag is not None and peer >= 0 else ""
+            where += f", {attempt.op}{side}" + (f", tag {tag}" if tag is not None else "")
+            where += f", group {recorder.groups[group].name}" if group >= 0 else ""
+        if post is not None and (slot := post(group, peer, tag, payload)) is not None:
+            recorder.complete(slot, ERROR)
         message = f"{what} ({where}). {todo}."
-        known = isinstance(tag, int) and -(2**31) <= tag <= _TAG_MAX
-        self._recorder.notice("invalid_argument", message, group, peer, tag if known else NONE, payload)
+        recorder.notice("invalid_argument", message, group, peer, tag, payload)
         raise ArgumentError(message) from None
 
 
-def make_record_refused(recorder: Recorder, op: int, ops: dict[str, int]) -> Callable[..., None]:
-    """Makes the function that records an operation which torch will not see: failed from the beginning, for other ranks look on."""
-    post = recorder.make_post(op, ops)
-
-    def record_refused(group: int, peer: int, tag: Any, payload: int) -> None:
-        slot = post(group, peer, tag, payload)
-        if slot is not None:
-            recorder.complete(slot, ERROR)
-
-    return record_refused
-
-
-def _do_nothing(_: str) -> None:
-    pass
-
-
-def _describe_failed_call(name: str, *_: Any, **__: Any) -> dict[str, Any]:
-    """Returns what torch's log of failed calls says of one: torch's own function fails in turn where the rank is not in the group."""
-    return {"func_name": name}
+def _layout(tensor: torch.Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and stride {tensor.stride()}"
 
 
 def _find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
@@ -201,21 +164,16 @@ def _find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | No
             words = f"a tensor to be sent or received must be dense, got one of layout {str(tensor.layout).removeprefix('torch.')}"
             return words, "Send tensor.to_dense(), or its indices and values one after the other"
         if not tensor.is_contiguous():
-            shape, stride = tuple(tensor.shape), tensor.stride()
-            words = f"a tensor to be sent or received must be contiguous, got one of shape {shape} and stride {stride}"
+            words = f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}"
             return words, "Send tensor.contiguous(); receive into a contiguous tensor and copy from there"
-    if to_itself:
-        return "the other side of a message must be another rank, got this one", "What stays on a rank needs no message: copy the tensor"
-    return None
+    return (_TO_ITSELF, _KEEP_IT) if to_itself else None
 
 
-# Operations that read nothing but what a tensor is like.
+# Operations that read nothing but what a tensor is like; those whose names begin with "new_" do neither.
 _LOOKS_ONLY: Final = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "is_same_size")
-_NEW: Final = "new_"
 
 
-@dataclass(frozen=True)
-class _Use:
+class _Use(NamedTuple):
     """A message on its way: from where to where in memory, what is sent and its checksum, and what to call it."""
 
     first: int
@@ -247,24 +205,20 @@ class BufferGuard:
         """Ends that, on the same thread."""
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
 
-    def wrap(self, replacements: dict[tuple[Any, str], Callable[..., Any]]) -> None:
-        """Puts this guard in front of the hooks of a recorder.
+    def wrap(self, hooks: dict[Place, Callable[..., Any]]) -> dict[Place, Callable[..., Any]]:
+        """Returns what is to stand in place of the hooks of a recorder, with this guard in front."""
+        wrapped: dict[Place, Callable[..., Any]] = {}
+        for place, hook in hooks.items():
+            if place in ((ProcessGroup, "send"), (ProcessGroup, "recv"), (ProcessGroup, "recv_anysource")):
+                wrapped[place] = functools.update_wrapper(self._make_message(hook, sends=place[1] == "send"), hook)
+            elif place[1] == "wait":
+                wrapped[place] = functools.update_wrapper(self._make_wait(hook), hook)
+        return wrapped
 
-        Args:
-            replacements: by class and name of a method, what stands in its place; changed.
-        """
-        for name, hook in replacements.items():
-            if name in ((ProcessGroup, "send"), (ProcessGroup, "recv"), (ProcessGroup, "recv_anysource")):
-                replacements[name] = functools.update_wrapper(self._make_message(hook, name[1]), hook)
-            elif name[1] == "wait":
-                replacements[name] = functools.update_wrapper(self._make_wait(hook), hook)
-
-    def _make_message(self, hook: Callable[..., Any], method: str) -> Callable[..., Any]:
-        sends = method == "send"
-
+    def _make_message(self, hook: Callable[..., Any], *, sends: bool) -> Callable[..., Any]:
         def message(group: ProcessGroup, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             use = self._begin(tensors, sends)
-            with _disable_current_modes():
+            with without_modes():
                 work = hook(group, tensors, *args, **kwargs)
             if work is not None and use is not None:
                 self._uses[work] = use
@@ -275,15 +229,14 @@ class BufferGuard:
     def _make_wait(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
             use = self._uses.pop(work, None)
-            if use is None:
-                if work in self._waited:
-                    self._complain("invalid_argument", ArgumentError, "a handle must be waited for once, got a second wait()", "",
-                                   "Drop the handle after the first: without ringsim the second one hangs")  # fmt: skip
-                return hook(work, *args, **kwargs)
-            self._waited.add(work)
-            if use.sent is not None and _checksum(use.sent) != use.checksum:
-                self._complain("buffer_hazard", RingError, "a buffer must stay as it is until its send was waited for, got other contents",
-                               use.what, "Call wait() before the tensor is changed, or send a copy")  # fmt: skip
+            if use is not None:
+                self._waited.add(work)
+                if use.sent is not None and _checksum(use.sent) != use.checksum:
+                    self._complain("buffer_hazard", "a buffer must stay as it is until its send was waited for, got other contents",
+                                   use.what, "Call wait() before the tensor is changed, or send a copy")  # fmt: skip
+            elif work in self._waited:
+                self._complain("invalid_argument", "a handle must be waited for once, got a second wait()", "",
+                               "Drop the handle after the first: without ringsim the second one hangs", ArgumentError)  # fmt: skip
             return hook(work, *args, **kwargs)
 
         return wait
@@ -291,23 +244,28 @@ class BufferGuard:
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
         """Returns the use of a buffer that a message is about to make; None where there is none to be guarded."""
         tensor = tensors[0] if tensors else None
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if not isinstance(tensor, torch.Tensor) or not _in_memory(tensor) or not tensor.is_contiguous():
             return None
-        size_bytes = tensor.numel() * tensor.element_size()
-        if size_bytes == 0 or not tensor.is_contiguous():
-            return None
-        file, line = self._find_line()
-        if tensor.requires_grad and not sends:
-            self._warn_of_grad(file, line)
+        frame = self._recorder.sites.find(sys._getframe(1))
+        file, line = ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
+        if tensor.requires_grad and not sends:  # no error, for some programs mean just that
+            warnings.warn_explicit(
+                "a tensor to be received into must not require grad, got one that does "
+                f"(rank {self._recorder.rank} of {self._recorder.world_size}, {what}). "
+                "Autograd does not see messages: no gradient goes back to the sender by itself. Receive into a plain tensor, call "
+                "requires_grad_() on it afterwards, and send its grad back.",
+                UserWarning, file, line, registry=self._warned,
+            )  # fmt: skip
         first = tensor.data_ptr()
-        end, what = first + size_bytes, f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
-        for use in self.overlapping(first, end):
+        end = first + tensor.numel() * tensor.element_size()
+        for use in self._overlapping(first, end):
             if not sends or use.sent is None:
-                self._complain("buffer_hazard", RingError, "a buffer must belong to one message at a time, got two that overlap",
+                self._complain("buffer_hazard", "a buffer must belong to one message at a time, got two that overlap",
                                f"{what}; {use.what}", "Wait for the first one, or give each a tensor of its own")  # fmt: skip
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
-    def overlapping(self, first: int, end: int) -> Iterator[_Use]:
+    def _overlapping(self, first: int, end: int) -> Iterator[_Use]:
         """Yields the uses of memory from ``first`` to ``end`` (exclusive)."""
         yield from (use for use in self._uses.values() if use.first < end and first < use.end)
 
@@ -318,50 +276,31 @@ class BufferGuard:
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
         """Raises where a tensor that an operation reads or writes lies in a buffer that a message is using."""
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() == 0:
+        if not _in_memory(tensor):
             return
         first = tensor.data_ptr()
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        for use in self.overlapping(first, first + reach * tensor.element_size()):
+        for use in self._overlapping(first, first + reach * tensor.element_size()):
             if writes or use.sent is None:
-                self._complain(
-                    "buffer_hazard", RingError,
-                    f"a buffer must not be {'changed' if writes else 'read'} before its message was waited for, got {operation}",
-                    use.what, "Call wait() on the handle first",
-                )  # fmt: skip
+                what = f"a buffer must not be {'changed' if writes else 'read'} before its message was waited for, got {operation}"
+                self._complain("buffer_hazard", what, use.what, "Call wait() on the handle first")
 
     def check_end(self) -> None:
         """Raises where messages were posted and never waited for."""
         if self._uses:
             use, more = next(iter(self._uses.values())), len(self._uses) - 1
             self._uses.clear()
-            what = use.what + (f" and {more} more" if more else "")
-            self._complain("leaked_request", RingError, "every handle must be waited for, got one that never was", what,
+            self._complain("leaked_request", "every handle must be waited for, got one that never was",
+                           use.what + (f" and {more} more" if more else ""),
                            "Keep what isend and irecv return, and call wait() on it: such a message may be lost")  # fmt: skip
 
-    def _complain(self, kind: str, error: type[RingError], what: str, about: str, todo: str) -> NoReturn:
+    def _complain(self, kind: str, what: str, about: str, todo: str, error: type[RingError] = RingError) -> NoReturn:
         recorder = self._recorder
         where = f"rank {recorder.rank} of {recorder.world_size}" + (f", {about}" if about else "")
         message = f"{what} ({where}). {todo}."
-        with _disable_current_modes():
+        with without_modes():
             recorder.notice(kind, message)
         raise error(message)
-
-    def _warn_of_grad(self, file: str, line: int) -> None:
-        """Warns where a message is received into a tensor that autograd follows: no error, for some programs mean just that."""
-        recorder = self._recorder
-        warnings.warn_explicit(
-            "a tensor to be received into must not require grad, got one that does "
-            f"(rank {recorder.rank} of {recorder.world_size}, recv posted at {os.path.basename(file)}:{line}). "
-            "Autograd does not see messages: no gradient goes back to the sender by itself. Receive into a plain tensor, call "
-            "requires_grad_() on it afterwards, and send its grad back.",
-            UserWarning, file, line, registry=self._warned,
-        )  # fmt: skip
-
-    def _find_line(self) -> tuple[str, int]:
-        """Returns the user's file and line that led here."""
-        frame = self._recorder.sites.find(sys._getframe(1))
-        return ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 class _Watch(TorchDispatchMode):
@@ -380,23 +319,23 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self._guard.is_idle and func.namespace == "aten" and not func.is_view:
             name = func._schema.name.removeprefix("aten::")
-            if name not in _LOOKS_ONLY and not name.startswith(_NEW):
+            if name not in _LOOKS_ONLY and not name.startswith("new_"):
                 writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments]
-                for index, argument in enumerate(args):
-                    self._look(argument, name, writes=writes[index])
-                for key, argument in kwargs.items():
-                    self._look(argument, name, writes=key == "out")
+                for argument, written in [*zip(args, writes, strict=False), *((each, key == "out") for key, each in kwargs.items())]:
+                    for leaf in tree_leaves(argument):
+                        if isinstance(leaf, torch.Tensor):
+                            self._guard.look_at(leaf, name, writes=written)
         return func(*args, **kwargs)
 
-    def _look(self, argument: Any, name: str, *, writes: bool) -> None:
-        for leaf in tree_leaves(argument):
-            if isinstance(leaf, torch.Tensor):
-                self._guard.look_at(leaf, name, writes=writes)
+
+def _in_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements that lie in the host's memory."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0
 
 
 def _checksum(tensor: torch.Tensor) -> int:
     """Returns a checksum of the bytes of a contiguous tensor."""
-    with _disable_current_modes():
+    with without_modes():
         plain = tensor.detach().resolve_conj().resolve_neg()
         data: Any = plain.reshape(-1).view(torch.uint8).numpy()
     return zlib.crc32(data)

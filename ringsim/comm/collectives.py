@@ -1,8 +1,8 @@
 """The table of collectives, torch's side: how a call is read, checked and brought into one form for every backend.
 
 ``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: what this rank gives, what it gets, who the root is, how
-values are reduced. Checks stand here and nowhere else. All tensors that are one in the call (``all_gather_into_tensor``,
-``all_to_all_single``, ...) become one tensor a rank, so that a backend has to know nine families only::
+values are reduced. Checks stand here and nowhere else. What is one tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``,
+...) is cut into one a rank, so that a backend has to know nine families only::
 
     family           inputs                  outputs                    what happens
     broadcast        [tensor]                [tensor]                   outputs <- the root's inputs
@@ -15,7 +15,7 @@ values are reduced. Checks stand here and nowhere else. All tensors that are one
     all_to_all       one a rank              one a rank                 outputs[i] <- this rank's of rank i's inputs
     barrier          none                    none
 
-``METHODS`` says how to read the methods of ``ProcessGroup`` instead: there torch's own calls are recorded. Sizes follow nccl-tests: S is
+``METHODS`` finds the same rows by the methods of ``ProcessGroup``: there torch's own calls are recorded. Sizes follow nccl-tests: S is
 the whole buffer that the bandwidth is computed from, the same on every rank.
 """
 
@@ -25,9 +25,9 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import index
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.distributed import ReduceOp
@@ -38,12 +38,14 @@ from ringsim.traces.events import NONE, OP_CODES
 
 __all__ = [
     "METHODS",
-    "READERS",
+    "READINGS",
     "Call",
     "Members",
+    "OpaqueGroup",
     "Reading",
     "check_batch",
     "check_dense",
+    "check_list",
     "describe",
     "find_reduction",
     "find_root",
@@ -52,13 +54,17 @@ __all__ = [
     "for_receiving",
     "for_sending",
     "has_gaps",
+    "is_plain",
+    "make_signature",
     "name_of_reduction",
     "read_call",
+    "root_of",
     "shorten",
     "to_index",
 ]
 
-_SUM: Final[Any] = ReduceOp.SUM
+
+# -- who takes part
 
 
 class Members(ABC):
@@ -94,9 +100,7 @@ class Members(ABC):
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
         """Returns a tensor that the backend can carry, detached from its history; raises ArgumentError for anything else."""
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
-        return tensor.detach()
+        return check_tensor(what, tensor).detach()
 
     def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
         """Returns the rank within the group that one of the two means.
@@ -145,15 +149,18 @@ class OpaqueGroup(Members):
     __slots__ = ("_rank", "given", "group_name", "places", "ranks")
 
     def __init__(self, given: Any, ranks: Sequence[int], rank: int) -> None:
-        self.given = given
-        self.ranks = ranks
+        self.given, self.ranks, self._rank = given, ranks, rank
         self.places = {each: place for place, each in enumerate(ranks)}
         self.group_name = "world" if given is None else str(getattr(given, "group_name", ""))
-        self._rank = rank
 
     def rank(self) -> int:
         """Returns this rank's place in the group."""
         return self._rank
+
+
+def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int:
+    """Returns the root of an operation that has rank 0 of all ranks where none is given, as torch has it."""
+    return group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
 
 
 def shorten(ranks: Sequence[int]) -> str:
@@ -167,15 +174,120 @@ def shorten(ranks: Sequence[int]) -> str:
 
 
 def to_index(what: str, value: Any) -> int:
-    """Returns an argument as an integer.
-
-    Raises:
-        ArgumentError: it is none.
-    """
+    """Returns an argument as an integer; raises ArgumentError where it is none."""
     try:
         return index(value)
     except TypeError:
         raise ArgumentError(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
+
+
+# -- the table
+
+
+_ONE, _LIST, _SOME, _LISTS = "a tensor", "a tensor for each rank", "any number of tensors", "a list of tensors for each rank"
+_WHOLE, _ROWS = "a tensor with an equal part for each rank", "a tensor with some rows for each rank"
+
+
+_Side = tuple[str, str]  # an argument with tensors that a rank gives or takes, and how they lie in it
+_NOTHING: Final = ("", _ONE)
+_DEFAULTS: Final = {"": inspect.Parameter.empty, "None": None, "False": False, "0": 0}
+
+
+def make_signature(arguments: str, total: Any = ReduceOp.SUM) -> inspect.Signature:
+    """Returns the signature of a function whose arguments are written as in its definition; ``total`` is what SUM stands for.
+
+    Example:
+        >>> make_signature("tensor, dst=0")
+        <Signature (tensor, dst=0)>
+    """
+    defaults, kind = {**_DEFAULTS, "SUM": total}, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    pairs = (each.partition("=") for each in arguments.split(", "))
+    return inspect.Signature([inspect.Parameter(name, kind, default=defaults[default]) for name, _, default in pairs])
+
+
+class Reading:
+    """How one collective is read, as a function of ``torch.distributed`` and as a method of ``ProcessGroup``.
+
+    Args:
+        names: torch's functions; traces know the first one.
+        arguments: theirs.
+        gives: which of them holds what a rank gives.
+        takes: which holds where that goes which it gets; left out where that is the same.
+        methods: of ``ProcessGroup``. Their arguments are what is taken, what is given, and the options.
+        raw: whether Gloo takes the tensors' memory as it is, whatever their strides: gaps and other orders give garbage.
+
+    Attributes:
+        op: the code of the method, where the frames tell no better one.
+        shards: whether that by which S is reckoned is one rank's shard, so that S is the group size times as much.
+    """
+
+    def __init__(
+        self, names: str, arguments: str, gives: _Side = _NOTHING, takes: _Side = _NOTHING, *, methods: str = "", raw: bool = False
+    ) -> None:
+        self.names, self.methods, self.raw = names.split(), methods.split(), raw
+        self.collective: Collective = COLLECTIVES[self.names[0]]
+        self.gives, self.takes = gives, gives if takes is _NOTHING else takes
+        self.in_place = takes is _NOTHING
+        self.op = OP_CODES.get(self.names[0], OP_CODES[self.collective.name])
+        self.shards = self.collective.family in ("gather", "scatter")
+        self.sized_by_taken = self.collective.family in ("all_gather", "scatter")
+        self.signature = make_signature(arguments)
+        self._defaults = {each.name: each.default for each in self.signature.parameters.values()}
+        self._required = {name for name, default in self._defaults.items() if default is inspect.Parameter.empty}
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of a call by name; raises TypeError where torch's function does not take them."""
+        values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
+        if len(values) != len(args) + len(kwargs) or not self._required <= values.keys() <= self._defaults.keys():
+            self.signature.bind(*args, **kwargs)  # which says what is wrong
+        return {**self._defaults, **values}
+
+
+_ROOTED: Final = "group=None, async_op=False, group_{}=None"
+_TO, _FROM = _ROOTED.format("dst"), _ROOTED.format("src")
+_PLAIN: Final = "group=None, async_op=False"
+_TENSOR: Final = ("tensor", _ONE)
+_ROWS_OF_TABLE: Final = (
+    Reading("broadcast", f"tensor, src=None, {_FROM}", _TENSOR, methods="broadcast", raw=True),
+    Reading("all_reduce", f"tensor, op=SUM, {_PLAIN}", _TENSOR, methods="allreduce", raw=True),
+    Reading("all_reduce_coalesced", f"tensors, op=SUM, {_PLAIN}", ("tensors", _SOME), methods="allreduce_coalesced"),
+    Reading("reduce", f"tensor, dst=None, op=SUM, {_TO}", _TENSOR, methods="reduce", raw=True),
+    Reading("all_gather", f"tensor_list, tensor, {_PLAIN}", _TENSOR, ("tensor_list", _LIST), methods="allgather"),
+    Reading(
+        *("all_gather_coalesced", f"output_tensor_lists, input_tensor_list, {_PLAIN}"),
+        *(("input_tensor_list", _SOME), ("output_tensor_lists", _LISTS)),
+        methods="allgather_coalesced allgather_into_tensor_coalesced all_gather_single_coalesced",
+    ),
+    Reading(
+        *("all_gather_into_tensor all_gather_single", f"output_tensor, input_tensor, {_PLAIN}"),
+        *(("input_tensor", _ONE), ("output_tensor", _WHOLE)),
+        methods="_allgather_base all_gather_single",
+    ),
+    Reading("gather", f"tensor, gather_list=None, dst=None, {_TO}", _TENSOR, ("gather_list", _LIST), methods="gather"),
+    Reading("gather_into_tensor gather_single", f"tensor, gather_tensor=None, dst=None, {_TO}", _TENSOR, ("gather_tensor", _WHOLE)),
+    Reading("scatter", f"tensor, scatter_list=None, src=None, {_FROM}", ("scatter_list", _LIST), _TENSOR, methods="scatter", raw=True),
+    Reading("reduce_scatter", f"output, input_list, op=SUM, {_PLAIN}", ("input_list", _LIST), ("output", _ONE), methods="reduce_scatter"),
+    Reading(
+        *("reduce_scatter_tensor reduce_scatter_single", f"output, input, op=SUM, {_PLAIN}", ("input", _WHOLE), ("output", _ONE)),
+        methods="_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced",
+    ),
+    Reading(
+        *("all_to_all", f"output_tensor_list, input_tensor_list, {_PLAIN}", ("input_tensor_list", _LIST), ("output_tensor_list", _LIST)),
+        methods="alltoall",
+    ),
+    Reading(
+        *("all_to_all_single", f"output, input, output_split_sizes=None, input_split_sizes=None, {_PLAIN}"),
+        *(("input", _ROWS), ("output", _ROWS)),
+        methods="alltoall_base all_to_all_single",
+    ),
+    Reading("barrier", f"{_PLAIN}, device_ids=None, timeout=None", methods="barrier"),
+)
+METHODS: Final = {  # by the method of ProcessGroup
+    **{method: row for row in _ROWS_OF_TABLE for method in row.methods},
+    "monitored_barrier": Reading("monitored_barrier", "group=None, timeout=None, wait_all_ranks=False"),
+}
+READINGS: Final = {name: row for row in _ROWS_OF_TABLE for name in row.names}  # by torch's function
+_Cut = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
 @dataclass
@@ -192,8 +304,8 @@ class Call:
         results: the tensors of the user that hold the result.
         root: the root, NONE where there is none.
         op: how values are reduced, None where they are not.
-        whole: "given" or "taken" where that is one tensor with an equal part for each rank; else empty.
-        bring: copies what was written to ``outputs`` to where it belongs, once they were asked for; None where it is there.
+        cut_given: cuts the one tensor that is given into one for each rank; None where they are several.
+        cut_taken: the same of what is taken.
         async_op: whether the caller gets a handle.
         timeout: limit of a barrier, None for the group's.
     """
@@ -207,8 +319,8 @@ class Call:
     results: Sequence[torch.Tensor] = ()
     root: int = NONE
     op: Any = None
-    whole: str = ""
-    bring: Callable[[], Any] | None = None
+    cut_given: _Cut | None = None
+    cut_taken: _Cut | None = None
     async_op: bool = False
     timeout: Any = None
 
@@ -225,227 +337,109 @@ class Call:
     @cached_property
     def inputs(self) -> Sequence[torch.Tensor]:
         """What this rank gives, as in the table above."""
-        return _cut_evenly(self.given[0], self.group.size()) if self.whole == "given" else self.given
+        return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
     def outputs(self) -> Sequence[torch.Tensor]:
-        """What this rank gets, as in the table above; once it is filled, ``bring`` is called where there is one."""
-        if self.whole != "taken":
-            return self.taken
-        whole = self.taken[0]
-        if whole.is_contiguous():
-            return _cut_evenly(whole, self.group.size())
-        stage = torch.empty_like(whole, memory_format=torch.contiguous_format)
-        self.bring = lambda: whole.copy_(stage)
-        return _cut_evenly(stage, self.group.size())
+        """Where that goes which this rank gets, as in the table above: the user's memory."""
+        return self.cut_taken(self.taken[0]) if self.cut_taken and self.taken else self.taken
 
 
-def read_call(name: str, group: Members, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
     """Reads and checks a call of a collective of torch.distributed.
 
     Args:
         name: of the function.
+        arguments: all that it has, by name; see ``Reading.bind``.
         group: its group, in which this rank is.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
 
     Raises:
         ArgumentError: an argument breaks its rule.
     """
-    place = _PLACES[name]
-    if len(args) > place:
-        args = (*args[:place], group, *args[place + 1 :])
-    else:
-        kwargs = {**kwargs, "group": group}
-    return READERS[name](name, *args, **kwargs)
+    reading = READINGS[name]
+    row, gives, takes = reading.collective, reading.gives, reading.takes
+    call = Call(name, group, (), (), async_op=arguments.get("async_op", False), timeout=arguments.get("timeout"))
+    if row.family == "barrier":
+        return call
+    if row.root:
+        find_root = root_of if reading.shards else Members.place_of
+        call.root = find_root(group, row.root, arguments[row.root], arguments[f"group_{row.root}"])
+    if row.reduces:
+        call.op = arguments["op"]
+    at_root = call.root == NONE or group.rank() == call.root
+    call.given = _read_side(group, gives, arguments, at_root or row.family != "scatter")
+    call.taken = call.given if reading.in_place else _read_side(group, takes, arguments, at_root or row.family != "gather", call.given)
+    call.cut_given, call.cut_taken = (_make_cut(group, side, arguments) for side in (gives, takes))
+    _check_together(reading, call)
+    call.carried = call.taken if reading.sized_by_taken else call.given
+    call.copies = group.size() if reading.shards else 1
+    call.results = [arguments[takes[0]]] if call.taken and takes[1] in (_ONE, _WHOLE, _ROWS) else call.taken
+    return call
 
 
-def group_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the argument ``group`` of a call."""
-    place = _PLACES[name]
-    return args[place] if len(args) > place else kwargs.get("group")
+def _read_side(
+    group: Members, side: _Side, arguments: Mapping[str, Any], here: bool, given: Sequence[torch.Tensor] = ()
+) -> Sequence[torch.Tensor]:
+    """Returns the tensors in an argument, checked; none where only the root has them."""
+    what, form = side
+    value = arguments[what]
+    if not here:
+        if form == _LIST and value:
+            raise ArgumentError(f"{what} must be left out on all ranks but the root, got {len(value)} tensors ({group.here()}). Pass None.")
+        return ()
+    if form == _LIST:
+        return check_tensors(group, what, value, group.size())
+    if form == _SOME:
+        tensors = check_tensors(group, what, [value] if isinstance(value, torch.Tensor) else value)
+        if not tensors:
+            raise ArgumentError(f"{what} must be at least one, got an empty list ({group.here()}). Leave the call out on all ranks.")
+        return tensors
+    if form == _LISTS:
+        rows = enumerate(check_list(group, what, value, group.size()))
+        return [tensor for place, row in rows for tensor in check_tensors(group, f"{what}[{place}]", row, len(given))]
+    return [group.check(what, value)]
 
 
-# Readers take the arguments of torch's function, with ``Members`` as the group.
+def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut | None:
+    what, form = side
+    if form == _ROWS:
+        return partial(_cut_rows, group, what, arguments[f"{what}_split_sizes"])
+    return partial(_cut_evenly, group) if form == _WHOLE else None
 
 
-def _read_broadcast(name: str, tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None) -> Call:
-    values = [group.check("tensor", tensor)]
-    return Call(name, group, values, values, values, results=[tensor], root=group.place_of("src", src, group_src), async_op=async_op)
+def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns equal parts of a tensor's elements, one a rank: they share its memory where they can be written to."""
+    if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
+        return whole.split(whole.shape[0] // group.size())
+    return list(whole.reshape(group.size(), whole.numel() // group.size()))
 
 
-def _read_all_reduce(name: str, tensor: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Call:
-    values = [group.check("tensor", tensor)]
-    return Call(name, group, values, values, values, results=[tensor], op=op, async_op=async_op)
-
-
-def _read_all_reduce_coalesced(name: str, tensors: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Call:
-    values = check_tensors(group, "tensors", [tensors] if isinstance(tensors, torch.Tensor) else tensors)
-    if not values:
-        raise ArgumentError(f"tensors must be at least one, got an empty list ({group.here()}). Leave the call out on all ranks.")
-    check_alike("tensors", values, values[0], same_shape=False)
-    return Call(name, group, values, values, values, results=values, op=op, async_op=async_op)
-
-
-def _read_reduce(
-    name: str, tensor: Any, dst: Any = None, op: Any = _SUM, group: Any = None, async_op: bool = False, group_dst: Any = None
-) -> Call:
-    values = [group.check("tensor", tensor)]
-    return Call(name, group, values, values, values, results=[tensor], root=group.place_of("dst", dst, group_dst), op=op, async_op=async_op)
-
-
-def _read_all_gather(name: str, tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Call:
-    value, outputs = group.check("tensor", tensor), check_tensors(group, "tensor_list", tensor_list, group.size())
-    check_alike("tensor_list", outputs, value)
-    return Call(name, group, [value], outputs, outputs, results=outputs, async_op=async_op)
-
-
-def _read_all_gather_coalesced(
-    name: str, output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> Call:
-    inputs = check_tensors(group, "input_tensor_list", input_tensor_list)
-    outputs: list[torch.Tensor] = []
-    for place, each in enumerate(check_list(group, "output_tensor_lists", output_tensor_lists, group.size())):
-        row = check_tensors(group, f"output_tensor_lists[{place}]", each, len(inputs))
-        for output, value in zip(row, inputs, strict=True):
-            check_alike(f"output_tensor_lists[{place}]", [output], value)
-        outputs += row
-    return Call(name, group, inputs, outputs, outputs, results=outputs, async_op=async_op)
-
-
-def _read_all_gather_single(name: str, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Call:
-    value, whole = group.check("input_tensor", input_tensor), group.check("output_tensor", output_tensor)
-    _check_whole(group, "output_tensor", whole, "input_tensor", value)
-    return Call(name, group, [value], [whole], [whole], results=[output_tensor], whole="taken", async_op=async_op)
-
-
-def _read_gather(
-    name: str,
-    tensor: Any,
-    gather_list: Any = None,
-    dst: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: Any = None,
-) -> Call:
-    value, root = group.check("tensor", tensor), root_of(group, "dst", dst, group_dst)
-    outputs = _list_at_root(group, "gather_list", gather_list, value, root)
-    return Call(name, group, [value], outputs, [value], group.size(), outputs, root, async_op=async_op)
-
-
-def _read_gather_single(
-    name: str,
-    tensor: Any,
-    gather_tensor: Any = None,
-    dst: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: Any = None,
-) -> Call:
-    value, root = group.check("tensor", tensor), root_of(group, "dst", dst, group_dst)
-    if group.rank() != root:
-        return Call(name, group, [value], (), [value], group.size(), (), root, async_op=async_op)
-    whole = group.check("gather_tensor", gather_tensor)
-    _check_whole(group, "gather_tensor", whole, "tensor", value)
-    return Call(name, group, [value], [whole], [value], group.size(), [gather_tensor], root, whole="taken", async_op=async_op)
-
-
-def _read_scatter(
-    name: str,
-    tensor: Any,
-    scatter_list: Any = None,
-    src: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: Any = None,
-) -> Call:
-    value, root = group.check("tensor", tensor), root_of(group, "src", src, group_src)
-    inputs = _list_at_root(group, "scatter_list", scatter_list, value, root)
-    return Call(name, group, inputs, [value], [value], group.size(), [tensor], root, async_op=async_op)
-
-
-def _read_reduce_scatter(name: str, output: Any, input_list: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Call:
-    result, inputs = group.check("output", output), check_tensors(group, "input_list", input_list, group.size())
-    check_alike("input_list", inputs, result, same_shape=False)
-    mine = inputs[group.rank()]
-    if mine.numel() != result.numel():
+def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns the rows of a tensor that belong to each rank: as many as are given, or equally many."""
+    if tensor.dim() == 0:
+        raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({group.here()}). Reshape it to (1,).")
+    length, count = tensor.shape[0], group.size()
+    if not sizes and length % count:
         raise ArgumentError(
-            f"output must be as large as input_list[{group.rank()}], {mine.numel()} elements, got {result.numel()} "
-            f"({group.here()}). Make it so."
+            f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({group.here()}). "
+            f"Give {what}_split_sizes."
         )
-    return Call(name, group, inputs, [result], inputs, results=[output], op=op, async_op=async_op)
-
-
-def _read_reduce_scatter_single(
-    name: str,
-    output: Any,
-    input: Any,  # noqa: A002 - torch's name
-    op: Any = _SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Call:
-    result, whole = group.check("output", output), group.check("input", input)
-    _check_whole(group, "input", whole, "output", result)
-    return Call(name, group, [whole], [result], [whole], results=[output], op=op, whole="given", async_op=async_op)
-
-
-def _read_all_to_all(name: str, output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False) -> Call:
-    inputs = check_tensors(group, "input_tensor_list", input_tensor_list, group.size())
-    outputs = check_tensors(group, "output_tensor_list", output_tensor_list, group.size())
-    check_alike("input_tensor_list", inputs, inputs[0], same_shape=False)
-    check_alike("output_tensor_list", outputs, inputs[0], same_shape=False)
-    _check_own(group, "output_tensor_list", outputs, inputs)
-    return Call(name, group, inputs, outputs, inputs, results=outputs, async_op=async_op)
-
-
-def _read_all_to_all_single(
-    name: str,
-    output: Any,
-    input: Any,  # noqa: A002 - torch's name
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> Call:
-    whole, result = group.check("input", input), group.check("output", output)
-    check_alike("output", [result], whole, same_shape=False)
-    inputs = whole.split(_row_counts(group, "input", whole, input_split_sizes))
-    outputs = result.split(_row_counts(group, "output", result, output_split_sizes))
-    _check_own(group, "output", outputs, inputs)
-    return Call(name, group, inputs, outputs, [whole], results=[output], async_op=async_op)
-
-
-def _read_barrier(name: str, group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Call:
-    del device_ids  # there are no GPUs to tell apart
-    return Call(name, group, (), (), async_op=async_op, timeout=timeout)
-
-
-READERS: Final[dict[str, Callable[..., Call]]] = {
-    "broadcast": _read_broadcast,
-    "all_reduce": _read_all_reduce,
-    "all_reduce_coalesced": _read_all_reduce_coalesced,
-    "reduce": _read_reduce,
-    "all_gather": _read_all_gather,
-    "all_gather_coalesced": _read_all_gather_coalesced,
-    "all_gather_into_tensor": _read_all_gather_single,
-    "all_gather_single": _read_all_gather_single,
-    "gather": _read_gather,
-    "gather_into_tensor": _read_gather_single,
-    "gather_single": _read_gather_single,
-    "scatter": _read_scatter,
-    "reduce_scatter": _read_reduce_scatter,
-    "reduce_scatter_tensor": _read_reduce_scatter_single,
-    "reduce_scatter_single": _read_reduce_scatter_single,
-    "all_to_all": _read_all_to_all,
-    "all_to_all_single": _read_all_to_all_single,
-    "barrier": _read_barrier,
-}
-_PLACES: Final = {  # of the argument `group` in torch's function
-    name: list(inspect.signature(reader).parameters).index("group") - 1 for name, reader in READERS.items()
-}
+    rows = [int(size) for size in sizes] if sizes else [length // count] * count
+    if len(rows) != count or min(rows) < 0 or sum(rows) != length:
+        raise ArgumentError(
+            f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} ({group.here()}). Count them again."
+        )
+    return tensor.split(rows)
 
 
 # -- checks
+
+
+def check_tensor(what: str, tensor: Any) -> torch.Tensor:
+    """Returns an argument that is a tensor; raises ArgumentError for any other."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
+    return tensor
 
 
 def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> torch.Tensor:
@@ -460,8 +454,7 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
     Raises:
         ArgumentError: it is no tensor, or another kind of tensor.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
+    tensor = check_tensor(what, tensor)
     if not (tensor.is_cpu or (meta and tensor.is_meta)) or tensor.layout is not torch.strided or tensor.is_quantized:
         kind = f"a {tensor.layout} tensor on {tensor.device}" + (" (quantized)" if tensor.is_quantized else "")
         device = "the CPU or the meta device" if meta else "the CPU"
@@ -470,11 +463,7 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
 
 
 def check_list(group: Members, what: str, values: Any, count: int | None = None) -> list[Any]:
-    """Returns an argument as a list, of ``count`` entries where that is given.
-
-    Raises:
-        ArgumentError: it is none, or of another length.
-    """
+    """Returns an argument as a list, of ``count`` entries where that is given; raises ArgumentError for anything else."""
     if not isinstance(values, list | tuple):
         raise ArgumentError(f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the values into a list.")
     if count is not None and len(values) != count:
@@ -489,17 +478,50 @@ def check_tensors(group: Members, what: str, tensors: Any, count: int | None = N
     return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(check_list(group, what, tensors, count))]
 
 
-def check_alike(what: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, *, same_shape: bool = True) -> None:
-    """Raises unless all tensors have the dtype of another, and its shape.
+def _check_together(reading: Reading, call: Call) -> None:
+    """Checks that the tensors of a call fit together: one dtype, and shapes or numbers of elements that belong to each other.
 
     Raises:
-        ArgumentError: one has not.
+        ArgumentError: they do not.
     """
-    for place, tensor in enumerate(tensors):
-        if tensor.dtype != like.dtype or (same_shape and tensor.shape != like.shape):
-            rule = f"{like.dtype} of shape {tuple(like.shape)}" if same_shape else f"{like.dtype}"
-            got = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if same_shape else f"{tensor.dtype}"
-            raise ArgumentError(f"{what}[{place}] must be {rule} as the other tensor of the call, got {got}. Make them alike.")
+    group, here, given, taken = call.group, call.group.here, call.given, call.taken
+    (gives, gives_form), (takes, takes_form) = reading.gives, reading.takes
+    like = (given or taken)[0]
+    for what, tensors in ((gives, given), (takes, taken)):
+        for place, tensor in enumerate(tensors):
+            if tensor.dtype != like.dtype:
+                raise ArgumentError(
+                    f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got {tensor.dtype} ({here()}). "
+                    "Make them alike."
+                )
+    if reading.in_place or not given or not taken:
+        return
+    if _WHOLE in (gives_form, takes_form):
+        (what, whole), (other, part) = ((gives, given[0]), (takes, taken[0]))[:: 1 if gives_form == _WHOLE else -1]
+        if whole.numel() != part.numel() * group.size():
+            raise ArgumentError(
+                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({here()}). "
+                "Make it so large."
+            )
+        if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
+            raise ArgumentError(f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass tensor.contiguous().")
+    elif reading.collective.family in ("reduce_scatter", "all_to_all"):
+        place = group.rank() if reading.collective.family == "all_to_all" else 0
+        gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
+        if gift != room:
+            raise ArgumentError(
+                f"{takes} must have a place for the {gift} elements that this rank gives itself, got one for {room} ({here()}). "
+                "Make both the same."
+            )
+    else:
+        what, many, few = (gives, given, taken) if reading.collective.family == "scatter" else (takes, taken, given)
+        for place, tensor in enumerate(many):
+            shape = few[place % len(few)].shape
+            if tensor.shape != shape:
+                raise ArgumentError(
+                    f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of the call, got {tuple(tensor.shape)} "
+                    f"({here()}). Make them alike."
+                )
 
 
 def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
@@ -522,67 +544,7 @@ def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
     return [(each.op.__name__, each) for each in p2p_op_list]
 
 
-def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int:
-    """Returns the root of an operation that has rank 0 of all ranks where none is given, as torch has it."""
-    return group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
-
-
-def _list_at_root(group: Members, what: str, tensors: Any, like: torch.Tensor, root: int) -> list[torch.Tensor]:
-    """Returns the list that only the root has, checked; on other ranks an empty one."""
-    if group.rank() == root:
-        found = check_tensors(group, what, tensors, group.size())
-        check_alike(what, found, like)
-        return found
-    if tensors:
-        raise ArgumentError(f"{what} must be left out on all ranks but the root, got {len(tensors)} tensors ({group.here()}). Pass None.")
-    return []
-
-
-def _check_whole(group: Members, what: str, whole: torch.Tensor, other: str, part: torch.Tensor) -> None:
-    check_alike(what, [whole], part, same_shape=False)
-    if whole.numel() != part.numel() * group.size():
-        raise ArgumentError(
-            f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} "
-            f"({group.here()}). Make it so large."
-        )
-
-
-def _check_own(group: Members, what: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-    """Checks the two ends of what a rank gives to itself."""
-    given, got = inputs[group.rank()].numel(), outputs[group.rank()].numel()
-    if given != got:
-        raise ArgumentError(
-            f"{what} must have a place for the {given} elements that this rank gives itself, got one for {got} ({group.here()}). "
-            "Make both the same."
-        )
-
-
-def _row_counts(group: Members, what: str, tensor: torch.Tensor, sizes: Any) -> list[int]:
-    """Returns how many rows of a tensor belong to each rank: the counts that are given, or equal parts."""
-    if tensor.dim() == 0:
-        raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({group.here()}). Reshape it to (1,).")
-    length, count = tensor.shape[0], group.size()
-    if not sizes:
-        if length % count:
-            raise ArgumentError(
-                f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({group.here()}). "
-                f"Give {what}_split_sizes."
-            )
-        return [length // count] * count
-    rows = [int(size) for size in sizes]
-    if len(rows) != count or min(rows) < 0 or sum(rows) != length:
-        raise ArgumentError(
-            f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} ({group.here()}). Count them again."
-        )
-    return rows
-
-
-# -- tensors in parts, and as they lie in memory
-
-
-def _cut_evenly(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Returns a tensor's elements as equal parts, one a rank."""
-    return list(tensor.reshape(count, tensor.numel() // count))
+# -- tensors as they lie in memory
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -598,92 +560,6 @@ def for_sending(tensor: torch.Tensor) -> torch.Tensor:
 def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor itself where it is plain, else a plain one to receive into, whose elements are then copied."""
     return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-
-
-# -- the methods of ProcessGroup
-
-
-class Reading(NamedTuple):
-    """How to read one method of ``ProcessGroup``.
-
-    Attributes:
-        op: its code, where the frames tell no better one.
-        argument: position of the argument that S is reckoned from, NONE if it carries nothing.
-        names: of that argument, for calls by keyword; torch's overloads differ.
-        shards: whether that argument is one rank's shard, so that S is the group size times as much.
-        root: position of the root rank (or of the options that hold it), NONE if there is no root.
-        reduces: position of the reduction (or of the options that hold it), NONE if nothing is reduced.
-        raw: whether Gloo takes the tensors' memory as it is, whatever their strides: gaps and other orders give garbage.
-    """
-
-    op: int
-    argument: int = NONE
-    names: tuple[str, ...] = ()
-    shards: bool = False
-    root: int = NONE
-    reduces: int = NONE
-    raw: bool = False
-
-
-_OUTPUTS: Final = ("output_tensors", "output", "output_lists", "outputs")
-_INPUTS: Final = ("input_tensors", "input_tensor", "input", "inputs", "inputTensor")
-_TENSORS: Final = ("tensors", "tensor")
-
-_ALL_GATHER_COALESCED: Final = Reading(OP_CODES["all_gather_coalesced"], 0, _OUTPUTS)
-_ALL_GATHER_SINGLE: Final = Reading(OP_CODES["all_gather_into_tensor"], 0, _OUTPUTS)
-_REDUCE_SCATTER_SINGLE: Final = Reading(OP_CODES["reduce_scatter_tensor"], 1, _INPUTS, reduces=2)
-_ALL_TO_ALL_SINGLE: Final = Reading(OP_CODES["all_to_all_single"], 1, _INPUTS)
-
-METHODS: Final[dict[str, Reading]] = {
-    "broadcast": Reading(OP_CODES["broadcast"], 0, _TENSORS, root=1, raw=True),
-    "allreduce": Reading(OP_CODES["all_reduce"], 0, _TENSORS, reduces=1, raw=True),
-    "allreduce_coalesced": Reading(OP_CODES["all_reduce_coalesced"], 0, _TENSORS, reduces=1),
-    "reduce": Reading(OP_CODES["reduce"], 0, _TENSORS, root=1, reduces=1, raw=True),
-    "allgather": Reading(OP_CODES["all_gather"], 0, _OUTPUTS),
-    "_allgather_base": _ALL_GATHER_SINGLE,
-    "all_gather_single": _ALL_GATHER_SINGLE,
-    "allgather_coalesced": _ALL_GATHER_COALESCED,
-    "allgather_into_tensor_coalesced": _ALL_GATHER_COALESCED,
-    "all_gather_single_coalesced": _ALL_GATHER_COALESCED,
-    "gather": Reading(OP_CODES["gather"], 1, _INPUTS, shards=True, root=2),
-    "scatter": Reading(OP_CODES["scatter"], 0, ("output_tensors", "output_tensor"), shards=True, root=2, raw=True),
-    "reduce_scatter": Reading(OP_CODES["reduce_scatter"], 1, _INPUTS, reduces=2),
-    "_reduce_scatter_base": _REDUCE_SCATTER_SINGLE,
-    "reduce_scatter_single": _REDUCE_SCATTER_SINGLE,
-    "reduce_scatter_tensor_coalesced": _REDUCE_SCATTER_SINGLE,
-    "reduce_scatter_single_coalesced": _REDUCE_SCATTER_SINGLE,
-    "alltoall": Reading(OP_CODES["all_to_all"], 1, _INPUTS),
-    "alltoall_base": _ALL_TO_ALL_SINGLE,
-    "all_to_all_single": _ALL_TO_ALL_SINGLE,
-    "barrier": Reading(OP_CODES["barrier"]),
-    "monitored_barrier": Reading(OP_CODES["monitored_barrier"]),
-}
-
-
-def find_tensors(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Returns the tensors, nested lists made flat, that a call's size is reckoned from.
-
-    Args:
-        reading: how its method is read.
-        args: its positional arguments, without the group.
-        kwargs: its keyword arguments.
-    """
-    if reading.argument == NONE:
-        return []
-    if len(args) > reading.argument:
-        return list(_flatten(args[reading.argument]))
-    return list(_flatten([kwargs[name] for name in reading.names if name in kwargs]))
-
-
-def find_unfit(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Returns a tensor with which a call would silently do nothing, or go wrong: one without data, or with gaps where Gloo sees none."""
-    try:
-        tensors = find_tensors(reading, args, kwargs)
-        if reading.op == OP_CODES["scatter"]:
-            tensors += [tensor for argument in args[1:2] for tensor in _flatten(argument)]  # what the root sends
-        return next((tensor for tensor in tensors if tensor.is_meta or (reading.raw and has_gaps(tensor))), None)
-    except Exception:
-        return None  # arguments that make no sense: torch will say so
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
@@ -704,6 +580,39 @@ def has_gaps(tensor: torch.Tensor) -> bool:
     return False
 
 
+# -- calls of the methods of ProcessGroup
+
+# Of their tensors, by keyword: torch's overloads differ.
+_TAKEN_NAMES: Final = ("tensors", "tensor", "output_tensors", "output_tensor", "output", "output_lists", "outputs")
+_GIVEN_NAMES: Final = ("input_tensors", "input_tensor", "input", "inputs", "inputTensor")
+
+
+def find_tensors(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the tensors, nested lists made flat, that a call's size is reckoned from.
+
+    Args:
+        reading: how its method is read.
+        args: its positional arguments, without the group.
+        kwargs: its keyword arguments.
+    """
+    if not reading.gives[0]:
+        return []
+    first = reading.in_place or reading.sized_by_taken
+    place, names = (0, _TAKEN_NAMES) if first else (1, _GIVEN_NAMES)
+    return list(_flatten(args[place] if len(args) > place else [kwargs[name] for name in names if name in kwargs]))
+
+
+def find_unfit(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Returns a tensor with which a call would silently do nothing, or go wrong: one without data, or with gaps where Gloo sees none."""
+    try:
+        tensors = find_tensors(reading, args, kwargs)
+        if reading.op == OP_CODES["scatter"]:
+            tensors += [tensor for argument in args[1:2] for tensor in _flatten(argument)]  # what the root sends
+        return next((tensor for tensor in tensors if tensor.is_meta or (reading.raw and has_gaps(tensor))), None)
+    except Exception:
+        return None  # arguments that make no sense: torch will say so
+
+
 def _flatten(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -714,17 +623,18 @@ def _flatten(value: Any) -> Iterator[torch.Tensor]:
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Returns the group rank of a call's root, NONE if it has none."""
-    if reading.root == NONE:
+    if not reading.collective.root:
         return NONE
-    value = args[reading.root] if len(args) > reading.root else kwargs.get("opts", kwargs.get("root", 0))
+    place = 1 if reading.in_place else 2
+    value = args[place] if len(args) > place else kwargs.get("opts", kwargs.get("root", 0))
     return int(getattr(value, "rootRank", value))
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Returns how a call reduces, such as "SUM"; empty if it does not."""
-    if reading.reduces == NONE:
+    if not reading.collective.reduces:
         return ""
-    values = [*args[reading.reduces :], *kwargs.values()]
+    values = [*args[1 if reading.in_place else 2 :], *kwargs.values()]
     reductions = [getattr(value, "reduceOp", value) for value in values]
     given = next((op for op in reductions if isinstance(op, ReduceOp | ReduceOp.RedOpType)), ReduceOp.SUM)
     return name_of_reduction(given)
@@ -740,7 +650,7 @@ def name_of_reduction(op: Any) -> str:
     return str(getattr(op, "op", op)).rpartition(".")[2]
 
 
-def describe(tensors: list[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:
+def describe(tensors: Sequence[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:
     """Returns dtype, shape and size in bytes of what an operation carries.
 
     Args:

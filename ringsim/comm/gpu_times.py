@@ -27,6 +27,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import ProcessGroup
 
+from ringsim.comm.torch_private import gpu_backend
+
 __all__ = ["MAX_KEPT", "NOT_READ", "NO_EVENT", "Begun", "GpuTimes", "find_gpu", "is_nccl"]
 
 MAX_KEPT: Final = 1 << 15  # operations whose events wait to be read: two events each
@@ -224,15 +226,8 @@ def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple
 
 
 def is_nccl(group: ProcessGroup) -> bool:
-    """Returns whether a group's operations on GPUs are NCCL's, whatever it has for tensors of the host.
-
-    Args:
-        group: any process group. One that has two backends has no name that tells them.
-    """
-    try:
-        return "nccl" in group._get_backend(torch.device("cuda")).name().lower()
-    except RuntimeError:  # it has nothing for GPUs
-        return False
+    """Returns whether a group's operations on GPUs are NCCL's, whatever it has for tensors of the host."""
+    return "nccl" in gpu_backend(group)
 
 
 def find_gpu(value: Any) -> torch.device | None:

@@ -1,10 +1,10 @@
-"""Injects what ``inject=`` asks for into the operations of torch on a real rank: failures in front of the recorder, slow links behind it.
+"""Injects what ``inject=`` asks for into torch's operations on a real rank: failures in front of the recorder, slow links behind it.
 
 ::
 
     program -> [raises in place of operation n] -> recorder -> [sleeps at the end of the wait] -> Gloo
 
-So an operation in whose place the rank fails is not in the trace, and a message on a slow link is there with the time that it was slow.
+So the operation in whose place a rank fails is not in the trace, and a message on a slow link is there with the time that it took.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.collectives import METHODS
-from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks
+from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks, put
+from ringsim.comm.torch_private import Place
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.traces.events import NONE, OP_KINDS, SEND
 from ringsim.traces.parts import PartReader
@@ -42,31 +43,26 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
         recorder: writes the events.
         check: see ``torch_hooks.install``.
     """
-    sources = {src: degraded_by(inject, src, recorder.rank) for src in range(recorder.world_size)}
-    slow = {src: factor for src, factor in sources.items() if factor > 1}
+    factors = {src: degraded_by(inject, src, recorder.rank) for src in range(recorder.world_size)}
+    slow = {src: factor for src, factor in factors.items() if factor > 1}
     behind = _SlowLinks(recorder, slow).make_replacements() if slow else {}
-    originals = {place: vars(place[0])[place[1]] for place in behind}
-    _put(behind)
+    originals = {(owner, name): vars(owner)[name] for owner, name in behind}
+    put(behind)
     install(recorder, check)
     undo_hooks = recorder.undo_hooks
 
     def undo() -> None:
         undo_hooks()
-        _put(originals)
+        put(originals)
 
     recorder.undo_hooks = undo
     at_op = fails_at(inject, recorder.rank)
     if at_op is not None:
-        _put(_make_failing(at_op, recorder))  # taken back by the hooks, which put torch's own into the same places
+        put(_make_failing(at_op, recorder))  # taken back by the hooks, which put torch's own into the same places
 
 
-def _put(methods: dict[tuple[Any, str], Callable[..., Any]]) -> None:
-    for (owner, name), method in methods.items():
-        setattr(owner, name, method)
-
-
-def _make_failing(at_op: int, recorder: Recorder) -> dict[tuple[Any, str], Callable[..., Any]]:
-    """Makes methods that raise in place of one operation, and those after it."""
+def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., Any]]:
+    """Makes methods that raise in place of one operation, and of those after it."""
     claim = itertools.count().__next__
 
     def make(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,26 +78,26 @@ def _make_failing(at_op: int, recorder: Recorder) -> dict[tuple[Any, str], Calla
 
 
 class _SlowLinks:
-    """Makes the messages that come to this rank over some links late.
+    """Delays the messages that come to this rank over slow links.
 
-    A message takes from when both sides are posted until it is there. A program that begins to wait later does not see when it came: then
-    the least time counts that a message of this size took before, or else what the wait took.
+    A message that takes t, from when both sides were posted, is made to take ``factor`` * t. When it arrives shows only in the wait: where
+    the program comes to wait late, the least time that was seen for a message of that size counts.
 
     Args:
-        recorder: of this rank.
-        factors: by source, how many times as long its messages take.
+        recorder: this rank's; those of the others are read, for when they posted their sends.
+        factors: by source, how many times as long its messages travel.
     """
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:
         self._factors = factors
         self._sends = {src: _Sends(PartReader(recorder.directory, src), recorder.rank) for src in factors}
-        self._received: dict[_Channel, int] = {}  # how many recvs were posted
-        self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}  # the channel, the place in it, when, how many bytes
-        self._least_ns: dict[tuple[int, int], int] = {}  # by source and size
+        self._received: dict[_Channel, int] = {}  # the number of the last one
+        self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}  # channel, number, when, bytes
+        self._least_ns: dict[tuple[int, int], int] = {}  # by source and bytes
 
-    def make_replacements(self) -> dict[tuple[Any, str], Callable[..., Any]]:
-        """Makes what comes in the place of torch's methods."""
-        waits: dict[tuple[Any, str], Callable[..., Any]] = {(kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)}
+    def make_replacements(self) -> dict[Place, Callable[..., Any]]:
+        """Makes what stands in place of torch's methods."""
+        waits: dict[Place, Callable[..., Any]] = {(kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)}
         return {**waits, (ProcessGroup, "recv"): self._make_recv(ProcessGroup.recv)}
 
     def _make_recv(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,26 +149,20 @@ class _Sends:
     """
 
     def __init__(self, part: PartReader, me: int) -> None:
-        self._part = part
-        self._me = me
+        self._part, self._me = part, me
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
         """Returns when the send number ``place`` of a channel was posted, which has arrived; 0 where it cannot be found."""
-        self._read()
-        posts = self._posts.get(channel, [])
-        return posts[place][1] if place < len(posts) else 0
-
-    def _read(self) -> None:
-        """Takes in what was posted since the last time."""
-        batch = self._part.advance()
+        part, batch = self._part, self._part.advance()
         mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)
         for slot, record in zip(batch.slots[mine].tolist(), batch.records[mine], strict=True):
-            group = self._part.names["group"].get(int(record["group"]))
-            if group is None:
-                continue
-            posts = self._posts.setdefault((self._part.rank, group.name, group.ranks, int(record["tag"])), [])
-            send = slot, int(record["post_ns"])
-            place = bisect_left(posts, send)
-            if posts[place : place + 1] != [send]:  # it comes again when it is done
-                posts.insert(place, send)
+            group = part.names["group"].get(int(record["group"]))
+            if group is not None:
+                posts = self._posts.setdefault((part.rank, group.name, group.ranks, int(record["tag"])), [])
+                send = slot, int(record["post_ns"])
+                at = bisect_left(posts, send)
+                if posts[at : at + 1] != [send]:  # it comes again when it is done
+                    posts.insert(at, send)
+        posts = self._posts.get(channel, [])
+        return posts[place][1] if place < len(posts) else 0

@@ -1,6 +1,6 @@
 """The log of ``ringsim.comm``: which operations took how long with which bandwidth, computed from what the recorder wrote.
 
-On means recorded: ``configure(enabled=True)`` starts the recorder, or shares the one at work; there is no second stopwatch. The log has the
+On means recorded: ``configure(enabled=True)`` starts a recorder, or shares the one at work; there is no second stopwatch. The log holds the
 operations that were selected when they were called: all of them (``prof_all``), those of some names (``prof_ops``), or one call
 (``prof=True``). Where the log has another name for an operation than its own, that name is the ``label`` of its record::
 
@@ -11,11 +11,11 @@ operations that were selected when they were called: all of them (``prof_all``),
     ringsim.comm.log_summary()                  records -> rows
 
 Nothing is synchronised, and no operation blocks that would not block without the log. On NCCL an operation is done when the GPU is, as far
-as CUDA events tell when the log is read; the lines of ``verbose`` are written before that, with the times of the host.
+as CUDA events tell when the log is read; the lines of ``verbose`` come earlier, and have the times of the host.
 
-The logs of all ranks come together at rank 0, and the table goes back to all. With torch that goes over the store of the default group,
-so no operation is posted on the groups that are logged. A rank may have done more than another, or hang: the others' log is still to be
-had::
+``log_summary`` brings the logs of all ranks together at rank 0, which sends the table back to all. With torch this goes through the store
+of the default group, so no operation is posted on the groups that are logged, and a rank that hangs, or has done more than others, does
+not keep the rest from their log::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
@@ -49,12 +49,13 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import TORCH, Backend
 from ringsim.comm.functions import find
 from ringsim.comm.log_table import LogTable, is_operation, make_rows
+from ringsim.comm.torch_private import default_store
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
@@ -75,52 +76,45 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.parts import join_events, read_parts
-from ringsim.traces.recorder import CallSites, Recorder, label_in_force
+from ringsim.traces.recorder import Recorder, label_in_force
 from ringsim.traces.units import bytes_text, time_text
 
 __all__ = [
-    "Connection",
     "LogOptions",
     "Records",
-    "Segment",
     "begin_records",
     "configure",
     "end_records",
-    "enter_label",
-    "gather",
-    "gather_by_objects",
     "get_comm_operation_count",
     "get_logged_comm_ops",
     "has_comm_data",
     "interrupt_log",
-    "join_segments",
     "log_summary",
-    "make_own_table",
-    "make_table",
     "pause_log",
-    "read_segment",
     "read_settings",
     "reset_log",
     "resume_log",
     "timed_op",
-    "write_lines",
 ]
 
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
+_LOGGER: Final = logging.getLogger("ringsim.comm")
+_ANY_WORLD: Final = 1 << 16  # a recorder of our own may begin before this rank knows how many there are
+_OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
+_WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
+_MARGIN_S: Final = 10.0  # the others wait this much longer, for rank 0 computes
+_READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
+_COLUMNS: Final = [name for name in COLUMN_DTYPES if name not in ("thread", "stage", "microbatch", "file", "line", "seq")]
+
+Connection = tuple[Group | None, int | str]  # a group, and the peer there; NONE for its collectives, a name for calls under timed_op
+Periods = tuple[tuple[int, int], ...]  # from and to, as counts of records: a virtual clock may stand still
+Logged = tuple[Events, Ints, dict[str, Any]]  # a rank's operations, whether each is a first one, and what is known of the rank
 
 
 def read_settings(
     deepspeed_config: Any, enabled: object, prof_all: object, prof_ops: object, verbose: object, debug: object
 ) -> dict[str, Any]:
-    """Returns the settings that are given; an argument comes before the configuration.
-
-    Args:
-        deepspeed_config: a dictionary with the section "comms_logger", or an object whose ``comms_config`` has it; None for none.
-        enabled: True, False, or None where not given.
-        prof_all: likewise.
-        prof_ops: names, or None where not given.
-        verbose: as ``enabled``.
-        debug: as ``enabled``.
+    """Returns the settings that are given; an argument comes before the configuration. The arguments are those of ``configure``.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
@@ -129,8 +123,13 @@ def read_settings(
         >>> read_settings({"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}, None, None, None, True, None)
         {'enabled': True, 'verbose': True, 'prof_ops': frozenset({'isend'})}
     """
+    if isinstance(deepspeed_config, Mapping):
+        section = deepspeed_config.get("comms_logger", {})
+    else:
+        section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
+    if not isinstance(section, Mapping):
+        section = {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops")}
     given = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "prof_ops": prof_ops}
-    section = _read_section(deepspeed_config)
     merged = {name: section.get(name) if value is None else value for name, value in given.items()}
     settings: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
     for name in _SWITCHES:
@@ -144,21 +143,7 @@ def read_settings(
     return settings
 
 
-def _read_section(config: Any) -> Mapping[str, Any]:
-    """Returns the section "comms_logger" of a DeepSpeed configuration, as a mapping; empty where there is none."""
-    if config is None:
-        return {}
-    if isinstance(config, Mapping):
-        section = config.get("comms_logger", {})
-    else:
-        section = getattr(getattr(config, "comms_config", None), "comms_logger", {})
-    if isinstance(section, Mapping):
-        return section
-    return {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops")}
-
-
-_ANY_WORLD: Final = 1 << 16  # a recorder of our own may begin before this rank knows how many there are
-Connection = tuple[Group | None, int | str]  # a group, and the peer there; NONE for its collectives, a name for calls under timed_op
+# -- where the log is recorded, and what it reads there
 
 
 @dataclass(frozen=True)
@@ -169,7 +154,7 @@ class Records:
         recorder: who records.
         first: how many records it had when the log began, or was reset.
         directory: of a recorder of the log's own, None for one that was at work already.
-        pid: the process that records; one that is forked from it leaves the directory alone.
+        pid: the process that records; one forked from it leaves the directory alone.
     """
 
     recorder: Recorder
@@ -179,7 +164,7 @@ class Records:
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class _Segment:
     """What one recorder saw for the log.
 
     Attributes:
@@ -227,32 +212,24 @@ def _remove(directory: str, pid: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def read_segment(records: Records, periods: tuple[tuple[int, int], ...], met: frozenset[Connection]) -> Segment:
-    """Reads what was recorded for the log until now.
-
-    Args:
-        records: where.
-        periods: when all operations were to be logged, from and to, as counts of records; at other times those with a label were. Counts,
-            for a virtual clock may stand still.
-        met: connections of earlier segments.
-
-    Returns:
-        The operations since the log began, or was reset.
-    """
-    recorder = records.recorder
+def _read_segment(log: LogOptions) -> _Segment:
+    """Reads what was recorded for the log until now, since it began or was reset."""
+    assert log.records is not None  # our own invariant, here and below: the log is on
+    recorder = log.records.recorder
     if get_state().clock is None:
         recorder.complete_times()
         everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
     else:
         everything, facts = recorder.read(recorder.rank), {"notes": ()}
     operations = everything.select(is_operation(everything))
+    met: frozenset[Connection] = frozenset().union(*(segment.met for segment in log.kept))
     connections, first = _find_first(operations, met)
-    chosen = operations.label != NONE
-    for begin, end in periods:
+    chosen = operations.label != NONE  # outside the periods, those with a label were selected
+    for begin, end in log.periods:
         chosen |= (operations.seq >= begin) & (operations.seq < end)
-    chosen &= operations.seq >= records.first
+    chosen &= operations.seq >= log.records.first
     notes = tuple(note for note in facts["notes"] if note.startswith("Recording of rank"))
-    return Segment(operations.select(chosen), first[chosen], met | connections, notes)
+    return _Segment(operations.select(chosen), first[chosen], met | connections, notes)
 
 
 def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[Connection], Ints]:
@@ -271,15 +248,16 @@ def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[C
     return frozenset(found), first
 
 
-def join_segments(segments: list[Segment]) -> Segment:
-    """Puts the segments of one rank together, oldest first."""
+def _read_own() -> _Segment:
+    """Returns what this rank has logged until now."""
+    log: LogOptions | None = get_state().log or get_state().stopped_log
+    segments = [] if log is None else [*log.kept, *([_read_segment(log)] if log.records is not None else [])]
     first = [np.zeros(0, dtype=bool), *(segment.first for segment in segments)]
     notes = tuple(dict.fromkeys(note for segment in segments for note in segment.notes))
-    return Segment(join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes)
+    return _Segment(join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes)
 
 
-_LOGGER: Final = logging.getLogger("ringsim.comm")
-_OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
+# -- what is logged
 
 
 @dataclass(frozen=True)
@@ -292,7 +270,7 @@ class LogOptions:
         verbose: whether a line is written through ``logging`` for each selected operation.
         debug: whether the name of the function that calls is added to the name in the log.
         records: where the operations are recorded now, None while the log is stopped.
-        periods: when all operations were selected, of what is recorded there: from and to, as counts of records.
+        periods: when all operations were selected, of what is recorded there.
         kept: what was recorded before, elsewhere.
     """
 
@@ -301,17 +279,12 @@ class LogOptions:
     verbose: bool = False
     debug: bool = False
     records: Records | None = None
-    periods: tuple[tuple[int, int], ...] = ()
-    kept: tuple[Segment, ...] = ()
+    periods: Periods = ()
+    kept: tuple[_Segment, ...] = ()
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
         """Returns whether an operation is to be logged: all are, its name is listed, or this call asks for it."""
         return self.prof_all or prof or op in self.prof_ops or name in self.prof_ops
-
-    @property
-    def met(self) -> frozenset[Connection]:
-        """The connections of the segments that are kept."""
-        return frozenset().union(*(segment.met for segment in self.kept))
 
     def call(
         self,
@@ -344,37 +317,26 @@ class LogOptions:
             return function(*args, **kwargs)  # its record says it all
         recorder = self.records.recorder
         before = recorder.bookmark() if self.verbose else 0
-        label = enter_label(self, name, debug)
+        label = _enter_label(self, name, debug)
         try:
             return function(*args, **kwargs)
         finally:
             label_in_force.reset(label)
             if self.verbose:
-                write_lines(recorder, before)
+                _write_lines(recorder, before)
 
 
-def enter_label(log: LogOptions, name: str, debug: str | None) -> Token[int]:
-    """Puts a name in force for the operations that are posted from now on; returns what takes it back.
-
-    Args:
-        log: the log, which records.
-        name: what it calls them.
-        debug: the name of the caller, None to find it where the log wants it.
-    """
+def _enter_label(log: LogOptions, name: str, debug: str | None) -> Token[int]:
+    """Puts a name in force for the operations that are posted from now on; returns what takes it back."""
     assert log.records is not None
     recorder = log.records.recorder
-    if log.debug:
-        name = f"{name} in {debug or _find_caller(recorder.sites)}"
-    return label_in_force.set(recorder.label(name))
+    if log.debug and debug is None:
+        frame = recorder.sites.find(sys._getframe(1))
+        debug = "an unknown function" if frame is None else frame.f_code.co_name
+    return label_in_force.set(recorder.label(f"{name} in {debug}" if log.debug else name))
 
 
-def _find_caller(sites: CallSites) -> str:
-    """Returns the name of the innermost function that is the user's."""
-    frame = sites.find(sys._getframe(1))
-    return "an unknown function" if frame is None else frame.f_code.co_name
-
-
-def write_lines(recorder: Recorder, before: int) -> None:
+def _write_lines(recorder: Recorder, before: int) -> None:
     """Writes a line for each operation that this thread has posted since ``before`` (a bookmark), through logger "ringsim.comm"."""
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
@@ -434,24 +396,23 @@ def configure(
     if enabled and log.records is None:
         resume_log(log)
     elif enabled:
-        change_state(log=replace(log, periods=_change_period(log)))
+        change_state(log=_change_period(log))
     else:
         change_state(log=log if log.records else None, stopped_log=log)
         interrupt_log()
 
 
-def _change_period(log: LogOptions) -> tuple[tuple[int, int], ...]:
-    """Returns the periods in which all operations are selected, with one that is open if they are from now on."""
+def _change_period(log: LogOptions) -> LogOptions:
+    """Ends the period in which all operations were selected, and begins one if they are from now on."""
     now = 0 if log.records is None else log.records.recorder.count
-    periods = tuple((begin, min(end, now)) for begin, end in log.periods)
-    return (*periods, (now, _OPEN)) if log.prof_all else periods
+    ended = tuple((begin, min(end, now)) for begin, end in log.periods)
+    return replace(log, periods=(*ended, (now, _OPEN)) if log.prof_all else ended)
 
 
 def resume_log(log: LogOptions | None) -> None:
     """Starts a log that ``interrupt_log`` gave; with None does nothing."""
     if log is not None:
-        log = replace(log, records=begin_records(), periods=())
-        change_state(log=replace(log, periods=_change_period(log)), stopped_log=None)
+        change_state(log=_change_period(replace(log, records=begin_records(), periods=())), stopped_log=None)
 
 
 def interrupt_log() -> LogOptions | None:
@@ -459,8 +420,7 @@ def interrupt_log() -> LogOptions | None:
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
         return None
-    segment = read_segment(log.records, log.periods, log.met)
-    stopped: LogOptions = replace(log, records=None, periods=(), kept=(*log.kept, segment))
+    stopped: LogOptions = replace(log, records=None, periods=(), kept=(*log.kept, _read_segment(log)))
     change_state(log=None, stopped_log=stopped)
     end_records(log.records)
     return stopped
@@ -474,12 +434,17 @@ def reset_log() -> None:
     Example:
         >>> reset_log()
     """
+
+    def empty(log: LogOptions) -> LogOptions:  # which connections have been made is still true
+        kept = tuple(_Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met) for each in log.kept)
+        return replace(log, kept=kept)
+
     log, stopped = get_state().log, get_state().stopped_log
     if log is not None and log.records is not None:
         records = replace(log.records, first=log.records.recorder.count)
-        change_state(log=replace(log, records=records, periods=_change_period(replace(log, periods=())), kept=_without_events(log.kept)))
+        change_state(log=_change_period(replace(empty(log), records=records, periods=())))
     elif stopped is not None:
-        change_state(stopped_log=replace(stopped, kept=_without_events(stopped.kept)))
+        change_state(stopped_log=empty(stopped))
 
 
 @contextmanager
@@ -489,18 +454,15 @@ def pause_log() -> Iterator[None]:
     if log is None:
         yield
         return
-    paused = replace(log, periods=_change_period(replace(log, prof_all=False)))
+    paused = replace(_change_period(replace(log, prof_all=False)), prof_all=log.prof_all)
     change_state(log=None, stopped_log=paused)
     try:
         yield
     finally:
-        change_state(log=replace(paused, periods=_change_period(paused)), stopped_log=None)
+        change_state(log=_change_period(paused), stopped_log=None)
 
 
-def _without_events(kept: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Empties segments: which connections have been made is still true."""
-    return tuple(Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met) for each in kept)
-
+# -- operations of the user's own
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -557,8 +519,8 @@ def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[],
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
-    label = enter_label(log, name, given.get("debug"))
-    slot = recorder.call_begin(label_in_force.get(), _number_group(log, given.get("group")), _number_payload(log, given))
+    label = _enter_label(log, name, given.get("debug"))
+    slot = recorder.call_begin(label_in_force.get(), _number_group(recorder, given.get("group")), _number_payload(recorder, given))
     failed = True
     try:
         result = run()
@@ -568,7 +530,7 @@ def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[],
         if slot is not None and (failed or not _leave_to_wait(recorder, result, slot)):
             recorder.span_end(slot, failed=failed)
         if log.verbose:
-            write_lines(recorder, before)
+            _write_lines(recorder, before)
     return result
 
 
@@ -578,29 +540,24 @@ def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
     return recorder.complete_with(result, slot) if complete_record is None else complete_record(recorder, slot)
 
 
-def _number_group(log: LogOptions, group: Any) -> int:
+def _number_group(recorder: Recorder, group: Any) -> int:
     """Numbers the group of a call; the number of a group of this rank alone where there is no process group."""
-    assert log.records is not None
     backend = get_state().backend or TORCH
     if not backend.is_initialized():
-        return log.records.recorder.group("", [0])
+        return recorder.group("", [0])
     if group is None:
-        return log.records.recorder.group("world", range(backend.get_world_size()))
-    name = str(getattr(group, "group_name", ""))
-    return log.records.recorder.group(name, backend.get_process_group_ranks(group))
+        return recorder.group("world", range(backend.get_world_size()))
+    return recorder.group(str(getattr(group, "group_name", "")), backend.get_process_group_ranks(group))
 
 
-def _number_payload(log: LogOptions, given: dict[str, Any]) -> int:
+def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
     """Numbers what a call carries: the first of its arguments that is a tensor, or holds some."""
-    assert log.records is not None
-    for value in given.values():
-        tensors = list(_find_tensors(value))
-        if tensors:
-            size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            shape = list(tensors[0].shape) if len(tensors) == 1 else [sum(tensor.numel() for tensor in tensors)]
-            dtype = str(tensors[0].dtype).removeprefix("torch.")
-            return log.records.recorder.payload(dtype, shape, size_bytes)
-    return NONE
+    tensors: list[torch.Tensor] = next(filter(None, (list(_find_tensors(value)) for value in given.values())), [])
+    if not tensors:
+        return NONE
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    shape = list(tensors[0].shape) if len(tensors) == 1 else [sum(tensor.numel() for tensor in tensors)]
+    return recorder.payload(str(tensors[0].dtype).removeprefix("torch."), shape, size_bytes)
 
 
 def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -611,33 +568,25 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _find_tensors(each)
 
 
-WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
-_MARGIN_S: Final = 10.0  # the others wait so much longer, for rank 0 computes
-_READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
-_COLUMNS: Final = [name for name in COLUMN_DTYPES if name not in ("thread", "stage", "microbatch", "file", "line", "seq")]
+# -- all ranks together
 
 
-def gather(segment: Segment, rank: int, world_size: int, *, wait_s: float = WAIT_S) -> LogTable:
-    """Makes the table of all ranks. Every rank calls it; it blocks until all have, ``wait_s`` and some seconds at most.
-
-    Args:
-        segment: this rank's operations.
-        rank: this rank.
-        world_size: how many ranks there are.
-        wait_s: how long to wait for the others' logs.
-
-    Returns:
-        The table, the same on every rank. Where a rank did not come in time, a note says so.
-    """
-    default = distributed_c10d._get_default_store()
+def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
+    """Makes the table of all ranks over a store. Every rank calls it; it blocks until all have, ``_WAIT_S`` and some seconds at most."""
     entered = default.add(f"ringsim/log/entered/{rank}", 1)  # the n-th summary of this rank is the n-th of every rank
-    store: Any = dist.PrefixStore(f"ringsim/log/{entered}", default)  # type: ignore[attr-defined]  # torch has it, and does not list it
-    mine = _pack(segment, rank)
+    store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:
-        packed, late = _wait_for_all(store, mine, world_size, wait_s)
-        table = make_table([_unpack(each) for each in packed], world_size)
-        if late:
-            table = replace(table, notes=(*table.notes, f"ranks {late} had not called log_summary {wait_s:g} s after rank 0"))
+        logs, late = [mine], []
+        deadline = time.monotonic() + _WAIT_S
+        for other in range(1, world_size):
+            try:
+                store.wait([str(other)], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            except (RuntimeError, dist.DistStoreError):
+                late.append(other)
+                continue
+            logs.append(_unpack(store.get(str(other))))
+            store.delete_key(str(other))
+        table = _make_table(logs, world_size, [f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"] if late else [])
         store.set("table", table.to_json())
         deadline = time.monotonic() + _READERS_S
         while (read := store.add("read", 0)) < world_size - 1 - len(late) and time.monotonic() < deadline:
@@ -646,52 +595,30 @@ def gather(segment: Segment, rank: int, world_size: int, *, wait_s: float = WAIT
             store.delete_key("table")
             store.delete_key("read")
         return table
-    store.set(str(rank), mine)
+    store.set(str(rank), _pack(mine))
     try:
-        store.wait(["table"], timedelta(seconds=wait_s + _MARGIN_S))
+        store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
     except (RuntimeError, dist.DistStoreError):
-        table = make_table([_unpack(mine)], world_size)
-        return replace(
-            table, notes=(*table.notes, f"rank 0 did not call log_summary in {wait_s:g} s: this is the log of rank {rank} alone")
-        )
+        note = f"rank 0 did not call log_summary in {_WAIT_S:g} s: this is the log of rank {rank} alone"
+        return _make_table([mine], world_size, [note])
     table = LogTable.from_json(store.get("table"))
     store.add("read", 1)
     return table
 
 
-def gather_by_objects(backend: Backend, segment: Segment, rank: int, world_size: int) -> LogTable:
+def _gather_by_objects(backend: Backend, mine: Logged, world_size: int) -> LogTable:
     """Does the same on a backend that has no store, by ``all_gather_object``, or by its method ``share``: all compute the same table."""
     packed: list[Any] = [None] * world_size
     share = getattr(backend, "share", None)  # simulated ranks live in one process, and how many bytes this is depends on the machine
     if share is None:
-        find(backend, "all_gather_object")(packed, _pack(segment, rank))
+        find(backend, "all_gather_object")(packed, _pack(mine))
     else:
-        packed = share(_pack(segment, rank))
-    return make_table([_unpack(each) for each in packed], world_size)
+        packed = share(_pack(mine))
+    return _make_table([_unpack(each) for each in packed], world_size)
 
 
-def _wait_for_all(store: Any, mine: bytes, world_size: int, wait_s: float) -> tuple[list[bytes], list[int]]:
-    """Returns what the ranks have put into the store, in order of ranks, and the ranks that have not in time."""
-    packed, late = [mine], []
-    deadline = time.monotonic() + wait_s
-    for rank in range(1, world_size):
-        try:
-            store.wait([str(rank)], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-        except (RuntimeError, dist.DistStoreError):
-            late.append(rank)
-            continue
-        packed.append(store.get(str(rank)))
-        store.delete_key(str(rank))
-    return packed, late
-
-
-def make_table(logs: list[tuple[Events, Ints, dict[str, Any]]], world_size: int) -> LogTable:
-    """Computes the table from the operations of some ranks.
-
-    Args:
-        logs: for each rank, in order: its operations, whether each is a first one, and ``rank``, ``host``, ``backend`` and ``notes``.
-        world_size: how many ranks there are.
-    """
+def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str] = ()) -> LogTable:
+    """Computes the table from the logs of some ranks, in order."""
     facts = [each for _, _, each in logs]
     one_clock = len({each["host"] for each in facts}) == 1
     rows = make_rows(
@@ -700,39 +627,26 @@ def make_table(logs: list[tuple[Events, Ints, dict[str, Any]]], world_size: int)
         one_clock=one_clock,
         by_tag=facts[0]["backend"] != "nccl",
     )
-    notes = list(dict.fromkeys(note for each in facts for note in each["notes"]))
-    if not one_clock:
-        notes.append("the ranks ran on several hosts, whose clocks are not aligned: no straggler time")
-    return LogTable(rows, world_size, tuple(each["rank"] for each in facts), tuple(notes))
+    said = dict.fromkeys(note for each in facts for note in each["notes"])
+    unaligned = [] if one_clock else ["the ranks ran on several hosts, whose clocks are not aligned: no straggler time"]
+    return LogTable(rows, world_size, tuple(each["rank"] for each in facts), (*said, *unaligned, *notes))
 
 
-def _pack(segment: Segment, rank: int) -> bytes:
-    """Returns a rank's operations as bytes: arrays of numbers and JSON, nothing that could be executed."""
-    facts = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "backend": dist.get_backend() if dist.is_initialized() else "",
-        "notes": segment.notes,
-        "tables": write_tables(segment.events.tables._replace(files=())),
-    }
-    columns = {name: getattr(segment.events, name) for name in _COLUMNS}
-    columns["rank"] = np.full(len(segment.events), rank)
-    text = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
+def _pack(logged: Logged) -> bytes:
+    """Returns a rank's log as bytes: arrays of numbers and JSON, nothing that could be executed."""
+    events, first, facts = logged
+    columns = {name: getattr(events, name) for name in _COLUMNS} | {"rank": np.full(len(events), facts["rank"])}
+    text = json.dumps({**facts, "tables": write_tables(events.tables._replace(files=()))})
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **columns, first=segment.first, facts=text)
+    np.savez_compressed(buffer, **columns, first=first, facts=np.frombuffer(text.encode(), dtype=np.uint8))
     return buffer.getvalue()
 
 
-def _unpack(data: bytes) -> tuple[Events, Ints, dict[str, Any]]:
+def _unpack(data: bytes) -> Logged:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         facts = json.loads(arrays["facts"].tobytes())
         columns = {name: arrays[name] for name in _COLUMNS}
         return make_events(columns, read_tables(facts["tables"])), arrays["first"], facts
-
-
-def make_own_table(segment: Segment, rank: int, world_size: int) -> LogTable:
-    """Computes the table of this rank alone."""
-    return make_table([_unpack(_pack(segment, rank))], world_size)
 
 
 @overload
@@ -777,31 +691,28 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
     """
     state = get_state()
     backend = state.backend or TORCH
-    joined = backend.is_initialized()
-    rank, world_size = (backend.get_rank(), backend.get_world_size()) if joined else (0, 1)
+    rank, world_size = (backend.get_rank(), backend.get_world_size()) if backend.is_initialized() else (0, 1)
     segment = _read_own()
+    facts = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "backend": dist.get_backend() if dist.is_initialized() else "",
+        "notes": segment.notes,
+    }
+    mine = segment.events, segment.first, facts
+    store = default_store() if state.backend is None and world_size > 1 else None
     if world_size == 1:
-        table = make_own_table(segment, rank, world_size)
-    elif state.backend is None:
-        table = gather(segment, rank, world_size)
+        table = _make_table([mine], world_size)
+    elif store is not None:
+        table = _gather(store, mine, rank, world_size)
     else:
         with pause_log():
-            table = gather_by_objects(backend, segment, rank, world_size)
+            table = _gather_by_objects(backend, mine, world_size)
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
         sys.stdout.write(f"{table}\n")
         sys.stdout.flush()
     return table.to_dict() if return_dict else table
-
-
-def _read_own() -> Segment:
-    """Returns what this rank has logged until now."""
-    state = get_state()
-    log = state.log or state.stopped_log
-    if log is None:
-        return join_segments([])
-    now = [] if log.records is None else [read_segment(log.records, log.periods, log.met)]
-    return join_segments([*log.kept, *now])
 
 
 def has_comm_data() -> bool:

@@ -1,7 +1,4 @@
-"""The log of ``ringsim.comm`` as a value: one row for each operation and size, made from events, whoever recorded them.
-
-It shows itself as text, as a dictionary and as a pandas table.
-"""
+"""The log of ``ringsim.comm`` as a value: one row for each operation and size, computed from events; as text, dictionary or DataFrame."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ __all__ = ["LogRow", "LogTable", "is_operation", "make_rows", "straggler_ns"]
 class LogRow:
     """What was logged of the operations of one name, kind, group size and message size, on all ranks.
 
-    Latency is the time from post to done. An operation is a *first* one when it was the first that its rank was seen to do with that peer
-    on that group (for a collective: the first on that group); connections are made then. Those are kept apart: mean, median, percentiles
-    and bandwidths are of the others, and NaN where there are none. 1 GB is 10**9 bytes.
+    Latency is the time from post to done. An operation is a *first* one when its rank was not seen before to talk to that peer on that
+    group (for a collective: to use that group): connections are made then. First ones are kept apart: mean, median, percentiles and
+    bandwidths are of the others, and NaN where there are none. 1 GB is 10**9 bytes.
 
     Attributes:
         name: what the log calls them: ``log_name`` where one was given, else the operation.
@@ -154,26 +151,24 @@ class LogTable:
         """Returns the table as text, with the unit in each heading; ``>=`` before a bandwidth that is a lower bound."""
         shown = (*_SHOWN, _STRAGGLER) if self.show_straggler else _SHOWN
         head = f"Communication of {self.world_size} rank{'' if self.world_size == 1 else 's'}"
-        longest = max([9, *(len(_full_name(row)) for row in self.rows)])
+        names = [row.name if row.name == row.op else f"{row.name} ({row.op})" for row in self.rows]
+        longest = max([9, *map(len, names)])
         lines = [head if self.rows else f"{head}: nothing was logged"]
         if self.rows:
             lines.append(f"{'operation':{longest}}{'size':>10}{'n':>6}" + "".join(f"{heading:>{width}}" for heading, _, width, _ in shown))
-        lines += [_line(row, shown, longest) for row in self.rows]
+        for name, row in zip(names, self.rows, strict=True):
+            cells = "".join(f"{_cell(row, heading, field, decimals):>{width}}" for heading, field, width, decimals in shown)
+            left = [f"{number} {what}" for number, what in ((row.in_flight, "in flight"), (row.failed, "failed")) if number]
+            line = f"{name:{longest}}{bytes_text(row.size_bytes):>10}{row.group_size:>6}{cells}"
+            lines.append(f"{line}  ({', '.join(left)})" if left else line)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def _full_name(row: LogRow) -> str:
-    return row.name if row.name == row.op else f"{row.name} ({row.op})"
-
-
-def _line(row: LogRow, shown: tuple[tuple[str, str, int, int], ...], longest: int) -> str:
-    text = f"{_full_name(row):{longest}}{bytes_text(row.size_bytes):>10}{row.group_size:>6}"
-    for heading, field, width, decimals in shown:
-        value = getattr(row, field) * (1e-3 if heading.endswith(" ms") else 1)
-        word = "-" if math.isnan(value) else f"{value:,.{decimals}f}"
-        text += f"{'>= ' + word if row.lower_bound and field.endswith('gb_per_s') and word != '-' else word:>{width}}"
-    left = [f"{number} {what}" for number, what in ((row.in_flight, "in flight"), (row.failed, "failed")) if number]
-    return f"{text}  ({', '.join(left)})" if left else text
+def _cell(row: LogRow, heading: str, field: str, decimals: int) -> str:
+    value = getattr(row, field) * (1e-3 if heading.endswith(" ms") else 1)
+    if math.isnan(value):
+        return "-"
+    return f"{'>= ' if row.lower_bound and field.endswith('gb_per_s') else ''}{value:,.{decimals}f}"
 
 
 _LATE = 0.5  # a program that lets more than this share of an operation pass before it waits may have come after its end
@@ -212,27 +207,21 @@ def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bo
     """
     if len(events) == 0:
         return ()
-    events = replace(events, label=_labels_that_say_more(events))
+    # A label that repeats the name of the operation says nothing more.
+    pairs, pair_of = np.unique(np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True)
+    labels = [NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label for label, op in pairs.T.tolist()]
+    events = replace(events, label=np.array(labels, dtype=events.label.dtype)[pair_of])
     sizes = np.maximum(events.size_bytes, 0)
     group_sizes = np.array([*(len(group.ranks) for group in events.tables.groups), 1])[events.group]
     straggler = straggler_ns(events, by_tag=by_tag) if one_clock else np.full(len(events), math.nan)
     # `op` and `label` number names, so a row of this array tells one row of the log from another.
     keys, row_of = np.unique(np.stack([events.label, events.op, group_sizes, sizes]), axis=1, return_inverse=True)
-    order = np.argsort(row_of, kind="stable")
-    ends = np.cumsum(np.bincount(row_of))
+    members_of = np.split(np.argsort(row_of, kind="stable"), np.cumsum(np.bincount(row_of))[:-1])
     rows = []
-    for (label, op, group_size, size_bytes), members in zip(keys.T.tolist(), np.split(order, ends[:-1]), strict=True):
-        op_name = OP_NAMES[op]
-        name = op_name if label == NONE else events.tables.labels[label]
-        rows.append(_make_row(name, op_name, group_size, size_bytes, events.select(members), first[members], straggler[members]))
+    for (label, op, group_size, size_bytes), members in zip(keys.T.tolist(), members_of, strict=True):
+        name = OP_NAMES[op] if label == NONE else events.tables.labels[label]
+        rows.append(_make_row(name, OP_NAMES[op], group_size, size_bytes, events.select(members), first[members], straggler[members]))
     return tuple(sorted(rows, key=lambda row: (row.name, row.op, row.group_size, row.size_bytes)))
-
-
-def _labels_that_say_more(events: Events) -> Ints:
-    """Returns the labels, without those that repeat the name of the operation."""
-    pairs, pair_of = np.unique(np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True)
-    labels = [NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label for label, op in pairs.T.tolist()]
-    return np.array(labels, dtype=events.label.dtype)[pair_of]
 
 
 def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Events, first: Ints, straggler: Ints) -> LogRow:
@@ -242,9 +231,9 @@ def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Even
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first
     count = _count(events)
-    median_us = _of(np.median, latency_us[steady])
-    mean_us, blocked_mean_us = _of(np.mean, latency_us[steady]), _of(np.mean, blocked_us[steady])
-    known_as = name if op == "span" else op
+    mean_us, blocked_mean_us = _mean(latency_us[steady]), _mean(blocked_us[steady])
+    p10_us, median_us, p90_us = np.percentile(latency_us[steady], [10, 50, 90]).tolist() if steady.any() else [math.nan] * 3
+    hidden = (latency_us - blocked_us)[steady] / np.maximum(latency_us[steady], 1e-3)
     return LogRow(
         name=name,
         op=op,
@@ -254,42 +243,38 @@ def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Even
         in_flight=int(np.count_nonzero(events.status == IN_FLIGHT)),
         failed=int(np.count_nonzero(events.status == ERROR)),
         first_count=int(np.count_nonzero(first)),
-        first_mean_us=_of(np.mean, latency_us[done & first]),
+        first_mean_us=_mean(latency_us[done & first]),
         total_us=float(latency_us[done].sum()) * count / len(events),
         mean_us=mean_us,
         median_us=median_us,
-        p10_us=_of(lambda values: np.percentile(values, 10), latency_us[steady]),
-        p90_us=_of(lambda values: np.percentile(values, 90), latency_us[steady]),
+        p10_us=p10_us,
+        p90_us=p90_us,
         blocked_mean_us=blocked_mean_us,
         overlap_mean_us=mean_us - blocked_mean_us,
-        straggler_mean_us=_of(np.mean, straggler[steady & ~np.isnan(straggler)] * 1e-3),
+        straggler_mean_us=_mean(straggler[steady & ~np.isnan(straggler)] * 1e-3),
         algbw_gb_per_s=algbw_gb_per_s(size_bytes, median_us),
-        busbw_gb_per_s=busbw_gb_per_s(known_as, size_bytes, median_us, group_size),
-        lower_bound=_of(np.median, (latency_us - blocked_us)[steady] / np.maximum(latency_us[steady], 1e-3)) > _LATE,
+        busbw_gb_per_s=busbw_gb_per_s(name if op == "span" else op, size_bytes, median_us, group_size),
+        lower_bound=bool(len(hidden) and np.median(hidden) > _LATE),
     )
 
 
-def _of(statistic: object, values: Ints) -> float:
-    """Returns a statistic, NaN of nothing."""
-    return float(statistic(values)) if len(values) else math.nan  # type: ignore[operator]
+def _mean(values: Ints) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def _count(events: Events) -> int:
     """Returns how many operations these records are of: a collective leaves one on each rank that took part."""
     if events.kind[0] in (SEND, RECV):
         return len(events)
-    group_and_rank, records = np.unique(np.stack([events.group, events.rank]), axis=1, return_counts=True)
-    most: dict[int, int] = {}
-    for group, number in zip(group_and_rank[0].tolist(), records.tolist(), strict=True):
-        most[group] = max(most.get(group, 0), number)
-    return sum(most.values())
+    (groups, _), records = np.unique(np.stack([events.group, events.rank]), axis=1, return_counts=True)
+    return sum(int(records[groups == group].max()) for group in np.unique(groups))
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
-    """Returns how long each operation was blocked before the last rank it needs had posted its side.
+    """Returns how long each operation was blocked before the last rank that it needs had posted its side.
 
-    The k-th operation of a name, group and payload on one rank is taken for the k-th on the others, if all ranks of the group have equally
-    many: ranks may log different things.
+    The k-th operation of a name, group and payload on one rank is taken to be the k-th on the others, provided all ranks of the group have
+    equally many: ranks may log different things.
 
     Args:
         events: operations of all ranks, in order of rank and posting, on one clock.
@@ -310,11 +295,8 @@ def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
     collective = np.flatnonzero((kind != SEND) & (kind != RECV))
     if len(collective) == 0:
         return late
-    _, key = np.unique(
-        np.stack([events.group[collective], events.op[collective], events.payload[collective], events.label[collective]]),
-        axis=1,
-        return_inverse=True,
-    )
+    columns = [column[collective] for column in (events.group, events.op, events.payload, events.label)]
+    _, key = np.unique(np.stack(columns), axis=1, return_inverse=True)
     for number in range(int(key.max()) + 1):
         members = collective[key == number]
         group = int(events.group[members[0]])

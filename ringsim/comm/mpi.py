@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import inspect
 import itertools
 import sys
 import time
@@ -21,12 +22,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from torch.distributed import GroupMember, distributed_c10d
+from torch.distributed import GroupMember
 
 from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiRecords, MpiTransfers, to_seconds
 from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError, RunTimeout
-from ringsim.traces.events import ERROR, OP_CODES
+from ringsim.traces.events import ERROR, NONE, OK, OP_CODES
 
 __all__ = ["MpiBackend", "watch_exit"]
 
@@ -42,7 +43,8 @@ class _Exit(SystemExit):
     def code(self) -> Any:  # type: ignore[override]
         """The status, for whoever caught this; the interpreter, which ends the process with it, is overheard."""
         status = _CODE.__get__(self)
-        if sys._getframe().f_back is None:
+        frame = inspect.currentframe()
+        if frame is not None and frame.f_back is None:
             self.on_end(status)
         return status
 
@@ -104,11 +106,14 @@ def import_mpi() -> Any:
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:
-    """Lets a failure end all ranks, and torch's functions say where to go; returns what undoes both.
+    """Lets a failure of this rank end all ranks: the others would wait for it, and MPI at its end. Returns what undoes it.
+
+    Where a function of torch itself has failed because torch knows of no ranks here, the error names what to call instead.
 
     Args:
         everybody: the communicator of all ranks.
     """
+    before = sys.excepthook
 
     def end_job(code: int) -> None:
         sys.stdout.flush()
@@ -116,58 +121,28 @@ def enter_job(everybody: Any) -> Callable[[], None]:
         time.sleep(_LAST_WORDS_S)
         everybody.Abort(code)
 
-    undo_hook = _end_all_ranks_on_failure(end_job)
-    undo_exit = watch_exit(end_job)
-    undo_signpost = _point_torch_to_ringsim()
-
-    def undo() -> None:
-        undo_signpost()
-        undo_exit()
-        undo_hook()
-
-    return undo
-
-
-def _end_all_ranks_on_failure(end_job: Callable[[int], None]) -> Callable[[], None]:
-    """Lets an exception that ends this process end the job: the others would wait for it until their limits, and MPI at its end."""
-    before = sys.excepthook
-
     def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, ValueError) and "Default process group" in str(error):
+            error.add_note(
+                "MPI joins the ranks of this job, and torch.distributed knows nothing of them. Call the functions of ringsim.comm: "
+                "from ringsim import comm as dist. What takes a ProcessGroup, such as DeviceMesh, is torch's alone."
+            )
         before(kind, error, trace)
         end_job(1)
 
+    sys.excepthook = end_all
+    undo_exit = watch_exit(end_job)
+
     def undo() -> None:
+        undo_exit()
         if sys.excepthook is end_all:
             sys.excepthook = before
 
-    sys.excepthook = end_all
-    return undo
-
-
-def _point_torch_to_ringsim() -> Callable[[], None]:
-    """Lets torch's own functions, which find no default group here, name those to call instead."""
-    before = distributed_c10d._get_default_group
-
-    def get_default_group() -> Any:
-        try:
-            return before()
-        except ValueError as error:
-            raise ArgumentError(
-                "the functions of torch.distributed must have a process group of torch's, got none: MPI joins the ranks of this job. "
-                "Call those of ringsim.comm, from ringsim import comm as dist; DeviceMesh is torch's alone."
-            ) from error
-
-    def undo() -> None:
-        if distributed_c10d._get_default_group is get_default_group:
-            distributed_c10d._get_default_group = before
-
-    distributed_c10d._get_default_group = get_default_group
     return undo
 
 
 _DEFAULT_TIMEOUT_S: Final = 1800.0  # torch's
 _LEAVE_S: Final = 5.0  # how long destroy_process_group waits for sends that nobody has received
-_EMPTY: Final = b""
 
 
 class MpiBackend(MpiTransfers):
@@ -248,7 +223,7 @@ class MpiBackend(MpiTransfers):
         Sends that nobody waited for get a few seconds to be received; recvs are taken back.
         """
         job = self._working()
-        found = self._find(group)
+        found = self.find_group(group)
         if found is None:
             return
         if found is not job.world:
@@ -345,35 +320,28 @@ class MpiBackend(MpiTransfers):
         if found is None:
             return
         job, limit_s = self._working(), to_seconds(timeout) or found.timeout_s
-        begun = job.records.post(OP_CODES["monitored_barrier"], found, -1, -1, [])
+        begun = job.records.post(OP_CODES["monitored_barrier"], found, NONE, NONE, [])
         if begun is not None:
             begun[0].wait(begun[1])
+        status = ERROR
         try:
             if found.rank() == 0:
                 self._count_all(found, limit_s, wait_all_ranks)
             else:
-                what, head = f"monitored_barrier (rank {found.rank()} of {found.size()})", found.ranks[0]
-                MpiHandle(job.mpi, job.control.Isend(_EMPTY, head, found.number), what, limit_s).wait()
-                answer = MpiHandle(
-                    job.mpi, job.control.Irecv(bytearray(0), head, found.number), what, limit_s, size_bytes=0, ranks=job.world.ranks
-                )
-                _wait_or_abandon(answer)
-        except BaseException:
+                what = f"monitored_barrier (rank {found.rank()} of {found.size()})"
+                self._tell(found.ranks[0], found, what, limit_s)
+                self._hear(found.ranks[0], found, what, limit_s)
+            status = OK
+        finally:
             if begun is not None:
-                begun[0].complete(begun[1], ERROR)
-            raise
-        if begun is not None:
-            begun[0].complete(begun[1])
+                begun[0].complete(begun[1], status)
 
     def _count_all(self, group: MpiGroup, limit_s: float, all_missing: bool) -> None:
         """Waits, on rank 0 of the group, for a word of each other rank, and answers all of them."""
-        job, deadline, missing = self._working(), time.monotonic() + limit_s, []
+        deadline, missing = time.monotonic() + limit_s, []
         for rank in group.ranks[1:]:
-            left_s = max(deadline - time.monotonic(), 0.001)
-            request = job.control.Irecv(bytearray(0), rank, group.number)
-            word = MpiHandle(job.mpi, request, f"monitored_barrier for rank {rank}", left_s, size_bytes=0, ranks=job.world.ranks)
             try:
-                _wait_or_abandon(word)
+                self._hear(rank, group, f"monitored_barrier for rank {rank}", max(deadline - time.monotonic(), 0.001))
             except RunTimeout:
                 missing.append(rank)
                 if not all_missing:
@@ -384,7 +352,23 @@ class MpiBackend(MpiTransfers):
                 f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} ({self.here()}). See where they are."
             )
         for rank in group.ranks[1:]:
-            MpiHandle(job.mpi, job.control.Isend(_EMPTY, rank, group.number), "monitored_barrier", limit_s).wait()
+            self._tell(rank, group, "monitored_barrier", limit_s)
+
+    def _tell(self, rank: int, group: MpiGroup, what: str, limit_s: float) -> None:
+        """Sends a word without content to a global rank."""
+        job = self._working()
+        MpiHandle(job.mpi, job.control.Isend(b"", rank, group.number), what, limit_s).wait()
+
+    def _hear(self, rank: int, group: MpiGroup, what: str, limit_s: float) -> None:
+        """Waits for such a word; takes the recv back where none comes within the limit, and raises RunTimeout."""
+        job = self._working()
+        request = job.control.Irecv(bytearray(0), rank, group.number)
+        word = MpiHandle(job.mpi, request, what, limit_s, size_bytes=0, ranks=job.world.ranks)
+        try:
+            word.wait()
+        except RunTimeout:
+            word.abandon()
+            raise
 
     def _agree(self, what: str, values: tuple[int, ...]) -> int:
         """Checks that all ranks of the world ask for the same, and returns how often they have agreed before.
@@ -396,9 +380,8 @@ class MpiBackend(MpiTransfers):
         job = self._working()
         mine = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
         everything = bytearray(8 * job.world.size())
-        MpiHandle(
-            job.mpi, job.control.Iallgather(mine, everything), f"{what} ({self.here()})", job.world.timeout_s, keep=(mine, everything)
-        ).wait()
+        request = job.control.Iallgather(mine, everything)
+        MpiHandle(job.mpi, request, f"{what} ({self.here()})", job.world.timeout_s, keep=(mine, everything)).wait()
         others = [rank for rank in job.world.ranks if everything[8 * rank : 8 * rank + 8] != mine]
         number = next(job.numbers)
         if others:
@@ -411,11 +394,3 @@ class MpiBackend(MpiTransfers):
 
 for _name, _function in OBJECTS.items():
     setattr(MpiBackend, _name, _function)
-
-
-def _wait_or_abandon(handle: MpiHandle) -> None:
-    try:
-        handle.wait()
-    except RunTimeout:
-        handle.abandon()
-        raise

@@ -10,29 +10,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.distributed import GroupMember
 
 from ringsim.comm.backend import Backend, Membership
 from ringsim.comm.built import Handle, check_reduction, find_refusal, reduce_parts
-from ringsim.comm.collectives import (
-    Call,
-    Members,
-    check_batch,
-    check_dense,
-    describe,
-    for_receiving,
-    for_sending,
-    is_plain,
-    name_of_reduction,
-    to_index,
-)
+from ringsim.comm.collectives import Call, Members, check_dense, describe, for_receiving, for_sending, is_plain, name_of_reduction, to_index
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.state import get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
@@ -44,7 +31,6 @@ _YIELDS: Final = 200  # looks at a request with nothing but a step aside between
 _FIRST_SLEEP_S: Final = 20e-6
 _LAST_SLEEP_S: Final = 1e-3
 _MANY_UNDER_WAY: Final = 64  # from here on, each new operation looks for handles that nobody waits for
-_BATCH: Final = {"isend": OP_CODES["batch_isend"], "irecv": OP_CODES["batch_irecv"]}
 # The names of MPI's types and operations, which must not be looked up before MPI is wanted.
 _TYPES: Final = {
     torch.float32: "FLOAT",
@@ -128,16 +114,10 @@ class MpiHandle(Handle):
         under_way: dict[MpiHandle, None] | None = None,
     ) -> None:
         super().__init__((), finish, results)
-        self._mpi = mpi
-        self._request = request
-        self._what = what
-        self._timeout_s = timeout_s
-        self._keep = keep
-        self._size_bytes = size_bytes
-        self._ranks = ranks
-        self._under_way = under_way
-        if under_way is not None:
-            under_way[self] = None
+        self._mpi, self._request, self._what, self._timeout_s, self._keep = mpi, request, what, timeout_s, keep
+        self._size_bytes, self._ranks = size_bytes, ranks
+        self._under_way = {} if under_way is None else under_way
+        self._under_way[self] = None
         self._source = -1
         self._error: RingError | None = None
         self._over = False
@@ -207,24 +187,22 @@ class MpiHandle(Handle):
 
     def _test(self) -> bool:
         """Asks MPI, which also moves every other operation of this process on; takes over what is done."""
-        if not self._over:
-            with self._testing:
-                if not self._take_over():
-                    return False
+        with self._testing:
+            if not self._over and not self._take_over():
+                return False
         if self._error is not None:
             raise self._error
         return True
 
     def _take_over(self) -> bool:
         """Asks MPI, and brings the result to its place if it is there; returns whether the operation is over, well or not."""
-        if self._over:  # another thread was first
-            return True
         status = None if self._size_bytes is None else self._mpi.Status()
         try:
             if not self._request.Test(status):
                 return False
             if status is not None:
-                self._receive(status.Get_source(), status.Get_count(self._mpi.BYTE))
+                self._source = status.Get_source()
+                self._check_size(status.Get_count(self._mpi.BYTE))
         except self._mpi.Exception as error:
             self._error = self._explain(error)
             self._error.__cause__ = error
@@ -239,32 +217,26 @@ class MpiHandle(Handle):
         """Lets go of what the operation needed."""
         self._request = self._finish = self._keep = None
         self._over = True
-        if self._under_way is not None:
-            self._under_way.pop(self, None)
+        self._under_way.pop(self, None)
 
-    def _receive(self, source: int, size_bytes: int) -> None:
-        self._source = source
+    def _check_size(self, size_bytes: int) -> None:
         if size_bytes != self._size_bytes:
-            self._error = MessageMismatch(
-                f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} bytes for a message of {size_bytes} "
-                f"bytes from rank {self._ranks[source]}. Compare dtype and shape on both sides."
-            )
+            self._error = self._mismatch(f"a message of {size_bytes} bytes from rank {self._ranks[self._source]}")
+
+    def _mismatch(self, message: str) -> MessageMismatch:
+        return MessageMismatch(
+            f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} bytes for {message}. "
+            "Compare dtype and shape on both sides."
+        )
 
     def _explain(self, error: Any) -> RingError:
         if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
-            return MessageMismatch(
-                f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} bytes for a longer one. "
-                "Compare dtype and shape on both sides."
-            )
+            return self._mismatch("a longer one")
         return RingError(f"{self._what} must be carried by MPI, got its error {error}. See what the other ranks do.")
 
 
 def to_seconds(timeout: timedelta | float | None) -> float:
-    """Returns a limit in seconds, 0 where there is none.
-
-    Raises:
-        ArgumentError: it is no time, or negative.
-    """
+    """Returns a limit in seconds, 0 where there is none; raises ArgumentError where it is no time, or negative."""
     if timeout is None:
         return 0.0
     seconds: Any = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -274,11 +246,7 @@ def to_seconds(timeout: timedelta | float | None) -> float:
 
 
 class MpiRecords:
-    """Tells the recorder that is at work of operations on MPI.
-
-    Args:
-        library: the MPI library and its version, for the trace.
-    """
+    """Tells the recorder that is at work of operations on MPI; ``library`` is the MPI library and its version, for the trace."""
 
     def __init__(self, library: str) -> None:
         self._library = library
@@ -309,8 +277,7 @@ class MpiRecords:
             recorder.set_meta("backend", "mpi")
             recorder.set_meta("mpi_library", self._library)
         post = self._posts.get(op) or self._posts.setdefault(op, recorder.make_post(op))
-        payload = recorder.payload(*describe(list(tensors), copies))
-        slot = post(recorder.group(group.group_name, group.ranks), peer, tag, payload)
+        slot = post(recorder.group(group.group_name, group.ranks), peer, tag, recorder.payload(*describe(tensors, copies)))
         return None if slot is None else (recorder, slot)
 
 
@@ -361,11 +328,7 @@ class MpiTransfers(Membership, Backend):
     _job: Job | None = None
 
     def _working(self) -> Job:
-        """Returns the job.
-
-        Raises:
-            RingError: there is none.
-        """
+        """Returns the job; raises RingError where there is none."""
         if self._job is None:
             raise RingError(
                 "the mpi backend must be initialized before it is used, got a call before init_process_group or after "
@@ -373,83 +336,17 @@ class MpiTransfers(Membership, Backend):
             )
         return self._job
 
-    def _find(self, group: Any) -> MpiGroup | None:
-        """Returns a group given as torch's functions take it; None where this rank is outside.
+    def _everybody(self) -> MpiGroup:
+        return self._working().world
 
-        Raises:
-            RingError: the backend is not initialized, or the group was destroyed.
-            ArgumentError: it is no group of this backend.
-        """
-        job = self._working()
-        if group is None:
-            return job.world
-        if group is GroupMember.NON_GROUP_MEMBER:
-            return None
-        if not isinstance(group, MpiGroup):
-            raise ArgumentError(
-                f"group must be one of the mpi backend, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and call "
-                "ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
-            )
-        if group not in job.groups:
-            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
-        return group
-
-    def enter(self, op: str, group: Any) -> MpiGroup | None:
-        """Returns the group of an operation; outside of it warns, as torch does, and returns None."""
-        found = self._find(group)
-        if found is None:
-            rank = self._working().world.rank()
-            warnings.warn(f"{op} does nothing on rank {rank}, which is not in the group.", stacklevel=3)
-        return found
+    def _exists(self, group: Any) -> bool:
+        return group in self._working().groups
 
     def here(self) -> str:
         """Returns which rank this is, for errors."""
-        return self._working().world.here()
+        return self._everybody().here()
 
     # -- messages
-
-    def isend(
-        self, tensor: torch.Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
-    ) -> MpiHandle | None:
-        """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
-        return self.begin_send(tensor, dst, group, tag, group_dst)
-
-    def irecv(
-        self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
-    ) -> MpiHandle | None:
-        """Begins to receive, from anybody where no source is given; does not block."""
-        return self.begin_recv(tensor, src, group, tag, group_src)
-
-    def send(self, tensor: torch.Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-        """Sends; blocks until the tensor may change, which for a large one is when its receiver has posted."""
-        handle = self.begin_send(tensor, dst, group, tag, group_dst, OP_CODES["send"])
-        if handle is not None:
-            handle.wait()
-
-    def recv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-        """Receives; blocks. Returns the sender's global rank, -1 outside the group."""
-        handle = self.begin_recv(tensor, src, group, tag, group_src, OP_CODES["recv"])
-        if handle is None:
-            return -1
-        handle.wait()
-        return self.get_process_group_ranks(group)[handle.source_rank()]
-
-    def batch_isend_irecv(self, p2p_op_list: Sequence[Any]) -> list[MpiHandle]:
-        """Begins several messages; does not block. The order of sends against recvs does not matter.
-
-        Args:
-            p2p_op_list: ``P2POp`` of ``isend`` and ``irecv``, with one group.
-
-        Returns:
-            A handle for each.
-
-        Raises:
-            ArgumentError: the list is empty, or holds something else.
-        """
-        begin: dict[str, Callable[..., MpiHandle | None]] = {"isend": self.begin_send, "irecv": self.begin_recv}
-        calls = check_batch(p2p_op_list, self.here())
-        handles = [begin[name](each.tensor, each.peer, each.group, each.tag, None, _BATCH[name]) for name, each in calls]
-        return [handle for handle in handles if handle is not None]
 
     def begin_send(
         self,
@@ -464,14 +361,14 @@ class MpiTransfers(Membership, Backend):
         found = self.enter("isend", group)
         if found is None:
             return None
-        job, values = self._working(), found.check("tensor", tensor)
+        mpi, values = self._working().mpi, found.check("tensor", tensor)
         place, tag, plain = self._peer("dst", found, dst, group_dst), self._check_tag(tag), for_sending(values)
 
         def start() -> _Started:
-            return _Started(found.comm.Isend(_as_mpi(job.mpi, _as_bytes(plain)), place, tag), plain)
+            return _Started(found.comm.Isend(_as_mpi(mpi, _as_bytes(plain)), place, tag), plain)
 
         peer = found.ranks[place]
-        return self._begin(op, found, start, [values], peer=peer, tag=tag, what=f"isend to rank {peer}, tag {tag}")
+        return self._begin(op, found, start, [values], f"isend to rank {peer}, tag {tag}", peer, tag)
 
     def begin_recv(
         self,
@@ -482,21 +379,21 @@ class MpiTransfers(Membership, Backend):
         group_src: int | None = None,
         op: int = OP_CODES["irecv"],
     ) -> MpiHandle | None:
-        """Begins to receive; ``op`` is what it is recorded as."""
+        """Begins to receive, from anybody where no source is given; ``op`` is what it is recorded as."""
         found = self.enter("irecv", group)
         if found is None:
             return None
-        job, values, anybody = self._working(), found.check("tensor", tensor), src is None and group_src is None
-        place = job.mpi.ANY_SOURCE if anybody else self._peer("src", found, src, group_src)
+        mpi, values, anybody = self._working().mpi, found.check("tensor", tensor), src is None and group_src is None
+        place = mpi.ANY_SOURCE if anybody else self._peer("src", found, src, group_src)
         tag, stage = self._check_tag(tag), for_receiving(values)
 
         def start() -> _Started:
-            request = found.comm.Irecv(_as_mpi(job.mpi, _as_bytes(stage)), place, tag)
+            request = found.comm.Irecv(_as_mpi(mpi, _as_bytes(stage)), place, tag)
             return _Started(request, stage, None if stage is values else lambda: values.copy_(stage))
 
         peer = ANY_SOURCE if anybody else found.ranks[place]
         what = f"irecv from {'anybody' if anybody else f'rank {peer}'}, tag {tag}"
-        return self._begin(op, found, start, [values], peer=peer, tag=tag, what=what, size_bytes=_size_of(values))
+        return self._begin(op, found, start, [values], what, peer, tag, size_bytes=values.nbytes)
 
     def _peer(self, what: str, group: MpiGroup, global_rank: int | None, group_rank: int | None) -> int:
         place = group.place_of(what, global_rank, group_rank)
@@ -516,23 +413,15 @@ class MpiTransfers(Membership, Backend):
     def start(self, call: Call) -> MpiHandle:
         """Begins a collective."""
         group: Any = call.group
-        mpi, begin = self._working().mpi, _STARTERS[call.collective.family]
+        mpi, begin = self._working().mpi, _STARTERS.get(call.collective.family, _move)
         if call.op is not None:
             check_reduction(call.op)
-        if call.op is not None and (refusal := find_refusal(call.inputs[0].dtype, name_of_reduction(call.op))):
-            dtype = call.inputs[0].dtype
-            raise ArgumentError(f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the tensor, or choose another.")
-
-        def start() -> _Started:
-            started = begin(mpi, group.comm, call)
-            if call.bring is None:
-                return started
-            return started._replace(finish=lambda: (started.finish and started.finish(), call.bring and call.bring()))
-
-        peer = NONE if call.root == NONE else group.ranks[call.root]
-        return self._begin(
-            OP_CODES[call.recorded_name], group, start, call.carried, copies=call.copies, peer=peer, results=call.results, what=call.name
-        )
+            dtype = call.given[0].dtype
+            if refusal := find_refusal(dtype, name_of_reduction(call.op)):
+                raise ArgumentError(f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the tensor, or choose another.")
+        code, peer = OP_CODES[call.recorded_name], NONE if call.root == NONE else group.ranks[call.root]
+        carried, copies, results = call.carried, call.copies, call.results
+        return self._begin(code, group, lambda: begin(mpi, group.comm, call), carried, call.name, peer, copies=copies, results=results)
 
     def _begin(
         self,
@@ -540,32 +429,19 @@ class MpiTransfers(Membership, Backend):
         group: MpiGroup,
         start: Callable[[], _Started],
         tensors: Sequence[torch.Tensor],
-        *,
         what: str,
-        copies: int = 1,
-        peer: int = NONE,
+        peer: int,
         tag: int = NONE,
+        *,
+        copies: int = 1,
         size_bytes: int | None = None,
         results: Sequence[torch.Tensor] = (),
     ) -> MpiHandle:
-        """Begins an operation and writes it down.
-
-        Args:
-            op: its code.
-            group: where.
-            start: hands the operation to MPI.
-            tensors: what its size is computed from.
-            what: the operation in words, for errors.
-            copies: how many times the tensors count.
-            peer: the other side, or the root, a global rank.
-            tag: of a message.
-            size_bytes: of the tensor that a message is received into.
-            results: the tensors that hold the result.
-        """
+        """Begins an operation, which ``start`` hands to MPI, and writes it down; see ``MpiRecords.post`` and ``MpiHandle``."""
         job = self._working()
         begun = job.records.post(op, group, peer, tag, tensors, copies)
         try:
-            started = start()
+            request, keep, finish = start()
         except BaseException as error:
             if begun is not None:
                 begun[0].complete(begun[1], ERROR)
@@ -573,12 +449,9 @@ class MpiTransfers(Membership, Backend):
                 raise RingError(f"{what} must be carried by MPI, got its error {error} ({self.here()}).") from error
             raise
         handle = MpiHandle(
-            job.mpi,
-            started.request,
-            f"{what} ({group.here()})",
-            group.timeout_s,
-            keep=started.keep,
-            finish=started.finish,
+            *(job.mpi, request, f"{what} ({group.here()})", group.timeout_s),
+            keep=keep,
+            finish=finish,
             size_bytes=size_bytes,
             ranks=group.ranks,
             results=results,
@@ -595,105 +468,79 @@ class MpiTransfers(Membership, Backend):
 # -- how MPI begins each family of collectives: a request, and what is done when it has ended
 
 
+def _move(mpi: Any, comm: Any, call: Call) -> _Started:
+    """Begins what only moves data."""
+    count, given, (taken, finish) = call.group.size(), _flatten(call.inputs), _to_fill(call)
+    match call.collective.family:
+        case "all_gather":
+            request = comm.Iallgather(_as_mpi(mpi, given), _as_mpi(mpi, taken, count))
+        case "gather":
+            request = comm.Igather(_as_mpi(mpi, given), _as_mpi(mpi, taken, count) if call.outputs else None, call.root)
+        case "scatter":
+            request = comm.Iscatter(_as_mpi(mpi, given, count) if call.inputs else None, _as_mpi(mpi, taken), call.root)
+        case "all_to_all":
+            request = comm.Ialltoallv(_in_pieces(mpi, given, call.inputs), _in_pieces(mpi, taken, call.outputs))
+        case _:
+            request = comm.Ibarrier()
+    return _Started(request, (given, taken), finish)
+
+
 def _broadcast(mpi: Any, comm: Any, call: Call) -> _Started:
-    is_root = call.group.rank() == call.root
-    data = for_sending(call.inputs[0]) if is_root else for_receiving(call.outputs[0])
-    finish = None if is_root or data is call.outputs[0] else lambda: call.outputs[0].copy_(data)
+    tensor, is_root = call.taken[0], call.group.rank() == call.root
+    data = for_sending(tensor) if is_root else for_receiving(tensor)
+    finish = None if is_root or data is tensor else lambda: tensor.copy_(data)
     return _Started(comm.Ibcast(_as_mpi(mpi, _as_bytes(data)), call.root), data, finish)
 
 
-def _all_gather(mpi: Any, comm: Any, call: Call) -> _Started:
-    mine, (everything, finish) = _flatten(call.inputs), _to_fill(call)
-    return _Started(comm.Iallgather(_as_mpi(mpi, mine), _as_mpi(mpi, everything, call.group.size())), (mine, everything), finish)
-
-
-def _gather(mpi: Any, comm: Any, call: Call) -> _Started:
-    mine, (everything, finish) = _flatten(call.inputs), _to_fill(call)
-    receive = _as_mpi(mpi, everything, call.group.size()) if call.outputs else None
-    return _Started(comm.Igather(_as_mpi(mpi, mine), receive, call.root), (mine, everything), finish)
-
-
-def _scatter(mpi: Any, comm: Any, call: Call) -> _Started:
-    everything, (mine, finish) = _flatten(call.inputs), _to_fill(call)
-    send = _as_mpi(mpi, everything, call.group.size()) if call.inputs else None
-    return _Started(comm.Iscatter(send, _as_mpi(mpi, mine), call.root), (everything, mine), finish)
-
-
-def _all_to_all(mpi: Any, comm: Any, call: Call) -> _Started:
-    sent, (received, finish) = _flatten(call.inputs), _to_fill(call)
-    request = comm.Ialltoallv(_in_pieces(mpi, sent, call.inputs), _in_pieces(mpi, received, call.outputs))
-    return _Started(request, (sent, received), finish)
-
-
-def _barrier(mpi: Any, comm: Any, call: Call) -> _Started:
-    del mpi, call
-    return _Started(comm.Ibarrier())
-
-
 def _reduce(mpi: Any, comm: Any, call: Call) -> _Started:
-    """For all_reduce as well: the result is wanted on all ranks, or on the root."""
-    count, everywhere = call.group.size(), call.root == NONE
+    """Begins all_reduce, and reduce, whose result is wanted on the root only."""
+    everywhere = call.root == NONE
     wanted = everywhere or call.group.rank() == call.root
-    mine = torch.cat([for_sending(_real(tensor)).reshape(-1) for tensor in call.inputs])
-    total = torch.empty_like(mine) if wanted else None
-    numbers = _as_numbers(mpi, mine)
-    if numbers is not None:
-        receive, op = None if total is None else _as_numbers(mpi, total), getattr(mpi, _OPS[name_of_reduction(call.op)])
+    mine, outputs = _join_numbers(call.given), [_real(tensor) for tensor in call.taken] if wanted else []
+    if numbers := _as_numbers(mpi, mine):
+        rows = torch.empty((int(wanted), len(mine)), dtype=mine.dtype)
+        receive, op = _as_numbers(mpi, rows) if wanted else None, getattr(mpi, _OPS[name_of_reduction(call.op)])
         request = comm.Iallreduce(numbers, receive, op) if everywhere else comm.Ireduce(numbers, receive, op, call.root)
-        everything = None
     else:
-        everything = torch.empty((count if wanted else 0, *mine.shape), dtype=mine.dtype)
-        receive = _as_mpi(mpi, _as_bytes(everything), count) if wanted else None
-        send = _as_mpi(mpi, _as_bytes(mine))
+        rows = torch.empty((call.group.size() if wanted else 0, len(mine)), dtype=mine.dtype)
+        send, receive = _as_mpi(mpi, _as_bytes(mine)), _as_mpi(mpi, _as_bytes(rows), call.group.size()) if wanted else None
         request = comm.Iallgather(send, receive) if everywhere else comm.Igather(send, receive, call.root)
-
-    def finish() -> None:
-        if total is not None:
-            result = _complete_reduction(call, total, everything)
-            for output, piece in zip(call.outputs, result.split([_real(tensor).numel() for tensor in call.outputs]), strict=True):
-                _real(output).copy_(piece.view_as(_real(output)))
-
-    return _Started(request, (mine, total, everything), finish)
+    return _Started(request, (mine, rows), lambda: _complete_reduction(call, rows, outputs))
 
 
 def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> _Started:
-    counts, size = [_real(each).numel() for each in call.inputs], call.group.size()
-    flat = torch.cat([for_sending(_real(each)).reshape(-1) for each in call.inputs])
-    part = torch.empty(counts[call.group.rank()], dtype=flat.dtype)
-    numbers = _as_numbers(mpi, flat)
-    if numbers is not None:
-        everything = None
-        request = comm.Ireduce_scatter(numbers, _as_numbers(mpi, part), counts, getattr(mpi, _OPS[name_of_reduction(call.op)]))
+    parts, output = [_real(each) for each in call.inputs], _real(call.outputs[0])
+    mine, counts = _join_numbers(parts), [part.numel() for part in parts]
+    if numbers := _as_numbers(mpi, mine):
+        rows = torch.empty((1, output.numel()), dtype=mine.dtype)
+        request = comm.Ireduce_scatter(numbers, _as_numbers(mpi, rows), counts, getattr(mpi, _OPS[name_of_reduction(call.op)]))
     else:
-        everything = torch.empty((size, len(part)), dtype=flat.dtype)
-        send = _in_pieces(mpi, _as_bytes(flat), [_real(each) for each in call.inputs])
-        request = comm.Ialltoallv(send, _as_mpi(mpi, _as_bytes(everything), size))
-
-    def finish() -> None:
-        output = _real(call.outputs[0])
-        output.copy_(_complete_reduction(call, part, everything).view_as(output))
-
-    return _Started(request, (flat, part, everything, counts), finish)
+        rows = torch.empty((call.group.size(), output.numel()), dtype=mine.dtype)
+        request = comm.Ialltoallv(_in_pieces(mpi, _as_bytes(mine), parts), _as_mpi(mpi, _as_bytes(rows), len(rows)))
+    return _Started(request, (mine, rows, counts), lambda: _complete_reduction(call, rows, [output]))
 
 
-_STARTERS: Final[dict[str, Callable[[Any, Any, Call], _Started]]] = {
+def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Fills the outputs from a total that MPI has made, one row, or from the parts of all ranks, which torch reduces."""
+    if not outputs:
+        return
+    if rows.dtype not in _TYPES:
+        total = reduce_parts(list(rows), call.op)
+    else:
+        total = rows[0].div_(call.group.size()) if name_of_reduction(call.op) == "AVG" else rows[0]
+    for output, piece in zip(outputs, total.split([output.numel() for output in outputs]), strict=True):
+        output.copy_(piece.view_as(output))
+
+
+_STARTERS: Final[dict[str, Callable[[Any, Any, Call], _Started]]] = {  # by family; `_move` begins the others
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_reduce": _reduce,
-    "all_gather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "barrier": _barrier,
 }
 
 
-def _complete_reduction(call: Call, total: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
-    """Returns what was asked for, from a sum that MPI has made in ``total``, or from the parts of all ranks."""
-    if everything is not None:
-        return reduce_parts(list(everything), call.op)
-    return total.div_(call.group.size()) if name_of_reduction(call.op) == "AVG" else total
+# -- tensors as MPI takes them
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -701,16 +548,14 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-# -- tensors as MPI takes them
+def _join_numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns a copy of the numbers in several tensors, one after the other."""
+    return torch.cat([for_sending(_real(tensor)).reshape(-1) for tensor in tensors])
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a plain tensor, shape (bytes), sharing its memory."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _size_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
@@ -720,7 +565,7 @@ def _as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
 
 def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Sequence[torch.Tensor]) -> list[Any]:
     """Returns bytes as MPI takes them in pieces of different sizes, one for each rank."""
-    sizes = [_size_of(piece) for piece in pieces]
+    sizes = [piece.nbytes for piece in pieces]
     offsets = [sum(sizes[:place]) for place in range(len(sizes))]
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), (sizes, offsets), mpi.BYTE]
 
@@ -729,7 +574,7 @@ def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
     """Returns a plain tensor as MPI takes it to reduce it, None where it cannot."""
     if tensor.dtype not in _TYPES:
         return None
-    return [mpi.buffer.fromaddress(tensor.data_ptr(), _size_of(tensor)), tensor.numel(), getattr(mpi, _TYPES[tensor.dtype])]
+    return [mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.numel(), getattr(mpi, _TYPES[tensor.dtype])]
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -763,7 +608,7 @@ def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
     joined = _joined(outputs) if outputs and not aliased else None
     if joined is not None:
         return joined, None
-    sizes = [_size_of(tensor) for tensor in outputs]
+    sizes = [tensor.nbytes for tensor in outputs]
     flat = torch.empty(sum(sizes), dtype=torch.uint8)
 
     def bring() -> None:

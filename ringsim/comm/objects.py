@@ -10,38 +10,20 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ringsim.comm.backend import Backend
-from ringsim.comm.built import BUILT, find_own
+from ringsim.comm.built import BUILT, find_own, source_of
 from ringsim.comm.collectives import Members, check_list, root_of
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["OBJECTS", "pack", "unpack"]
+__all__ = ["OBJECTS"]
 
 _SEND, _RECV = OP_CODES["send_object_list"], OP_CODES["recv_object_list"]
-
-
-def pack(value: Any, weights_only: bool) -> bytes:
-    """Returns an object as bytes: pickled, or with ``weights_only`` as ``torch.save`` writes it."""
-    if not weights_only:
-        return pickle.dumps(value)
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def unpack(packed: bytes, weights_only: bool) -> Any:
-    """Returns the object that ``pack`` packed.
-
-    Example:
-        >>> unpack(pack({"step": 3}, weights_only=False), weights_only=False)
-        {'step': 3}
-    """
-    return torch.load(io.BytesIO(packed), weights_only=True) if weights_only else pickle.loads(packed)
 
 
 class _Carrier:
@@ -50,18 +32,18 @@ class _Carrier:
     Args:
         backend: carries the tensors.
         group: as the caller gave it.
-        device: where tensors are made, None for the CPU.
-        weights_only: how objects are packed.
+        device: where tensors are made, None for the CPU whatever the default device is: objects have data.
+        weights_only: whether objects are packed by ``torch.save``, not pickled.
     """
 
     def __init__(self, backend: Backend, group: Any, device: Any, weights_only: bool) -> None:
         self._backend, self._group, self._weights_only = backend, group, weights_only
-        self._device = torch.device("cpu" if device is None else device)  # whatever the default device is: objects have data
+        self._device = torch.device("cpu" if device is None else device)
 
-    def run(self, op: str, *args: Any) -> Any:
+    def run(self, op: str, *args: Any) -> None:
         """Runs an operation on tensors; the group comes last."""
-        function = find_own(self._backend, op)
-        return (function or (lambda *rest: BUILT[op](self._backend, *rest)))(*args, self._group)
+        function = find_own(self._backend, op) or partial(BUILT[op], self._backend)
+        function(*args, self._group)
 
     def empty(self, count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Returns a tensor to be filled."""
@@ -73,7 +55,14 @@ class _Carrier:
 
     def pack(self, value: Any) -> torch.Tensor:
         """Returns an object as a tensor of bytes."""
-        return torch.frombuffer(bytearray(pack(value, self._weights_only)), dtype=torch.uint8).to(self._device)
+        file = io.BytesIO()
+        torch.save(value, file) if self._weights_only else pickle.dump(value, file)
+        return torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(self._device, copy=True)
+
+    def unpack(self, data: torch.Tensor, length: int) -> Any:
+        """Returns the object in the first ``length`` bytes of a tensor."""
+        packed = io.BytesIO(data[:length].cpu().numpy().tobytes())
+        return torch.load(packed, weights_only=True) if self._weights_only else pickle.load(packed)
 
     def pack_all(self, values: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the lengths of packed objects, shape (objects), and their bytes one after the other."""
@@ -82,29 +71,27 @@ class _Carrier:
         packed = [self.pack(each) for each in values]
         return self.lengths(*map(len, packed)), torch.cat(packed)
 
-    def unpack(self, data: torch.Tensor, length: int) -> Any:
-        """Returns the object in the first ``length`` bytes of a tensor."""
-        return unpack(data[:length].cpu().numpy().tobytes(), self._weights_only)
-
-    def unpack_all(self, data: torch.Tensor, lengths: torch.Tensor) -> list[Any]:
-        """Returns the objects whose bytes lie one after the other."""
-        return [self.unpack(piece, len(piece)) for piece in data.split(lengths.tolist())]
-
-    def share_lengths(self, data: torch.Tensor, count: int) -> list[int]:
-        """Tells all ranks how many bytes each has, and returns that."""
-        lengths = self.empty(count, torch.int64)
-        self.run("all_gather", list(lengths.split(1)), self.lengths(len(data)))
-        return [int(length) for length in lengths]
+    def receive_all(self, values: list[Any], receive: Callable[[torch.Tensor], Any]) -> None:
+        """Fills a list with objects: first their lengths are received, then their bytes."""
+        lengths = self.empty(len(values), torch.int64)
+        receive(lengths)
+        data = self.empty(int(lengths.sum()))
+        receive(data)
+        values[:] = [self.unpack(piece, len(piece)) for piece in data.split(lengths.tolist())]
 
     def pad(self, data: torch.Tensor, length: int) -> torch.Tensor:
         """Returns bytes with zeros behind them."""
-        padded = torch.zeros(length, dtype=torch.uint8, device=self._device)
-        padded[: len(data)] = data
-        return padded
+        return torch.nn.functional.pad(data, (0, length - len(data)))
 
-    def places(self, count: int, length: int) -> list[torch.Tensor]:
-        """Returns a tensor to be filled for each rank."""
-        return [self.empty(length) for _ in range(count)]
+    def collect(self, value: Any, size: int, target: list[Any] | None, gather: Callable[[torch.Tensor, Any], None]) -> None:
+        """Fills ``target`` with everybody's object, by rank; ``gather`` brings the bytes of all where there is one."""
+        data, lengths = self.pack(value), self.empty(size, torch.int64)
+        self.run("all_gather", list(lengths.split(1)), self.lengths(len(data)))
+        longest = int(lengths.max())
+        parts = None if target is None else [self.empty(longest) for _ in range(size)]
+        gather(self.pad(data, longest), parts)
+        if target is not None and parts is not None:
+            target[:] = map(self.unpack, parts, lengths.tolist())
 
 
 def send_object_list(
@@ -121,12 +108,9 @@ def send_object_list(
     del use_batch
     if backend.enter("send_object_list", group) is None:
         return
+    begin: Any = partial(backend.begin_send, op=_SEND) if hasattr(backend, "begin_send") else backend.isend  # recorded as what it is
     for tensor in _Carrier(backend, group, device, weights_only).pack_all(object_list):
-        begin: Any = getattr(backend, "begin_send", None)  # so that it is recorded as what it is
-        if begin is not None:
-            begin(tensor, dst, group, 0, group_dst, _SEND).wait()
-        else:
-            backend.isend(tensor, dst, group, 0, group_dst).wait()
+        begin(tensor, dst, group, 0, group_dst).wait()
 
 
 def recv_object_list(
@@ -148,21 +132,17 @@ def recv_object_list(
     members = backend.enter("recv_object_list", group)
     if members is None:
         return -1
-    carrier = _Carrier(backend, group, device, weights_only)
-    lengths = carrier.empty(len(object_list), torch.int64)
-    source = _receive(backend, lengths, src, group, group_src)
-    data = carrier.empty(int(lengths.sum()))
-    _receive(backend, data, None, group, source)
-    object_list[:] = carrier.unpack_all(data, lengths)
-    return members.ranks[source]
+    begin: Any = partial(backend.begin_recv, op=_RECV) if hasattr(backend, "begin_recv") else backend.irecv
+    source: tuple[int | None, int | None] = src, group_src
 
+    def receive(tensor: torch.Tensor) -> None:
+        nonlocal source
+        handle = begin(tensor, source[0], group, 0, source[1])
+        handle.wait()
+        source = None, source_of(handle)  # the bytes come from whom the lengths came from
 
-def _receive(backend: Backend, tensor: torch.Tensor, src: int | None, group: Any, group_src: int | None) -> int:
-    """Receives a tensor; returns the sender's rank in the group."""
-    begin: Any = getattr(backend, "begin_recv", None)
-    handle = backend.irecv(tensor, src, group, 0, group_src) if begin is None else begin(tensor, src, group, 0, group_src, _RECV)
-    handle.wait()
-    return int(handle._source_rank() if hasattr(handle, "_source_rank") else handle.source_rank())
+    _Carrier(backend, group, device, weights_only).receive_all(object_list, receive)
+    return members.ranks[source[1] or 0]
 
 
 def broadcast_object_list(
@@ -183,12 +163,8 @@ def broadcast_object_list(
     if is_root:
         for tensor in carrier.pack_all(object_list):
             carrier.run("broadcast", tensor, root)
-        return
-    lengths = carrier.empty(len(object_list), torch.int64)
-    carrier.run("broadcast", lengths, root)
-    data = carrier.empty(int(lengths.sum()))
-    carrier.run("broadcast", data, root)
-    object_list[:] = carrier.unpack_all(data, lengths)
+    else:
+        carrier.receive_all(object_list, lambda tensor: carrier.run("broadcast", tensor, root))
 
 
 def all_gather_object(backend: Backend, object_list: list[Any], obj: Any, group: Any = None, weights_only: bool = False) -> None:
@@ -198,11 +174,7 @@ def all_gather_object(backend: Backend, object_list: list[Any], obj: Any, group:
         return
     check_list(members, "object_list", object_list, members.size())
     carrier = _Carrier(backend, group, None, weights_only)
-    data = carrier.pack(obj)
-    lengths = carrier.share_lengths(data, members.size())
-    parts = carrier.places(members.size(), max(lengths))
-    carrier.run("all_gather", parts, carrier.pad(data, max(lengths)))
-    object_list[:] = map(carrier.unpack, parts, lengths)
+    carrier.collect(obj, members.size(), object_list, lambda data, parts: carrier.run("all_gather", parts, data))
 
 
 def gather_object(
@@ -221,13 +193,8 @@ def gather_object(
     root, is_root = _find_root(members, "dst", dst, group_dst)
     if is_root:
         check_list(members, "object_gather_list", object_gather_list, members.size())
-    carrier = _Carrier(backend, group, None, weights_only)
-    data = carrier.pack(obj)
-    lengths = carrier.share_lengths(data, members.size())
-    parts = carrier.places(members.size(), max(lengths)) if is_root else None
-    carrier.run("gather", carrier.pad(data, max(lengths)), parts, root)
-    if parts is not None and object_gather_list is not None:
-        object_gather_list[:] = map(carrier.unpack, parts, lengths)
+    carrier, target = _Carrier(backend, group, None, weights_only), object_gather_list if is_root else None
+    carrier.collect(obj, members.size(), target, lambda data, parts: carrier.run("gather", data, parts, root))
 
 
 def scatter_object_list(
@@ -271,12 +238,5 @@ def _find_root(members: Members, what: str, global_rank: Any, group_rank: Any) -
 
 OBJECTS: Final[dict[str, Callable[..., Any]]] = {
     function.__name__: function
-    for function in (
-        all_gather_object,
-        broadcast_object_list,
-        gather_object,
-        recv_object_list,
-        scatter_object_list,
-        send_object_list,
-    )
+    for function in (all_gather_object, broadcast_object_list, gather_object, recv_object_list, scatter_object_list, send_object_list)
 }

@@ -34,8 +34,8 @@ from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
+from ringsim.comm.torch_private import default_store
 from ringsim.diagnose.failure import clear_verdict, describe_unfinished, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
 from ringsim.launch.watcher import (
@@ -54,7 +54,6 @@ from ringsim.launch.watcher import (
     look_at,
     shut_connections,
 )
-from ringsim.ring.groups import default_store
 from ringsim.state import get_state
 
 __all__ = ["JoinedWatch"]
@@ -285,7 +284,9 @@ class StoreBoard:
     """
 
     def __init__(self, rank: int) -> None:
-        store = distributed_c10d._get_default_store()
+        store = default_store()
+        if store is None:
+            raise RingError("this version of torch must tell its default store, got none. Use a version that ringsim was tested with.")
         entered = store.add(f"ringsim/recording/entered/{rank}", 1)
         self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ringsim import provenance
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, Interrupted, RingError
 from ringsim.launch.api import make_kind
-from ringsim.launch.job import pack_call
+from ringsim.launch.job import Kind, pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
 from ringsim.links.plan import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN, Block, Plan, Samples, make_plan, make_rows, samples_of
@@ -24,8 +25,6 @@ from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
-
-__all__ = ["bandwidth"]
 
 STEADY_RULE = (
     f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms on; "
@@ -48,19 +47,17 @@ def bandwidth(
 ) -> Bandwidths:
     """Measures what the links of a ring give: latency and bandwidth against message size, and the line through them.
 
-    From a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does. In ranks that already run (torchrun, or a
-    worker of ``ringsim.trace``) every rank calls it with the same arguments, blocks until all have measured, and gets the same table.
+    In a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does; Ctrl-C then ends the measurement, and the table has
+    what was measured so far. In ranks that already run (torchrun, or a worker of ``ringsim.trace``) every rank calls it with the same
+    arguments, blocks until all have measured, and gets the same table.
 
-    The times come from the record, where each step (a round trip, say) is a span; ``ringsim.traces.bandwidths`` says what the time of
-    each pattern is. Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within
-    2.5 % of it on either side, after at least 10 repetitions and 30 ms. It ends early when its share of ``limit_s`` is used up, after at
-    least 3 repetitions; if no time is left, larger sizes are left out, and the table says so. Edges are measured one after the other,
-    except for "shift" and "all_reduce".
+    Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within 2.5 % of it on
+    either side, after at least 10 repetitions and 30 ms. It ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If
+    no time is left, larger sizes are left out, and the table says so. Edges take turns, except with "shift" and "all_reduce". The times
+    come from the record, where each step (a round trip, say) is a span.
 
-    With ``link`` or ``topology`` it measures those on a virtual clock: simulated ranks run the same steps, one of each size, and no process
-    is started. In a worker of ``ringsim.simulate`` it measures the links of that run. ``ceilings`` and the limits are ignored there.
-
-    In ranks that it started itself, Ctrl-C ends the measurement, and the table has the results so far.
+    With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run the same steps on a virtual clock, one of
+    each size; ``ceilings`` and the limits are ignored.
 
     Args:
         world_size: number of ranks; None for 2, or for all ranks that already run.
@@ -80,16 +77,14 @@ def bandwidth(
 
     Raises:
         ArgumentError: an argument is wrong, there are fewer GPUs than ranks, or the sizes need too much memory.
-        RankFailed: a rank raised or died.
-        Interrupted: Ctrl-C came before anything was measured.
+        RankFailed, Interrupted: as in ``ringsim.trace``, if nothing was measured.
 
     Example:
         >>> import ringsim
-        >>> table = ringsim.bandwidth(sizes=[1024, 65536], edge=(0, 1), limit_s=2)
+        >>> table = ringsim.bandwidth(sizes=[1024, 65536], edge=(0, 1), limit_s=20)
         >>> sorted(set(table.columns["backend"].tolist()))
         ['gloo', 'memcpy', 'tcp']
-        >>> link = table.fits["pingpong", "gloo", 0, 1]
-        >>> link.alpha_s > 0
+        >>> table.fits["pingpong", "gloo", 0, 1].alpha_s > 0
         True
         >>> table = ringsim.bandwidth(sizes=[1024, 65536], link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-10))
         >>> print(f"{table.fits['pingpong', 'link', 0, 1].alpha_s:.3g}")
@@ -97,42 +92,46 @@ def bandwidth(
     """
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
-    backend = "nccl" if comm_device == "gpu" else "gloo"
-
-    def make(ranks: Sequence[int], backend: str = backend, *, ceilings: bool = ceilings) -> Plan:
-        return make_plan(ranks, sizes, pattern, backend, edge=edge, ceilings=ceilings, limit_s=limit_s, timeout_s=timeout_s)
-
+    more: dict[str, Any] = {"edge": edge, "limit_s": limit_s, "timeout_s": timeout_s}
     if link is not None or topology is not None or get_state().clock is not None:
-        from ringsim.links.joined import LINK, measure_simulated  # needs torch, as below
+        from ringsim.links.joined import LINK, measure_simulated  # needs torch
 
-        return measure_simulated(world_size, comm_device, link, topology, lambda ranks: make(ranks, LINK, ceilings=False))
-    load = [_load()]
+        make = functools.partial(make_plan, sizes=sizes, pattern=pattern, backend=LINK, ceilings=False, **more)
+        return measure_simulated(world_size, comm_device, link, topology, make)
+    backend = "nccl" if comm_device == "gpu" else "gloo"
+    make = functools.partial(make_plan, sizes=sizes, pattern=pattern, backend=backend, ceilings=ceilings, **more)
+    return _measure_links(world_size, comm_device, timeout_s, make)
+
+
+def _measure_links(world_size: int | None, comm_device: str, timeout_s: float, make: Callable[[Sequence[int]], Plan]) -> Bandwidths:
+    """Measures in the ranks that already run, or in ranks of its own."""
+    load = _load()
+    notes: list[str] = []
     if _ranks_run_already():
-        from ringsim.links.joined import measure_here  # needs torch, as below
+        from ringsim.links.joined import measure_here  # needs torch
 
         ring, plan, samples, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
         ranks = list(ring.ranks)
-        notes: list[str] = []
     else:
-        count = 2 if world_size is None else world_size
-        kind = make_kind(count, comm_device, timeout_s, ring=True)
-        if comm_device == "gpu":
-            from ringsim.links.worker import check_gpus
-
-            check_gpus(count)
-        ranks = list(range(count))
-        plan = make(ranks)
-        _check_memory(plan, count)
-        samples, results, notes = _launch(plan, kind)
+        kind = make_kind(2 if world_size is None else world_size, comm_device, timeout_s, ring=True)
+        ranks = list(range(kind.world_size))
+        plan, samples, results, notes = _launch(kind, make)
     _take_gpu_times(samples, results)
     metadata = {
-        **_about(plan, results, backend),
+        "source": "measured",
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "backend": "nccl" if comm_device == "gpu" else "gloo",
+        "interface": results[0].get("interface") if results else None,
+        "limit_s": plan.limit_s,
+        "steady": STEADY_RULE,
         **_gpus(ranks, results),
         "world_size": len(ranks),
         "comm_device": comm_device,
-        "load": [*load, _load()],
+        "load": [load, _load()],
         "interrupted": bool(notes),
-        "notes": notes + _what_is_missing(plan, samples, results, interrupted=bool(notes)) + _who_else_ran(load[0]),
+        "notes": notes + _what_is_missing(plan, samples, results, interrupted=bool(notes)) + _who_else_ran(load),
     }
     return make_bandwidths(make_rows(samples, ranks), metadata)
 
@@ -158,8 +157,14 @@ def _ranks_run_already() -> bool:
         return False
 
 
-def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
+def _launch(kind: Kind, make: Callable[[Sequence[int]], Plan]) -> tuple[Plan, Samples, list[Any], list[str]]:
     """Starts ranks and measures in them; keeps what was measured before Ctrl-C."""
+    if kind.comm_device == "gpu":
+        from ringsim.links.worker import check_gpus  # needs torch
+
+        check_gpus(kind.world_size)
+    plan = make(range(kind.world_size))
+    _check_memory(plan, kind.world_size)
     job = pack_call(_measure, (plan,), {}, seed=0)
     options = RunOptions(limit_s=2 * plan.limit_s + 4 * plan.timeout_s, doing=lambda directory: _doing(directory, len(plan.blocks)))
     try:
@@ -168,8 +173,8 @@ def _launch(plan: Plan, kind: Any) -> tuple[Samples, list[Any], list[str]]:
         samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
         if not samples:
             raise
-        return samples, [], ["interrupted: only what had been measured by then is here."]
-    return samples_of(trace.events), trace.results, []
+        return plan, samples, [], ["interrupted: only what had been measured by then is here."]
+    return plan, samples_of(trace.events), trace.results, []
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
@@ -199,20 +204,6 @@ def _take_gpu_times(samples: Samples, results: Sequence[Any]) -> None:
             assert block is not None
             timed.setdefault(block, {})[rank] = np.array(times_ns)
     samples.update(timed)
-
-
-def _about(plan: Plan, results: Sequence[Any], backend: str) -> dict[str, Any]:
-    first = results[0] if results else {}
-    return {
-        "source": "measured",
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "machine": provenance.machine(),
-        "versions": provenance.versions(),
-        "backend": backend,
-        "interface": first.get("interface"),
-        "limit_s": plan.limit_s,
-        "steady": STEADY_RULE,
-    }
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:

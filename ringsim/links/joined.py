@@ -29,13 +29,11 @@ from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.parts import read_parts
 
-__all__ = ["LINK", "check_ring", "measure_here", "measure_simulated"]
-
 
 def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]) -> tuple[Ring, Plan, Samples, list[Any]]:
     """Measures in ranks that already run; if they are in no ring, joins them in one and takes it down again.
 
-    Collective: every rank calls it, with the same arguments, and is blocked until all have measured.
+    Collective: every rank calls it with the same arguments, and is blocked until all have measured.
 
     Args:
         world_size: number of ranks that the caller expects, None for any.
@@ -44,9 +42,6 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
 
     Returns:
         The ring, the plan, the times of all ranks, and what ``measure`` returned on each; the same on every rank.
-
-    Raises:
-        ArgumentError: the number of ranks or the device differs, or the ring does not have all ranks.
     """
     joined = get_state().ring is None
     if joined:
@@ -77,16 +72,7 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
 
 
 def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
-    """Checks that the existing ring is the requested one.
-
-    Args:
-        ring: this rank's ring.
-        world_size: how many ranks the caller expects, None for as many as there are.
-        comm_device: "cpu" or "gpu".
-
-    Raises:
-        ArgumentError: it differs, or does not have all ranks.
-    """
+    """Checks that the existing ring has all ranks, and is the one that the caller of ``bandwidth`` expects."""
     where = f"(rank {ring.rank} of {ring.world_size})"
     if world_size not in (None, ring.world_size):
         raise ArgumentError(f"world_size must be {ring.world_size} or left out in ranks that run already, got {world_size!r} {where}.")
@@ -109,21 +95,8 @@ def measure_simulated(
 ) -> Bandwidths:
     """Measures links on a virtual clock: the given ones, or in simulated ranks those of their run.
 
-    In simulated ranks it is collective: every rank calls it with the same arguments, and is blocked until all have measured.
-
-    Args:
-        world_size: number of ranks; None for 2, or as many as there are.
-        comm_device: "cpu".
-        link: as for ``ringsim.simulate``.
-        topology: as for ``ringsim.simulate``.
-        make: makes the plan, given the ring's ranks; its limits do not count.
-
-    Returns:
-        The table, the same in each run and on every rank; its rows are "simulated".
-
-    Raises:
-        ArgumentError: an argument breaks its rule.
-        RingError: a simulated rank passed links.
+    In simulated ranks it is collective: every rank calls it with the same arguments, and is blocked until all have measured. ``make`` makes
+    the plan, given the ring's ranks. The table is the same in each run and on every rank; its rows are "simulated".
     """
     if link is None and topology is None:
         ring = current_ring()

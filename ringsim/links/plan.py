@@ -12,6 +12,7 @@ The operations themselves are not recorded meanwhile, on any rank: recording the
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
@@ -26,22 +27,6 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.bandwidths import CEILINGS
 from ringsim.traces.collectives import bus_factor
 from ringsim.traces.events import NONE, Events
-
-__all__ = [
-    "PATTERNS",
-    "SIZES",
-    "STREAM",
-    "Block",
-    "Plan",
-    "combine",
-    "is_steady",
-    "make_plan",
-    "make_rows",
-    "parts_of",
-    "samples_of",
-    "step_ns",
-    "timed_ranks",
-]
 
 PATTERNS: Final = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
 SIZES: Final = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
@@ -75,13 +60,7 @@ class Block(NamedTuple):
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block of a label, None if the label is not a block's.
-
-        Example:
-            >>> block = Block("gloo", "pingpong", 0, 1, 4096)
-            >>> Block.from_label(block.label) == block, Block.from_label("bandwidth of a b c d")
-            (True, None)
-        """
+        """Returns the block of a label, None if the label is not a block's."""
         found = _LABEL.fullmatch(label)
         return cls(found[1], found[2], int(found[3]), int(found[4]), int(found[5])) if found else None
 
@@ -117,20 +96,7 @@ def make_plan(
     limit_s: Any = 60.0,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Checks the arguments and makes the plan.
-
-    Args:
-        ranks: the ring's global ranks, in order.
-        sizes: sizes in bytes; None for ``SIZES``.
-        pattern: one of ``PATTERNS``, or several.
-        backend: "gloo" or "nccl".
-        edge: (src, dst), an edge of the ring; None for all.
-        ceilings: whether to measure a memory copy and, on Gloo, TCP over loopback too.
-        limit_s: see ``Plan``.
-        timeout_s: see ``Plan``.
-
-    Returns:
-        The plan.
+    """Checks the arguments of ``ringsim.bandwidth`` and makes the plan for the ring of ``ranks``.
 
     Raises:
         ArgumentError: an argument breaks its rule.
@@ -179,7 +145,7 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
 
 def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
     """Returns the edges of a ring, or the one that is asked for."""
-    edges = [(rank, ranks[(place + 1) % len(ranks)]) for place, rank in enumerate(ranks)] if len(ranks) > 1 else []
+    edges = list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
     if edge is None:
         return edges
     chosen = tuple(edge) if isinstance(edge, tuple | list) else None
@@ -197,12 +163,7 @@ STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks that record the steps of a block; the first of them leads.
-
-    Args:
-        block: the block.
-        ranks: all ranks of the ring, in order.
-    """
+    """Returns the ranks of a ring that record the steps of a block; the first of them leads."""
     if block.pattern == "copy":
         return [ranks[0]]
     if block.src < 0:
@@ -211,15 +172,7 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns the times of a message from the steps of a block on one rank.
-
-    Args:
-        block: the block.
-        post_ns: when each step began; shape (n,).
-        done_ns: when it ended, -1 if it was cut off; shape (n,).
-
-    Returns:
-        ns of each complete step, float64, divided by ``parts_of(block)``.
+    """Returns the times of a message, in ns, from the steps of a block on one rank; steps that were cut off are left out.
 
     Example:
         >>> step_ns(Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100, 200]), np.array([80, 180, -1]))
@@ -231,20 +184,12 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns the number of messages that follow each other in a step: its time is divided by it.
-
-    Example:
-        >>> parts_of(Block("gloo", "pingpong", 0, 1, 8)), parts_of(Block("gloo", "exchange", 0, 1, 8))
-        (2, 1)
-    """
+    """Returns how many messages follow each other in a step: its time is divided by that."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
 def combine(by_rank: list[Floats]) -> Floats:
-    """Returns the time of each step: that of the slowest of the timed ranks.
-
-    Args:
-        by_rank: ``step_ns`` of each timed rank; steps that one of them lacks are left out.
+    """Returns the time of each step: that of the slowest rank, of the steps that all have.
 
     Example:
         >>> combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])])
@@ -257,9 +202,6 @@ def combine(by_rank: list[Floats]) -> Floats:
 
 def is_steady(samples: Floats) -> bool:
     """Tells whether more repetitions would hardly change the median: from 10 on, when its 95 % interval is within 2.5 % on either side.
-
-    Args:
-        samples: the times so far; shape (n,).
 
     Example:
         >>> is_steady(np.full(10, 5.0)), is_steady(np.full(9, 5.0)), is_steady(np.arange(1.0, 20.0))
@@ -282,11 +224,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Finds the measured steps in a record: by block and rank, the time of each in ns.
-
-    Args:
-        events: of a run of ``ringsim.links.worker.measure``; other events are ignored.
-    """
+    """Finds the measured steps in a record: by block and rank, the time of each in ns."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -300,22 +238,12 @@ def samples_of(events: Events) -> Samples:
 
 
 def make_rows(samples: Samples, ranks: Sequence[int], *, kind: str = "measured") -> list[dict[str, Any]]:
-    """Turns the times of steps into rows, series by series, ceilings last; a block needs times from all its timed ranks.
-
-    Args:
-        samples: as ``samples_of`` gives them.
-        ranks: the ring's global ranks, in order.
-        kind: "measured" or "simulated".
-
-    Returns:
-        Rows, as ``ringsim.traces.bandwidths.make_bandwidths`` takes them.
-    """
+    """Turns the times of steps into rows for ``make_bandwidths``, ceilings last; a block needs times from all its timed ranks."""
     rows = []
     for block in sorted(samples, key=_place):
         by_rank = samples[block]
         if block.pattern == "shift":  # each rank times the edge on which it receives
-            edges = [(src, ranks[(place + 1) % len(ranks)]) for place, src in enumerate(ranks)]
-            told = [(src, dst) for src, dst in edges if len(by_rank.get(dst, ()))]
+            told = [(src, dst) for src, dst in _edges(ranks, None) if len(by_rank.get(dst, ()))]
             rows += [_row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind) for src, dst in told]
             continue
         tellers = timed_ranks(block, ranks)

@@ -33,21 +33,11 @@ from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Loopback", "check_gpus", "group_of", "make_copy", "make_step", "measure", "paths_between", "place_of", "time_steps"]
-
 Step = Callable[[], None]
 
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
-    """Returns the pair group of a block's edge.
-
-    Args:
-        block: a block with an edge that this rank is at an end of.
-        ring: this rank's ring.
-
-    Raises:
-        RingError: this rank is not at an end of it.
-    """
+    """Returns the pair group of a block's edge, which this rank must be at an end of."""
     group = ring.succ_group if ring.rank == block.src else ring.pred_group if ring.rank == block.dst else None
     if group is None:
         raise RingError(f"a rank must be at an end of the edge that it measures, got {block.src}->{block.dst} (rank {ring.rank}).")
@@ -118,13 +108,7 @@ _WORD_BYTES: Final = 16
 
 
 def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
-    """Returns the function that does one step of "memcpy": ``block.copies`` copies within one memory, on a CPU by one thread.
-
-    Args:
-        block: what is measured.
-        source: what is copied, uint8, shape (size_bytes,).
-        target: where to, of the same shape, on the same device.
-    """
+    """Returns the function that does one step of "memcpy": copies between two buffers of one memory, on a CPU by one thread."""
     if source.is_cuda:
         one: Callable[[], object] = functools.partial(target.copy_, source)
     else:
@@ -140,16 +124,8 @@ def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Calla
 class Loopback:
     """A TCP connection over loopback between the two ranks of an edge.
 
-    Both ranks of the edge make one, at the same time; it blocks until both have. The other ranks make none.
-
-    Args:
-        block: gives the edge.
-        ring: this rank's ring.
-        timeout_s: limit for connecting, and of each send and recv.
-        device: where the tensors are that tell the other rank the port.
-
-    Raises:
-        OSError: they cannot connect, as when they are on two machines.
+    Both ranks of the edge make one, at the same time; it blocks until both have. It raises OSError where they cannot connect, as on two
+    machines.
     """
 
     def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
@@ -172,12 +148,7 @@ class Loopback:
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def make_step(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> Callable[[], None]:
-        """Returns the function that does this rank's part of one round trip.
-
-        Args:
-            outgoing: what is sent, uint8, in host memory.
-            incoming: where what is received goes, of the same shape.
-        """
+        """Returns the function that does this rank's part of one round trip, between buffers of uint8 in host memory."""
         give, take = outgoing.numpy().data, incoming.numpy().data
         connection = self._connection
 
@@ -222,10 +193,6 @@ def time_steps(step: Callable[[], None], count: int) -> list[float]:
 
     NCCL's ``wait`` returns when the work is queued, and makes the current stream wait for it: an event recorded after it has the time at
     which the GPU was done.
-
-    Args:
-        step: posts the work of one step, and waits for it.
-        count: how many to run.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
@@ -237,11 +204,7 @@ def time_steps(step: Callable[[], None], count: int) -> list[float]:
 
 
 def check_gpus(world_size: int) -> None:
-    """Checks that each rank on this machine has its own GPU.
-
-    Raises:
-        ArgumentError: there are fewer.
-    """
+    """Checks that each rank on this machine has its own GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if world_size > count:
         others = "world_size=1, which measures copies within its memory, or for " if count else ""
@@ -252,10 +215,7 @@ def check_gpus(world_size: int) -> None:
 
 
 def place_of(local_rank: int) -> dict[str, Any]:
-    """Returns where this rank's GPU is and which others it can reach, as JSON values; not collective.
-
-    Args:
-        local_rank: the number of the rank's GPU on its machine.
+    """Returns where this rank's GPU is, as JSON values.
 
     Returns:
         ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``; ``peers``, the GPUs of the machine whose memory
@@ -277,11 +237,6 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
     Returns:
         By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it goes through the machine's memory,
         "network" where the other GPU is on another machine.
-
-    Example:
-        >>> place = {"host": "one", "peers": [1]}
-        >>> paths_between((0, 1), [{**place, "gpu": 0}, {**place, "gpu": 1, "host": "other"}])
-        {'0>1': 'network', '1>0': 'network'}
     """
     paths = {}
     for number, src in enumerate(ranks if len(ranks) > 1 else ()):
@@ -302,23 +257,9 @@ def measure(plan: Plan) -> dict[str, Any]:
 
     Collective over the default group: every rank calls it with the same plan, and is blocked until all have measured.
 
-    Args:
-        plan: what to measure; blocks are left out when the time is up.
-
     Returns:
         What this rank knows besides the record, as JSON values: ``gpu_ns``, by label, times in ns from CUDA events (empty on Gloo);
         ``host``, this machine; ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
-
-    Raises:
-        RingError: nothing is recorded, or there is no ring.
-
-    Example:
-        >>> import ringsim
-        >>> from ringsim.links.plan import make_plan
-        >>> plan = make_plan((0, 1), [8], "pingpong", "gloo", edge=(0, 1), ceilings=False)
-        >>> trace = ringsim.trace(measure, world_size=2, args=(plan,))
-        >>> trace.results[0]["gpu_ns"], "bandwidth gloo pingpong 0 1 8" in trace.events.tables.labels
-        ({}, True)
     """
     if get_state().recorder is None:
         raise RingError("a measurement must be recorded, got no recorder. Call ringsim.bandwidth, which records it.")

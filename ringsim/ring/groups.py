@@ -27,10 +27,12 @@ other, in one all_gather, which ring each is in, and then make all pairs of all 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,10 +48,8 @@ from ringsim.comm.backend import Backend
 from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, find_fault, leave, meet, meet_over
 from ringsim.comm.functions import find
 from ringsim.comm.log import pause_log
-from ringsim.environment import discover
+from ringsim.comm.torch_private import default_store
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError, is_number, read_whole
-
-__all__ = ["PairGroups", "RingArguments", "build_on_backend", "build_on_torch", "build_pair_groups", "check_ring_arguments"]
 
 Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
@@ -60,17 +60,9 @@ _LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bit
 
 @dataclass(frozen=True)
 class RingArguments:
-    """The arguments of ``initialize_distributed`` after ``check_ring_arguments``; the ring keeps them under the same names.
+    """The arguments of ``initialize_distributed`` once they are checked; the ring keeps them under the same names.
 
-    Attributes:
-        head_ip: where rank 0 is.
-        port: where rank 0 listens.
-        world_size: how many ranks there are in all rings together.
-        rank: this global rank.
-        local_rank: this rank's number on its machine.
-        comm_device: "cpu" or "gpu".
-        timeout_s: limit of one operation, in seconds.
-        ranks: the global ranks of this rank's ring, in order.
+    ``ranks`` are the global ranks of this rank's ring, in order.
     """
 
     head_ip: str
@@ -87,19 +79,6 @@ def check_ring_arguments(
     head_ip: Any, port: Any, world_size: Any, rank: Any, local_rank: Any, comm_device: Any, timeout_s: Any, ring_ranks: Sequence[Any] | None
 ) -> RingArguments:
     """Checks every argument of ``initialize_distributed`` that can be checked alone.
-
-    Args:
-        head_ip: a numeric address or a name, as text.
-        port: a whole number, 1 to 65535.
-        world_size: a whole number, 1 or more.
-        rank: a whole number, 0 to ``world_size`` - 1.
-        local_rank: a whole number, 0 or more.
-        comm_device: "cpu" or "gpu".
-        timeout_s: a number of seconds above 0.
-        ring_ranks: the global ranks of this rank's ring in order; None for all ranks.
-
-    Returns:
-        The same values, whole numbers as ``int``.
 
     Raises:
         ArgumentError: a value breaks its rule; the message names the argument, the rule and the value.
@@ -125,49 +104,20 @@ def check_ring_arguments(
         raise ArgumentError(f"comm_device must be 'cpu' or 'gpu', got {comm_device!r}{where}. Pass 'cpu' for Gloo, 'gpu' for NCCL.")
     if not is_number(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}{where}. Pass for example 30.")
-    return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), _ring(ring_ranks, rank, world_size))
+    ranks = tuple(range(world_size)) if ring_ranks is None else _check_ring_ranks(ring_ranks, rank, world_size, where)
+    return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), ranks)
 
 
-def complete_ring_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in the arguments of ``initialize_distributed`` that are None.
-
-    Args:
-        given: ``head_ip``, ``port``, ``world_size``, ``rank``, ``local_rank`` and ``comm_device``; None for a value to be found.
-        known: what the existing ring or default process group says, by the same names; it takes precedence over the launcher.
-
-    Returns:
-        The six values, none of them None, still unchecked; ``comm_device`` is "cpu" where nothing is known.
-
-    Raises:
-        ArgumentError: a value does not fit what the launcher says.
-        RingError: a value cannot be found.
-
-    Example:
-        >>> ours = {"head_ip": "10.0.0.1", "port": 29500, "world_size": 4, "rank": 2, "local_rank": 0, "comm_device": None}
-        >>> complete_ring_arguments(ours, known={})["comm_device"]
-        'cpu'
-    """
-    values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
-    device = values.pop("comm_device")
-    if None in values.values():
-        found = discover(**values)
-        values = {name: getattr(found, name) for name in values}
-    return {**values, "comm_device": "cpu" if device is None else device}
-
-
-def _ring(ring_ranks: Any, rank: int, world_size: int) -> tuple[int, ...]:
+def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
     """Returns the ring's ranks, which must exist, be different and include this one."""
-    if ring_ranks is None:
-        return tuple(range(world_size))
-    where = f"(rank {rank} of {world_size})"
     advice = "Pass the global ranks of the ring that this rank is in, in order; [rank] where it is in none."
     if isinstance(ring_ranks, (str, bytes)) or not hasattr(ring_ranks, "__iter__"):
-        raise ArgumentError(f"ring_ranks must be a sequence of ranks, got {ring_ranks!r} {where}. {advice}")
-    ranks = tuple(read_whole("each of ring_ranks", each, 0, world_size - 1, f" {where}", advice) for each in ring_ranks)
+        raise ArgumentError(f"ring_ranks must be a sequence of ranks, got {ring_ranks!r}{where}. {advice}")
+    ranks = tuple(read_whole("each of ring_ranks", each, 0, world_size - 1, where, advice) for each in ring_ranks)
     if len(set(ranks)) != len(ranks):
-        raise ArgumentError(f"ring_ranks must not name a rank twice, got {list(ranks)} {where}. {advice}")
+        raise ArgumentError(f"ring_ranks must not name a rank twice, got {list(ranks)}{where}. {advice}")
     if rank not in ranks:
-        raise ArgumentError(f"ring_ranks must include the rank that passes it, got {list(ranks)} {where}. {advice}")
+        raise ArgumentError(f"ring_ranks must include the rank that passes it, got {list(ranks)}{where}. {advice}")
     return ranks
 
 
@@ -183,13 +133,8 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
         each as (predecessor, successor). None for a ring of one.
 
     Example:
-        >>> for rank in range(4):
-        ...     pred_pair, succ_pair = pairs_of(rank, range(4))
-        ...     print(rank, pred_pair, succ_pair)
-        0 (3, 0) (0, 1)
-        1 (0, 1) (1, 2)
-        2 (1, 2) (2, 3)
-        3 (2, 3) (3, 0)
+        >>> [pairs_of(rank, range(3)) for rank in range(3)]
+        [((2, 0), (0, 1)), ((0, 1), (1, 2)), ((1, 2), (2, 0))]
         >>> pairs_of(0, range(2)), pairs_of(0, [0])
         (((1, 0), (0, 1)), None)
     """
@@ -197,6 +142,16 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
         return None
     place = ranks.index(rank)
     return (ranks[place - 1], rank), (rank, ranks[(place + 1) % len(ranks)])
+
+
+def all_pairs(ranks: Sequence[int]) -> list[Pair]:
+    """Returns the pairs of a ring in order; none for a ring of one.
+
+    Example:
+        >>> all_pairs([2, 3, 5])
+        [(2, 3), (3, 5), (5, 2)]
+    """
+    return list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
 
 
 def pair_name(pair: Pair) -> str:
@@ -229,7 +184,8 @@ def build_pair_groups(
         The group that this rank receives on and the group that it sends on; None and None in a ring of one.
     """
     if backend != "gloo" or not _builds_privately():
-        return _build_publicly(rank, rings, backend, timeout)
+        # The time-out is not inherited from the default group: without it, a deadlock on a pair would last half an hour.
+        return _build_by_all(rank, rings, functools.partial(dist.new_group, timeout=timeout, backend=backend))
     pairs = pairs_of(rank, ranks)
     if pairs is None:
         return None, None
@@ -245,11 +201,6 @@ def build_pair_groups(
     return pred_group, succ_group
 
 
-def default_store() -> Store | None:
-    """Returns the store of the default process group, None where torch hides it."""
-    return c10d._get_default_store() if hasattr(c10d, "_get_default_store") else None
-
-
 def destroy_group(group: dist.ProcessGroup | None) -> None:
     """Destroys a group; harmless where there is none, or where it was destroyed with the default group. It does not block."""
     if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
@@ -263,22 +214,15 @@ def _builds_privately() -> bool:
     return torch.__version__.startswith(_KNOWN_TORCH) and all(hasattr(owner, name) for owner, name in needed)
 
 
-def _build_publicly(rank: int, rings: Sequence[Sequence[int]], backend: str, timeout: timedelta) -> PairGroups:
+def _build_by_all(rank: int, rings: Iterable[Sequence[int]], new_group: Callable[..., Any]) -> tuple[Any, Any]:
     """Builds the groups the public way: every rank calls ``new_group`` for every pair of every ring, in one order."""
-    pred_group: dist.ProcessGroup | None = None
-    succ_group: dist.ProcessGroup | None = None
-    for ring in rings:
-        for pred in ring:
-            pairs = pairs_of(pred, ring)
-            if pairs is None:
-                continue
-            pair = pairs[1]
-            # The time-out is not inherited from the default group: without it, a deadlock on a pair would last half an hour.
-            group = dist.new_group(list(pair), timeout=timeout, backend=backend, group_desc=pair_name(pair))
-            if pair[0] == rank:
-                succ_group = group
-            elif pair[1] == rank:
-                pred_group = group
+    pred_group = succ_group = None
+    for pair in itertools.chain.from_iterable(map(all_pairs, rings)):
+        group = new_group(list(pair), group_desc=pair_name(pair))
+        if pair[0] == rank:
+            succ_group = group
+        elif pair[1] == rank:
+            pred_group = group
     return pred_group, succ_group
 
 
@@ -313,15 +257,17 @@ class _GlooBuild:
         options.group_name = self.name
         self._backend = BackgroundCall(lambda: dist.ProcessGroupGloo(self._store, self.here, len(self.members), options))
 
+    # In its first group over a store, Gloo keeps the address of member i under "0/i".
+
     def address(self) -> bytes:
         """Waits for the address that Gloo has for the other member, and returns it."""
-        self._store.wait([_gloo_key(self.here)], self._timeout)
-        address: bytes = self._store.get(_gloo_key(self.here))
+        self._store.wait([f"0/{self.here}"], self._timeout)
+        address: bytes = self._store.get(f"0/{self.here}")
         return address
 
     def meet(self, address: bytes) -> None:
         """Hands the other member's address to Gloo, which connects."""
-        self._store.set(_gloo_key(self.there), address)  # type: ignore[arg-type]  # torch takes bytes as well as text
+        self._store.set(f"0/{self.there}", address)  # type: ignore[arg-type]  # torch takes bytes as well as text
 
     def group(self, store: Store) -> dist.ProcessGroup:
         """Waits until the two are connected; returns the group, entered into torch's tables as by ``new_group``."""
@@ -343,11 +289,6 @@ class _GlooBuild:
         return group
 
 
-def _gloo_key(place: int) -> str:
-    """Returns the key under which Gloo, in its first group over a store, keeps a member's address."""
-    return f"0/{place}"
-
-
 def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack) -> PairGroups:
     """Meets the other ranks and builds the groups of torch that a ring needs.
 
@@ -358,9 +299,6 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
         listen_socket: for rank 0, a socket that listens already; None to open one.
         undo: receives the calls that take down what was built.
 
-    Returns:
-        The group that this rank receives on and the group that it sends on; None and None in a ring of one.
-
     Raises:
         ArgumentError: there is no such GPU, or the existing default group differs.
         RendezvousFailed: the ranks did not find each other.
@@ -368,8 +306,8 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
     """
     rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
     timeout = timedelta(seconds=timeout_s)
-    backend = "nccl" if wanted.comm_device == "gpu" else "gloo"
     gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
+    backend = "nccl" if gpu else "gloo"
     card = Card(world_size, wanted.comm_device, wanted.ranks, gpu)
     builds_default = not dist.is_initialized()
     if builds_default:
@@ -389,9 +327,8 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
     except RuntimeError as error:
         failure = error
     try:
-        rendezvous.roll.finish(
-            time.monotonic() + timeout_s, None if failure is None else f"rank {rank} must reach its peers, got {_first_line(failure)}"
-        )
+        why = f"rank {rank} must reach its peers, got {next(iter(str(failure).splitlines()), type(failure).__name__)}"
+        rendezvous.roll.finish(time.monotonic() + timeout_s, None if failure is None else why)
     except RendezvousFailed as error:
         raise error from failure
     return groups
@@ -406,9 +343,6 @@ def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -
         backend: makes the world, unless it is there, and the groups.
         wanted: the ring.
         undo: receives the calls that take down what was built: the world with its groups, or only the groups where a world existed.
-
-    Returns:
-        The group that this rank receives on and the group that it sends on; None and None in a ring of one.
 
     Raises:
         ArgumentError: ``comm_device`` is "gpu", or the backend has another rank or number of ranks.
@@ -428,25 +362,15 @@ def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -
     else:
         backend.init_process_group(timeout=timeout, world_size=world_size, rank=rank)
         undo.callback(_destroy, backend, None)
-    mine: dict[str, Any] = {}
-    for ring in _ask_for_rings(backend, wanted):
-        pairs = [both[1] for both in (pairs_of(each, ring) for each in ring) if both is not None]
-        for pair in pairs:
-            group = backend.new_group(list(pair), timeout=timeout, group_desc=pair_name(pair))
-            if rank in pair:
-                mine[pair_name(pair)] = group
-                if exists:
-                    undo.callback(_destroy, backend, group)
-    both = pairs_of(rank, wanted.ranks)
-    return (None, None) if both is None else (mine[pair_name(both[0])], mine[pair_name(both[1])])
+    groups = _build_by_all(rank, _ask_for_rings(backend, wanted), functools.partial(backend.new_group, timeout=timeout))
+    for group in groups:
+        if exists and group is not None:
+            undo.callback(_destroy, backend, group)
+    return groups
 
 
 def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
-    """Compares the arguments with the process group that exists.
-
-    Raises:
-        ArgumentError: they differ.
-    """
+    """Compares the arguments with the process group that exists."""
     for name, value in (("world_size", world_size), ("rank", rank)):
         if getattr(wanted, name) != value:
             raise ArgumentError(
@@ -503,7 +427,3 @@ def _select_gpu(wanted: RingArguments) -> str:
         )
     torch.cuda.set_device(wanted.local_rank)
     return f"{torch.cuda.get_device_name(wanted.local_rank)} {torch.cuda.get_device_properties(wanted.local_rank).uuid}"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

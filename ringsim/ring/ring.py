@@ -22,29 +22,18 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ringsim.comm.backend import TORCH, Backend, get_backend_object
+from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.ring.groups import (
     RingArguments,
+    all_pairs,
     build_on_backend,
     build_on_torch,
     check_ring_arguments,
-    complete_ring_arguments,
     pair_name,
-    pairs_of,
 )
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
-
-__all__ = [
-    "Ring",
-    "current_ring",
-    "destroy_distributed",
-    "get_comm_device",
-    "get_pipeline_parallel_pred_group",
-    "get_pipeline_parallel_succ_group",
-    "initialize",
-    "initialize_distributed",
-]
 
 _DEFAULT_TIMEOUT_S: Final = 30.0
 
@@ -98,8 +87,7 @@ class Ring:
     @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """Name and (predecessor, successor) of every group of this ring, in order; this rank has only two of them."""
-        pairs = [pairs_of(rank, self.ranks) for rank in self.ranks]
-        return [(pair_name(both[1]), both[1]) for both in pairs if both is not None]
+        return [(pair_name(pair), pair) for pair in all_pairs(self.ranks)]
 
 
 def initialize_distributed(
@@ -152,7 +140,13 @@ def initialize_distributed(
         >>> destroy_distributed()
     """
     given = {"head_ip": head_ip, "port": port, "world_size": world_size, "rank": rank, "local_rank": local_rank, "comm_device": comm_device}
-    initialize(**complete_ring_arguments(given, _known()), timeout_s=timeout_s, ring_ranks=ring_ranks)
+    known = _known()
+    values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
+    device = values.pop("comm_device")
+    if None in values.values():
+        found = discover(**values)
+        values = {name: getattr(found, name) for name in values}
+    initialize(**values, comm_device="cpu" if device is None else device, timeout_s=timeout_s, ring_ranks=ring_ranks)
 
 
 def initialize(
@@ -167,21 +161,9 @@ def initialize(
     ring_ranks: Sequence[int] | None = None,
     listen_socket: socket.socket | None = None,
 ) -> Ring:
-    """Does what ``initialize_distributed`` does, for the launcher of ranks; see there for the errors.
+    """Does what ``initialize_distributed`` does, all arguments given, and returns the ring; see there for the rest.
 
-    Args:
-        head_ip: where rank 0 is.
-        port: where rank 0 listens.
-        world_size: how many ranks there are.
-        rank: this rank.
-        local_rank: its number on its machine.
-        comm_device: "cpu" or "gpu".
-        timeout_s: limit, in seconds.
-        ring_ranks: the global ranks of its ring.
-        listen_socket: for rank 0, a socket from ``listen``, which is taken over. So the port is reserved before any rank runs.
-
-    Returns:
-        The ring.
+    ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it over: so a launcher reserves the port before any rank runs.
     """
     wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks)
     ring: Ring | None = get_state().ring
@@ -234,7 +216,7 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     Any rank calls it at any time after ``initialize_distributed``; it does not block.
 
     Returns:
-        The group, whose members are this rank and its predecessor; None in a ring of one.
+        The group, None in a ring of one.
 
     Raises:
         RingError: there is no ring.
@@ -242,12 +224,9 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     Example:
         The pair (predecessor, successor) that each of four ranks receives on:
 
-        >>> for rank in range(4):
-        ...     print(rank, pairs_of(rank, range(4))[0])
-        0 (3, 0)
-        1 (0, 1)
-        2 (1, 2)
-        3 (2, 3)
+        >>> from ringsim.ring.groups import pairs_of
+        >>> [pairs_of(rank, range(4))[0] for rank in range(4)]
+        [(3, 0), (0, 1), (1, 2), (2, 3)]
 
     Source:
         FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
@@ -261,7 +240,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     Any rank calls it at any time after ``initialize_distributed``; it does not block.
 
     Returns:
-        The group, whose members are this rank and its successor; None in a ring of one.
+        The group, None in a ring of one.
 
     Raises:
         RingError: there is no ring.
@@ -269,12 +248,9 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     Example:
         The pair (predecessor, successor) that each of four ranks sends on:
 
-        >>> for rank in range(4):
-        ...     print(rank, pairs_of(rank, range(4))[1])
-        0 (0, 1)
-        1 (1, 2)
-        2 (2, 3)
-        3 (3, 0)
+        >>> from ringsim.ring.groups import pairs_of
+        >>> [pairs_of(rank, range(4))[1] for rank in range(4)]
+        [(0, 1), (1, 2), (2, 3), (3, 0)]
 
     Source:
         FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.

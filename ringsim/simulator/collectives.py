@@ -188,10 +188,7 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
             for tensor in part.call.given if part.call.given is part.call.taken else (*part.call.given, *part.call.taken):
                 check_storage(tensor)
         with torch.inference_mode():  # tensors that were made in it may be changed nowhere else
-            _PERFORM[parts[0].call.collective.family](calls := [part.call for part in parts])
-            for call in calls:
-                if call.bring is not None:
-                    call.bring()
+            _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except ArgumentError as error:
         return ArgumentError, str(error).removesuffix(". Resize it after wait()."), "Resize it after wait()"
     except RuntimeError as error:
@@ -221,7 +218,7 @@ def _reduce(calls: Sequence[Call]) -> None:
 
 
 def _reduce_scatter(calls: Sequence[Call]) -> None:
-    if all(call.whole for call in calls):  # at once, and not part by part
+    if all(call.cut_given for call in calls):  # at once, and not part by part
         totals = reduce_parts([call.given[0].reshape(-1) for call in calls], calls[0].op).chunk(len(calls))
     else:
         totals = tuple(reduce_parts([each.inputs[place].reshape(-1) for each in calls], calls[0].op) for place in range(len(calls)))
@@ -230,7 +227,7 @@ def _reduce_scatter(calls: Sequence[Call]) -> None:
 
 
 def _all_gather(calls: Sequence[Call]) -> None:
-    if all(call.whole for call in calls):
+    if all(call.cut_taken for call in calls):
         everything = torch.cat([call.given[0].reshape(-1) for call in calls])
         for call in calls:
             call.taken[0].copy_(everything.view_as(call.taken[0]))
@@ -259,9 +256,9 @@ def _scatter(calls: Sequence[Call]) -> None:
 
 
 def _all_to_all(calls: Sequence[Call]) -> None:
-    kept = [[piece.clone() for piece in call.given] for call in calls]
+    kept = [[piece.clone() for piece in call.inputs] for call in calls]
     for place, call in enumerate(calls):
-        for output, row in zip(call.taken, kept, strict=True):
+        for output, row in zip(call.outputs, kept, strict=True):
             output.copy_(row[place].view_as(output))
 
 
@@ -362,4 +359,4 @@ def _list_rounds(parts: Sequence[Part], size_bytes: int) -> Iterator[_Round]:
 
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
     """Returns how many bytes go from one member to another: in an all_to_all the piece, where pieces may differ."""
-    return parts[source].call.given[to].nbytes if parts[source].name in _UNEVEN else amount
+    return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

@@ -5,9 +5,9 @@ Only ``ringsim.simulate`` makes them. Tensors lie on the CPU, or on the meta dev
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -17,7 +17,7 @@ from torch.distributed import GroupMember
 
 from ringsim.comm import built
 from ringsim.comm.backend import Backend, Membership
-from ringsim.comm.collectives import Call, check_batch, describe, name_of_reduction, to_index
+from ringsim.comm.collectives import Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
 from ringsim.compute_costs import PostingCosts
@@ -32,12 +32,7 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["SimulatedRank", "World"]
 
-_ISEND, _IRECV, _SEND, _RECV = (OP_CODES[name] for name in ("isend", "irecv", "send", "recv"))
-_BATCH: Final[dict[str, tuple[type[Message], int]]] = {
-    "isend": (Send, OP_CODES["batch_isend"]),
-    "irecv": (Recv, OP_CODES["batch_irecv"]),
-}
-_NEW_GROUP: Final = OP_CODES["new_group"]
+_ISEND, _IRECV, _NEW_GROUP = (OP_CODES[name] for name in ("isend", "irecv", "new_group"))
 _TAG_END: Final = 1 << 31
 
 
@@ -167,7 +162,7 @@ class SimulatedRank(Rank, Membership, Backend):
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Ends a group, or with None all of them, for this rank; does not block."""
-        found = self._find(group)
+        found = self.find_group(group)
         self._channels.clear()
         if found is self.everybody:
             self._joined = False
@@ -263,39 +258,18 @@ class SimulatedRank(Rank, Membership, Backend):
             operation.complete(now_s)
         operation.wait()
 
-    def _find(self, group: Any) -> Any:
-        """Returns a group given as torch's functions take it; None where this rank is outside.
-
-        Raises:
-            RingError: the rank has left the others, or the group.
-            ArgumentError: it is no group of the simulator.
-        """
+    def _everybody(self) -> SimulatedGroup:
         if not self._joined:
             raise RingError(f"the process group must exist, got a call after destroy_process_group ({self.here()}). Initialize it again.")
-        if group is None:
-            return self.everybody
-        if group is GroupMember.NON_GROUP_MEMBER:
-            return None
-        if not isinstance(group, SimulatedGroup):
-            raise ArgumentError(
-                f"group must be one of the simulator, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and call "
-                "ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
-            )
-        if group in self._gone:
-            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
-        return group if self.number in group.places else None
+        return self.everybody
+
+    def _exists(self, group: Any) -> bool:
+        return group not in self._gone
 
     new_subgroups = built.new_subgroups
     new_subgroups_by_enumeration = built.new_subgroups_by_enumeration
 
     # -- collectives
-
-    def enter(self, op: str, group: Any) -> Any:
-        """Returns the group of a collective; outside of it warns, as torch does, and returns None."""
-        found = self._find(group)
-        if found is None:
-            warnings.warn(f"{op} does nothing on rank {self.number}, which is not in the group.", stacklevel=3)
-        return found
 
     def start(self, call: Call) -> Part:
         """Begins a collective."""
@@ -321,38 +295,25 @@ class SimulatedRank(Rank, Membership, Backend):
 
     # -- messages
 
-    def isend(
+    def begin_send(
         self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None, op: int = _ISEND
     ) -> Message:
         """Begins to send; does not block. The tensor must not change until the handle has been waited for. ``op`` is recorded."""
         return self._begin(Send, op, tensor, dst, group, tag, group_dst)
 
-    def irecv(
+    def begin_recv(
         self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None, op: int = _IRECV
     ) -> Message:
         """Begins to receive, from anybody where no source is given; does not block. ``op`` is recorded."""
         return self._begin(Recv, op, tensor, src, group, tag, group_src)
 
-    begin_send, begin_recv = isend, irecv
+    isend, irecv = begin_send, begin_recv
 
-    def send(self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-        """Sends; blocks until the tensor may change."""
-        self._begin(Send, _SEND, tensor, dst, group, tag, group_dst).wait()
-
-    def recv(self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-        """Receives; blocks. Returns the sender's global rank."""
-        handle = self._begin(Recv, _RECV, tensor, src, group, tag, group_src)
-        handle.wait()
-        return handle.peer
-
-    def batch_isend_irecv(self, p2p_op_list: Any) -> list[Any]:
-        """Begins several messages, ``P2POp`` with one group; does not block. Returns a handle for each."""
-        with self.world.matcher.batch(self):
-            calls = check_batch(p2p_op_list, self.here())
-            return [self._begin(*_BATCH[name], each.tensor, each.peer, each.group, each.tag) for name, each in calls]
+    def _batch(self) -> AbstractContextManager[Any]:
+        return self.world.matcher.batch(self)
 
     def _begin(
-        self, way: type[Message], op: int, tensor: Tensor, peer: int | None, group: Any, tag: int, group_peer: int | None = None
+        self, way: type[Message], op: int, tensor: Tensor, peer: int | None, group: Any, tag: int, group_peer: int | None
     ) -> Message:
         """Begins to send or to receive, as the operation of a code."""
         channel = self._channels.get((way, group, peer, tag)) if group_peer is None else None
@@ -376,7 +337,7 @@ class SimulatedRank(Rank, Membership, Backend):
     def _open(self, way: type[Message], tensor: Tensor, peer: int | None, given: Any, tag: int, group_peer: int | None) -> Channel:
         """Returns where messages to or from a peer meet their other side, and keeps it; checks the arguments."""
         op, what = ("isend", "dst") if way.sends else ("irecv", "src")
-        group: SimulatedGroup | None = self._find(given)
+        group: SimulatedGroup | None = self.find_group(given)
         if group is None:  # the message would be lost
             self._refuse(
                 f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "

@@ -78,14 +78,14 @@ _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo_programs.py")  # stands for a program of the user's
+_DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo.py")  # stands for a program of the user's
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
 _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
-_pack_record: Final = struct.Struct("<q16sQiiiiiiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
+_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
 _pack_rank: Final = struct.Struct("<i").pack_into
 
 # The stage (lower half) and the microbatch of the innermost span.
@@ -96,6 +96,9 @@ label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NON
 _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
+Site = tuple[int, int, int]  # file and line, the record's last column, how many frames out
+Complete = Callable[..., None]
+Use = Callable[[memoryview], None]
 
 
 class Recorder:
@@ -170,7 +173,8 @@ class Recorder:
         self._claim = itertools.count(step=_WORDS).__next__  # atomic: every thread gets slots of its own
         self.sites = CallSites(self._file)
         self._store: _Store = _Memory() if directory is None else _Files(directory, rank, max_records)
-        self._use(self._store.memory)
+        self._memory = memoryview(self._store.memory).cast("B")
+        self.make_post, self.wait, self.complete, self._use_in_calls = self._make_calls(self._memory, self._claim)
         self._post_span = self.make_post(OP_CODES["span"])
         self._post_mark = self.make_post(OP_CODES["mark"])
         self.start_ns = 0 if self._in_memory else now()
@@ -199,82 +203,68 @@ class Recorder:
 
     # -- operations
 
-    def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
-        """Makes the function that writes down the beginning of operations of one kind.
+    def _make_calls(self, memory: Any, claim: Callable[[], int]) -> tuple[Callable[..., Post], Callable[[int], None], Complete, Use]:
+        """Makes what each operation calls: closures over the memory, for looking that up would cost as much as the writing."""
+        now, who, post_anew = self._now, self._who, self._post_anew
+        locate = self.sites.locate
+        words = memory.cast("q")
 
-        Args:
-            op: code of the operation.
-            spoken: better codes, by the name of the library's function (in its speaking file, see ``CallSites``) that the user called.
+        def use(grown: memoryview) -> None:
+            nonlocal memory, words
+            words = grown.cast("q")  # before `memory`: a thread that finds room there finds it here
+            memory = grown
 
-        Returns:
-            ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function that the user or the library called.
-            ``peer`` is a global rank, NONE or ANY_SOURCE; ``label`` that in force where None. The slot is None once recording has stopped.
-        """
-        posted = op | IN_FLIGHT << 16  # the column after op
-        posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
-        claim, now, who = self._claim, self._now, self._who
-        place_of, learn, find_stand_in = self.sites.places.get, self.sites.learn, self.sites.find_stand_in
+        def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
+            posted = op | IN_FLIGHT << 16  # the column after op
+            posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
+            seen: dict[int, Site] = {}
+            depth = 2
 
-        def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
-            state = posted
-            frame: Any
-            try:
-                frame = innermost = _frame_at(2)
-            except ValueError:  # a thread that begins in the library: no frame is the user's
-                frame = innermost = _frame_at(1)
-            while True:
-                file, line = place_of(id(frame.f_code) + frame.f_lasti) or learn(frame)
-                if file >= 0:
-                    break
-                if file == SPEAKER:
-                    state = posted_as.get(line, state)
-                frame = frame.f_back
-                if frame is None:
-                    file, line = find_stand_in(innermost)
-                    break
-            slot = claim()
-            if label is None:
-                label = _label()
-            try:
-                _pack_record(self._memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, file, line, peer, tag, _about(), state)
-            except struct.error:
-                return self._post_anew(slot, who(), group, payload, label, file, line, peer, tag, state)
-            return slot
+            def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
+                nonlocal depth
+                try:  # the user's frame is mostly where it was last time
+                    frame = _frame_at(depth)
+                    place, state, found = seen[id(frame.f_code) + frame.f_lasti]
+                except (ValueError, KeyError):
+                    found = 0
+                if found != depth:
+                    place, state, depth = locate(seen, posted, posted_as)
+                slot = claim()
+                if label is None:
+                    label = _label()
+                try:
+                    _pack_record(memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, place, peer, tag, _about(), state)
+                except struct.error:
+                    return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
+                return slot
 
-        return post
+            return post
+
+        def wait(slot: int) -> None:
+            words[slot + 1] = now()
+
+        def complete(slot: int, status: int = OK, *, waited: bool = True) -> None:
+            if not waited:
+                words[slot + 1] = words[slot]
+            words[slot + 2] = now()
+            memory[slot * 8 + _STATUS_AT] = status
+
+        return make_post, wait, complete, use
 
     def _post_anew(
-        self, slot: int, who: int, group: int, payload: int, label: int, file: int, line: int, peer: Any, tag: Any, state: int
+        self, slot: int, who: int, group: int, payload: int, label: int, place: int, peer: Any, tag: Any, state: int
     ) -> int | None:
         """Writes a record for which there was no room, or whose peer or tag is no number that the library could take."""
         if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
             return None
-        values = (group, payload, label, file, line, _fit(peer), _fit(tag), _about(), state)
+        values = (group, payload, label, place, _fit(peer), _fit(tag), _about(), state)
         _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, who, *values)
         return slot
 
     def post_for(self, who: int, frame: FrameType | None, op: int, group: int, peer: int, tag: int, payload: int) -> int | None:
         """Writes down an operation that somebody else posted: a simulated rank that gave way at ``frame``. Returns its slot."""
-        place = (NONE, NONE) if frame is None else self.sites.place(frame)
-        return self._post_anew(self._claim(), who, group, payload, _label(), *place, peer, tag, op | IN_FLIGHT << 16)
-
-    def wait(self, slot: int) -> None:
-        """Writes down that the program begins to wait for an operation."""
-        self._words[slot + 1] = self._now()
-
-    def complete(self, slot: int, status: int = OK, *, waited: bool = True) -> None:
-        """Writes down that an operation is done, refused or broken.
-
-        Args:
-            slot: the operation.
-            status: OK, or ERROR where it raised; what raised before the program waited was refused.
-            waited: False for what blocked the program from its posting until now.
-        """
-        words = self._words
-        if not waited:
-            words[slot + 1] = words[slot]
-        words[slot + 2] = self._now()
-        self._memory[slot * 8 + _STATUS_AT] = status
+        place = NONE if frame is None else self.sites.place(frame)
+        return self._post_anew(self._claim(), who, group, payload, _label(), place, peer, tag, op | IN_FLIGHT << 16)
 
     def amend(self, slot: int, *, peer: int | None = None, wait_ns: int | None = None, done_ns: int | None = None) -> None:
         """Writes down what is known late of an operation.
@@ -287,7 +277,7 @@ class Recorder:
         """
         if peer is not None:
             _pack_rank(self._memory, slot * 8 + _PEER_AT, peer)
-        words = self._words
+        words = self._memory.cast("q")
         if wait_ns is not None:
             words[slot + 1] = max(wait_ns, words[slot + 1])
         if done_ns is not None:
@@ -382,7 +372,7 @@ class Recorder:
         """Returns a place: what is posted from now on stands behind it."""
         slot = self._claim()
         if slot * 8 < len(self._memory):
-            self._words[slot] = NONE  # a reader sees that nothing will come here
+            self._memory.cast("q")[slot] = NONE  # a reader sees that nothing will come here
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
@@ -429,8 +419,8 @@ class Recorder:
     # -- memory
 
     def _use(self, memory: Any) -> None:
-        self._words = memoryview(memory).cast("B").cast("q")  # before `_memory`: a thread that finds room there finds it here
-        self._memory = memory
+        self._memory = memoryview(memory).cast("B")
+        self._use_in_calls(self._memory)
 
     def _grow(self, offset: int) -> bool:
         """Makes room at ``offset``; False where recording stops."""
@@ -599,29 +589,20 @@ def _measure_cost_ns() -> int:
 class CallSites:
     """Finds the user's line: the innermost frame outside ringsim, the communication library and Python's own modules.
 
-    ``places`` remembers instructions, for Python finds the line of a frame by reading its function's table from the start, which in a
-    function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
-    object holds its instructions, so no two have one key while both live.
-
     Args:
         number: gives a user's file its number.
-
-    Attributes:
-        places: by instruction, the number of the user's file and the line; or OURS, LIBRARY or SPEAKER and the name of the function.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
-        self.places: dict[int, tuple[int, Any]] = {}
         self._number = number
         self._kinds: dict[str, int] = {}
-        self._alive: list[CodeType] = []  # those in `places`
+        self._alive: list[CodeType] = []  # whose instructions are keys
         self._libraries: tuple[str, ...] = ("<frozen ",)
         self._speaker = ""
 
     def declare_library(self, directory: str, speaker: str) -> None:
         """Counts the files under ``directory`` as the library's, and ``speaker`` as the one whose functions name operations."""
         self._kinds.clear()
-        self.places.clear()
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
@@ -641,14 +622,36 @@ class CallSites:
             return LIBRARY
         return self._number(filename)
 
-    def learn(self, frame: FrameType) -> tuple[int, Any]:
-        """Returns what ``places`` says of a frame from now on."""
-        code = frame.f_code
-        file = self.kind(code.co_filename)
-        place = file, (frame.f_lineno if file >= 0 else code.co_name)
-        self._alive.append(code)  # first: the key is good only while it lives
-        self.places[id(code) + frame.f_lasti] = place
-        return place
+    def locate(self, seen: dict[int, Site], posted: int, posted_as: Mapping[str, int]) -> Site:
+        """Returns where the user called what posts an operation, the record's last column, and how many frames out; for ``make_post``.
+
+        The site is remembered in ``seen``, for Python finds the line of a frame by reading its function's table from the start, which in a
+        function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
+        object holds its instructions, so no two have one key while both live. One instruction that is as far out as before has got
+        there by the same functions.
+
+        Args:
+            seen: sites by instruction.
+            posted: the last column.
+            posted_as: better ones, by the name of the speaking function.
+        """
+        depth = 2
+        try:
+            frame = innermost = _frame_at(3)
+        except ValueError:  # a thread that begins in the library: no frame is the user's
+            frame = innermost = _frame_at(2)
+        while (file := self.kind(frame.f_code.co_filename)) < 0:
+            if file == SPEAKER:
+                posted = posted_as.get(frame.f_code.co_name, posted)
+            if frame.f_back is None:
+                return self.find_stand_in(innermost), posted, 2
+            frame, depth = frame.f_back, depth + 1
+        key = id(frame.f_code) + frame.f_lasti
+        if key not in seen:
+            self._alive.append(frame.f_code)  # first: the key is good only while it lives
+        place = seen[key][0] if key in seen else join(file, frame.f_lineno)
+        seen[key] = site = place, posted, depth
+        return site
 
     def find(self, frame: FrameType | None) -> FrameType | None:
         """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
@@ -656,18 +659,23 @@ class CallSites:
             frame = frame.f_back
         return frame
 
-    def place(self, frame: FrameType) -> tuple[int, int]:
-        """Returns file number and line of the user's code that ``frame`` is, or was called by."""
+    def place(self, frame: FrameType) -> int:
+        """Returns the place, file number and line joined, of the user's code that ``frame`` is, or was called by."""
         found = self.find(frame)
-        return self.find_stand_in(frame) if found is None else (self.kind(found.f_code.co_filename), found.f_lineno)
+        return self.find_stand_in(frame) if found is None else join(self.kind(found.f_code.co_filename), found.f_lineno)
 
-    def find_stand_in(self, frame: FrameType) -> tuple[int, int]:
-        """Returns file number and line where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
+    def find_stand_in(self, frame: FrameType) -> int:
+        """Returns the place where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
         outward = frame.f_back
         while outward is not None and self.kind(outward.f_code.co_filename) != OURS:
             outward = outward.f_back
         found = outward or frame
-        return self._number(found.f_code.co_filename), found.f_lineno
+        return join(self._number(found.f_code.co_filename), found.f_lineno)
+
+
+def join(file: int, line: int) -> int:
+    """Returns the columns file and line as one number."""
+    return line << 32 | file & 0xFFFFFFFF
 
 
 # -- operations whose peer is gone

@@ -45,7 +45,7 @@ def test_demo_learns_records_and_draws(tmp_path: Path) -> None:
     sends = events[(events["rank"] == 0) & (events.kind == "send") & (events.size_bytes == 8 * 32 * 64 * 4)]
     assert len(sends) == 40 * 8  # each microbatch's hidden states, in each step
     assert set(sends.group) == {"ring:0>1"}
-    assert {Path(file).name for file in events.file} == {"demo_programs.py"}  # the line that asked for it, not one of ringsim's own
+    assert {Path(file).name for file in events.file} == {"demo.py"}  # the line that asked for it, not one of ringsim's own
 
 
 def test_generate_measures_and_draws(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The private names of torch that the communication layer uses, all of them here, and what is done where a version of torch lacks one.
+
+``REPLACED`` are functions that recording or checking puts others in place of, and takes back; one that is missing is left out. The rest is
+only asked: a missing name means the answer that does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
+from torch.distributed.distributed_c10d import Store
+from torch.utils._python_dispatch import TorchDispatchMode  # documented, in a private module
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "ASKED",
+    "CHECK_NOT_SELF",
+    "DESCRIBE_CALL",
+    "END_COALESCING",
+    "NEW_GROUP",
+    "REPLACED",
+    "SET_DEFAULT",
+    "START_COALESCING",
+    "WARN_OUTSIDER",
+    "Place",
+    "TorchDispatchMode",
+    "count_groups",
+    "default_store",
+    "gpu_backend",
+    "is_message",
+    "is_unused",
+    "present",
+    "source_rank",
+    "tree_leaves",
+    "without_modes",
+]
+
+Place = tuple[Any, str]  # an owner, and the name of its attribute
+
+NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")  # what new_group, split_group and device meshes call
+SET_DEFAULT: Final[Place] = (distributed_c10d, "_update_default_pg")  # what init_process_group and destroy_process_group call
+WARN_OUTSIDER: Final[Place] = (distributed_c10d, "_warn_not_in_group")
+CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
+DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")  # what torch's log says of a call that failed
+START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
+END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
+REPLACED: Final = (NEW_GROUP, SET_DEFAULT, WARN_OUTSIDER, CHECK_NOT_SELF, DESCRIBE_CALL, START_COALESCING, END_COALESCING)
+ASKED: Final[tuple[Place, ...]] = (
+    (distributed_c10d, "_get_default_store"),
+    (distributed_c10d, "_world"),
+    (ProcessGroup, "_get_backend"),
+    (ProcessGroup, "_get_sequence_number_for_group"),
+    (Work, "_get_op_type"),
+    (Work, "_source_rank"),
+)
+
+_MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
+
+
+def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
+    """Returns the replacements of what this version of torch has."""
+    return {place: value for place, value in replacements.items() if hasattr(*place)}
+
+
+def default_store() -> Store | None:
+    """Returns the store of the default process group, None where torch hides it."""
+    ask = getattr(distributed_c10d, "_get_default_store", None)
+    return None if ask is None else ask()
+
+
+def count_groups() -> int:
+    """Returns how many groups this rank is in: torch names the next one that its members alone make after that."""
+    return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))
+
+
+def is_unused(group: ProcessGroup) -> bool:
+    """Returns whether no operation has been posted on a group; False where that is not known (Gloo alone counts them)."""
+    count = getattr(group, "_get_sequence_number_for_group", lambda: None)
+    try:
+        return "gloo" in group.name() and count() == 0
+    except RuntimeError:
+        return False
+
+
+def gpu_backend(group: ProcessGroup) -> str:
+    """Returns the name of what carries a group's operations on GPUs, whatever it has for tensors of the host; empty where there is none."""
+    ask = getattr(group, "_get_backend", None)
+    try:
+        return "" if ask is None else str(ask(torch.device("cuda")).name()).lower()
+    except RuntimeError:
+        return ""
+
+
+def is_message(work: Work) -> bool:
+    """Returns whether a handle is that of a send or a recv."""
+    ask = getattr(work, "_get_op_type", None)
+    return ask is not None and ask() in _MESSAGE_TYPES
+
+
+def source_rank(work: Work) -> int | None:
+    """Returns the group rank that a message came from, once it is there; None where torch does not say."""
+    ask = getattr(work, "_source_rank", None)
+    return None if ask is None else int(ask())
