@@ -32,6 +32,7 @@ __all__ = ["Clock", "Rank"]
 
 _MOST_POLLS: Final = 100_000
 _LAST_S: Final = 9.2e9  # the last second whose nanoseconds fit into a trace
+_COLLECT_AFTER: Final = 10_000  # new objects: what ranks hold on their stacks is no garbage, and need not be looked through all the time
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
 
@@ -170,7 +171,8 @@ class Clock:
     def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
         """Runs functions, none of which may raise, each as a rank, until all have returned or nobody can go on."""
         self._switch = getcurrent().switch
-        freezes = gc.get_freeze_count() == 0
+        freezes, thresholds = gc.get_freeze_count() == 0, gc.get_threshold()
+        gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
         if freezes:
             gc.freeze()  # the garbage collector need not look again and again at what was there before
         try:
@@ -179,6 +181,7 @@ class Clock:
             self._go_on()
         finally:
             self.current = self._outside
+            gc.set_threshold(*thresholds)
             if freezes:
                 gc.unfreeze()
 

@@ -25,7 +25,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class ReductionRefused(ArgumentError, RuntimeError):
 
 class Part(Operation):
     """A rank's part in a collective: what ``call`` gives and gets."""
+
+    __slots__ = ("call", "name", "place", "root")
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root

@@ -39,7 +39,7 @@ from ringsim.simulator.links import Links
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, Payload
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["NEVER", "Channel", "Kind", "Message", "Operation", "Recv", "Rendezvous", "Send", "SimulatedGroup", "make_matcher"]
+__all__ = ["NEVER", "Channel", "Kind", "Message", "Operation", "Rendezvous", "SimulatedGroup", "make_matcher"]
 
 NEVER: Final = math.inf
 
@@ -138,16 +138,22 @@ def _move(source: torch.Tensor, target: torch.Tensor) -> None:
 class Operation:
     """An operation that a rank has posted; what ``isend`` and its kin return.
 
-    ``slots`` are those of its record and of others that its wait completes; empty where it is not recorded, or complete.
+    Attributes:
+        slots: of its record, and of others that its wait completes; empty where it is not recorded, or complete.
+        done_s: when it is done, as far as that is known, else ``NEVER``.
+        waiting: whether its rank is to be woken then.
+        error: what its wait raises, None for nothing.
+        peer: global rank of the other side, or of a root; negative where there is none.
+        tag: of a message; -1 where there is none.
     """
 
-    done_s = NEVER  # when it is done, as far as that is known
-    waiting = False  # whether its rank is to be woken then
-    error: Exception | None = None  # what its wait raises
-    peer = tag = NONE  # global rank of the other side, or of a root; of a message
+    __slots__ = ("done_s", "error", "group", "kind", "op", "peer", "rank", "slots", "tag", "waiting")
 
     def __init__(self, op: int, rank: Rank, slots: tuple[int, ...], group: SimulatedGroup, kind: Kind) -> None:
         self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind
+        self.peer = self.tag = NONE
+        self.done_s, self.waiting = NEVER, False
+        self.error: Exception | None = None
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done, for ``timeout`` (seconds, or a ``timedelta``) of virtual time at most; returns True.
@@ -247,18 +253,28 @@ class Operation:
 
 
 class Message(Operation):
-    """A send or a recv."""
+    """A send or a recv.
 
-    sends = False
-    number = 0  # among the messages that had to wait for their other side; 0 for one that met it at once
-    met: Message | None = None  # of a send: its recv
-    arrives_s: float | None = None  # of a send that has left before its recv was posted: when its message arrives
-    entry: _Entry  # what it is carried out with, where a rank's messages go one after the other
+    Attributes:
+        number: its place among the messages that had to wait for their other side; 0 for one that met it at once.
+        met: of a send, its recv.
+        arrives_s: of a send that has left before its recv was posted: when its message arrives.
+        entry: what it is carried out with, where a rank's messages go one after the other.
+    """
 
-    def __init__(self, op: int, rank: Rank, slots: tuple[int, ...], channel: Channel, kind: Kind, tensor: torch.Tensor, tag: int) -> None:
+    __slots__ = ("arrives_s", "channel", "entry", "met", "number", "sends", "tensor")
+
+    def __init__(
+        self, op: int, rank: Rank, slots: tuple[int, ...], channel: Channel, kind: Kind, tensor: torch.Tensor, tag: int, sends: bool
+    ) -> None:
         self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, channel.group, kind
-        self.tensor, self.channel, self.tag = tensor, channel, tag
-        self.peer = channel.dst if self.sends else channel.src
+        self.channel, self.tensor, self.tag, self.sends = channel, tensor, tag, sends
+        self.peer = channel.dst if sends else channel.src
+        self.done_s, self.waiting, self.number = NEVER, False, 0
+        self.error = None
+        self.met: Message | None = None
+        self.arrives_s: float | None = None
+        self.entry: _Entry | None = None
 
     def arrive(self, time_s: float) -> None:
         """Completes a send and its recv: the message has arrived."""
@@ -280,16 +296,6 @@ class Message(Operation):
     def describe(self) -> str:
         """Returns the operation in words."""
         return f"{'send to' if self.sends else 'recv from'} {self.peer}, tag {self.tag}"
-
-
-class Send(Message):
-    """A send."""
-
-    sends = True
-
-
-class Recv(Message):
-    """A recv."""
 
 
 class Channel:
@@ -517,6 +523,7 @@ class InOrder(Rendezvous):
 
     def _arrive(self, message: Message, time_s: float) -> None:
         entry = message.entry
+        assert entry is not None
         entry.left -= 1
         entry.end_s = max(entry.end_s, time_s)
         if not entry.left:

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-import torch
 from torch import Tensor
 from torch.distributed import GroupMember
 
@@ -26,7 +25,7 @@ from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collectives import Part, meet
 from ringsim.simulator.links import Links
-from ringsim.simulator.matching import Channel, Kind, Message, Operation, Recv, Rendezvous, Send, SimulatedGroup, check_tensor
+from ringsim.simulator.matching import Channel, Kind, Message, Operation, Rendezvous, SimulatedGroup, check_tensor
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Recorder
 
@@ -299,13 +298,13 @@ class SimulatedRank(Rank, Membership, Backend):
         self, tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None, op: int = _ISEND
     ) -> Message:
         """Begins to send; does not block. The tensor must not change until the handle has been waited for. ``op`` is recorded."""
-        return self._begin(Send, op, tensor, dst, group, tag, group_dst)
+        return self._begin(True, op, tensor, dst, group, tag, group_dst)
 
     def begin_recv(
         self, tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None, op: int = _IRECV
     ) -> Message:
         """Begins to receive, from anybody where no source is given; does not block. ``op`` is recorded."""
-        return self._begin(Recv, op, tensor, src, group, tag, group_src)
+        return self._begin(False, op, tensor, src, group, tag, group_src)
 
     isend, irecv = begin_send, begin_recv
 
@@ -313,12 +312,12 @@ class SimulatedRank(Rank, Membership, Backend):
         return self.world.matcher.batch(self)
 
     def _begin(
-        self, way: type[Message], op: int, tensor: Tensor, peer: int | None, group: Any, tag: int, group_peer: int | None
+        self, sends: bool, op: int, tensor: Tensor, peer: int | None, group: Any, tag: int, group_peer: int | None
     ) -> Message:
         """Begins to send or to receive, as the operation of a code."""
-        channel = self._channels.get((way, group, peer, tag)) if group_peer is None else None
+        channel = self._channels.get((sends, group, peer, tag)) if group_peer is None else None
         if channel is None:
-            channel = self._open(way, tensor, peer, group, tag, group_peer)
+            channel = self._open(sends, tensor, peer, group, tag, group_peer)
         kind = channel.kind
         if kind is None or type(tensor) is not Tensor or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
             check_tensor("tensor", tensor)
@@ -327,16 +326,16 @@ class SimulatedRank(Rank, Membership, Backend):
             self._before_operation()
         slots: tuple[Any, ...] = ()
         if self._records:
-            slots = (self._posts[op](channel.group.number, channel.dst if way.sends else channel.src, tag, kind.number),)
-        message = way(op, self, slots, channel, kind, tensor, tag)
+            slots = (self._posts[op](channel.group.number, channel.dst if sends else channel.src, tag, kind.number),)
+        message = Message(op, self, slots, channel, kind, tensor, tag, sends)
         self._match(message)
         if self._costs is not None:
-            self.clock.work(self._costs.post_s(way.sends, kind.size_bytes, met=message.number == 0))
+            self.clock.work(self._costs.post_s(sends, kind.size_bytes, met=message.number == 0))
         return message
 
-    def _open(self, way: type[Message], tensor: Tensor, peer: int | None, given: Any, tag: int, group_peer: int | None) -> Channel:
+    def _open(self, sends: bool, tensor: Tensor, peer: int | None, given: Any, tag: int, group_peer: int | None) -> Channel:
         """Returns where messages to or from a peer meet their other side, and keeps it; checks the arguments."""
-        op, what = ("isend", "dst") if way.sends else ("irecv", "src")
+        op, what = ("isend", "dst") if sends else ("irecv", "src")
         group: SimulatedGroup | None = self.find_group(given)
         if group is None:  # the message would be lost
             self._refuse(
@@ -344,17 +343,17 @@ class SimulatedRank(Rank, Membership, Backend):
                 "Call it on the group's ranks only."
             )
         check_tensor("tensor", tensor)
-        if not way.sends and peer is None and group_peer is None:
+        if not sends and peer is None and group_peer is None:
             other = ANY_SOURCE
         else:
             other = self._peer(what, group, peer, group_peer)
         number = to_index("tag", tag)
         if not 0 <= number < _TAG_END:
             self._refuse(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.")
-        src, dst = (self.number, other) if way.sends else (other, self.number)
+        src, dst = (self.number, other) if sends else (other, self.number)
         channel = self.world.matcher.channel_of(group, src, dst, number)
         if group_peer is None:
-            self._channels[way, given, peer, tag] = channel
+            self._channels[sends, given, peer, tag] = channel
         return channel
 
     def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:
