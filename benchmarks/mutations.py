@@ -53,7 +53,7 @@ MUTATIONS = {
         "test_recorder.py distributed/test_recording.py",
     ),
     "check of the ring": Mutation(
-        "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_ring.py"
+        "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_messages.py"
     ),
     "recorder": Mutation(
         "ringsim/traces/recorder.py", "            words[slot + 1] = words[slot]", "            pass", "test_recorder.py test_golden.py"
@@ -86,7 +86,7 @@ MUTATIONS = {
         "ringsim/traces/files.py",
         "zipfile.BadZipFile, ValueError, TypeError,",
         "ValueError, TypeError,",
-        "test_trace_damage.py test_trace_fuzz.py",
+        "test_trace_files.py",
     ),
 }
 

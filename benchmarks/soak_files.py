@@ -4,7 +4,7 @@
     python benchmarks/soak_files.py --atheris [--inputs 1000000]      # pip install '.[soak]': choices that reach new lines are kept
 
 Prints each failure with the seed that repeats it (``--seed SEED --inputs 1``), and how many files loaded. The damage is that of
-``tests/test_trace_fuzz.py``.
+``tests/test_trace_files.py``.
 """
 
 from __future__ import annotations

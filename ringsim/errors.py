@@ -27,7 +27,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -196,6 +196,18 @@ def check_duration(name: str, value: object) -> None:
         raise ArgumentError(
             f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, which counts ns, holds 285 years."
         )
+
+
+def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a worker, if they are a sequence and a dict by name (or None, for none)."""
+    try:
+        values = tuple(args)
+    except TypeError:
+        raise ArgumentError(f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,).") from None
+    named = {} if kwargs is None else kwargs
+    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
+        raise ArgumentError(f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write kwargs={{'name': value}}.")
+    return values, dict(named)
 
 
 def check_seed(seed: Any, world_size: int) -> int:

@@ -49,29 +49,39 @@ class RankState:
 
 
 class _Process:
-    """The state of the process, and whether simulated ranks in it have states of their own."""
+    """The state of the process, and whether simulated ranks in it have states of their own.
 
-    state = RankState()
-    simulates = False
+    Attributes:
+        unchanged: whether neither a backend nor a log stands between a call of ``ringsim.comm`` and torch, on any rank of the process.
+    """
+
+    def __init__(self) -> None:
+        self.change(RankState(), simulates=False)
+
+    def change(self, state: RankState, *, simulates: bool) -> None:
+        """Sets all attributes."""
+        self.state, self.simulates = state, simulates
+        self.unchanged = not simulates and state.backend is None and state.log is None
 
 
-_process = _Process()
+process = _Process()
 _simulated: ContextVar[RankState | None] = ContextVar("ringsim_rank_state", default=None)
 
 
 def get_state() -> RankState:
     """Returns the state of the calling rank."""
-    return (_simulated.get() if _process.simulates else None) or _process.state  # torch.compile cannot follow a context variable
+    return (_simulated.get() if process.simulates else None) or process.state  # torch.compile cannot follow a context variable
 
 
 @contextmanager
 def simulated_states() -> Iterator[None]:
     """Lets ranks of this process have states of their own inside the block, see ``enter_rank``."""
-    before, _process.simulates = _process.simulates, True
+    before = process.simulates
+    process.change(process.state, simulates=True)
     try:
         yield
     finally:
-        _process.simulates = before
+        process.change(process.state, simulates=before)
 
 
 def enter_rank(state: RankState) -> None:
@@ -83,8 +93,8 @@ def change_state(**changes: Any) -> RankState:
     """Replaces the calling rank's state by one with ``changes`` (fields of ``RankState``) and returns it."""
     before = get_state()
     state = replace(before, **changes)
-    if before is _process.state:
-        _process.state = state
+    if before is process.state:
+        process.change(state, simulates=process.simulates)
     else:
         _simulated.set(state)
     return state

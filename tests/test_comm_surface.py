@@ -214,7 +214,7 @@ def test_simulated_rank_has_a_backend_of_its_own() -> None:
 def test_traceback_shows_where_torch_is_called() -> None:
     with pytest.raises(ValueError, match="Default process group") as caught:
         comm.all_reduce(torch.ones(1))
-    assert any("return native(*args, **kwargs)" in line for line in traceback.format_tb(caught.value.__traceback__))
+    assert any("return torchs(*args, **kwargs)" in line for line in traceback.format_tb(caught.value.__traceback__))
 
 
 def test_what_only_torch_can_do_names_the_backend() -> None:

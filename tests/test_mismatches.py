@@ -96,7 +96,7 @@ def test_a_long_run_is_compared_to_its_end_and_what_is_done_is_forgotten(run: Ru
         if index % 500 == 0:
             assert run.look() == []
     assert run.look() == []
-    assert len(run.live.builder.columns().events) == 0
+    assert len(run.live.builder.events()) == 0
     one.post("irecv", 0, 1)
     zero.post("isend", 1, 0)
     assert run.look() == ["the size differs."]
@@ -238,7 +238,7 @@ def test_a_rank_on_another_machine_is_not_compared_nor_kept(tmp_path: Path) -> N
     run.ranks[0].post("all_reduce", payload=0, done=True)
     run.look()
     assert run.look() == []
-    assert (run.live.builder.columns().events.rank == 0).sum() == 0
+    assert (run.live.builder.events().rank == 0).sum() == 0
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:

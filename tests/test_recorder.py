@@ -30,8 +30,16 @@ def read(directory: Path) -> np.ndarray:
     return np.fromfile(directory / "rank-0.events", dtype=RECORD)
 
 
-def no_space(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves room for names, and none for records."""
+    write = os.write
+
+    def no_space(file: int, data: Any) -> int:
+        if len(data) > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", no_space)
 
 
 def test_the_format_for_struct_is_the_format_for_numpy() -> None:
@@ -40,10 +48,7 @@ def test_the_format_for_struct_is_the_format_for_numpy() -> None:
     assert np.frombuffer(struct.pack(RECORD_FORMAT, *values), dtype=RECORD)[0].item() == values
 
 
-@pytest.mark.parametrize("fallocate", [True, False])
-def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool) -> None:
-    if not fallocate:
-        monkeypatch.delattr(os, "posix_fallocate")
+def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=2 * CHUNK + 3)
     post, sizes = recorder.make_post(OP_CODES["isend"]), set()
     first = post(0, 0, 0, 0)
@@ -64,7 +69,7 @@ def test_directories_that_do_not_do_are_one_clear_error(tmp_path: Path, monkeypa
     (tmp_path / "file").write_text("")
     with pytest.raises(TraceFileError, match=r"directory of a run must be writable"):
         Recorder(tmp_path / "file" / "parts", 0, 1)
-    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    fill_disk(monkeypatch)
     with pytest.raises(TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"):
         Recorder(tmp_path, 3, 4)
 
@@ -274,7 +279,7 @@ def test_recording_stops_at_the_maximum_and_says_so_once(tmp_path: Path) -> None
 
 def test_recording_stops_on_a_full_disk_and_the_program_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=1)
-    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    fill_disk(monkeypatch)
     for _ in range(CHUNK + 100):
         recorder.mark("here")
     recorder.close()
@@ -300,3 +305,24 @@ def test_spans_and_marks_do_nothing_where_nothing_is_recorded() -> None:
 def test_wrong_arguments_of_a_span_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ringsim.span(**arguments)
+
+
+def test_ways_through_the_library_are_told_apart() -> None:
+    """Calls of one line may get to the recorder by other functions, and as far out: the names of the operations differ, and the lines."""
+    recorder = Recorder(None, 0, 2, now=lambda: 0, who=lambda: 0)
+    recorder.sites.declare_library("/library", speaker="/library/speaker.py")
+    post = recorder.make_post(OP_CODES["isend"], {"isend": OP_CODES["isend"], "batch_isend_irecv": OP_CODES["batch_isend"]})
+    library: dict[str, Any] = {"post": post}
+    source = "def hook(): post(0, 1, 0, 0)\ndef isend(): hook()\ndef batch_isend_irecv(): hook()\ndef via(function): function()"
+    exec(compile(source, "/library/speaker.py", "exec"), library)
+
+    def own() -> None:
+        library["hook"]()
+
+    for _ in range(2):
+        for way in (library["isend"], library["batch_isend_irecv"], own):
+            library["via"](way)
+    events = recorder.read()
+    assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", "isend"] * 2
+    here = own.__code__.co_firstlineno
+    assert (events.line - here).tolist() == [5, 5, 1] * 2

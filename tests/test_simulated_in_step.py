@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pipeline_cases import PROMPTS, Case, gradients, make_microbatches, make_model, settings_for, small_model
 
 import ringsim
 from ringsim.pipeline import Costs, generate, make_schedule, rehearse
 from ringsim.pipeline.training import train_step_pipeline
 from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.simulator.api import simulate
-
-sys.path.append(str(Path(__file__).parent / "distributed"))
-from pipeline_cases import Case, gradients, make_microbatches, make_model
-from test_pipeline_generation import PROMPTS, settings_for, small_model
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-9)
 WHAT = ("src", "dst", "stage", "microbatch")

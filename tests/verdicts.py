@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -50,3 +50,10 @@ def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None =
 def never_ends(*_: Any) -> None:
     while True:
         time.sleep(0.1)
+
+
+def each_wrong(table: dict[Callable[..., Any], list[tuple[Any, ...]]]) -> Iterator[tuple[Any, ...]]:
+    """Yields a check, an answer to it, words of the reason and words of the hint."""
+    for examine, rows in table.items():
+        for answer, words, *hint in rows:
+            yield examine, answer, words, *(hint or [""])

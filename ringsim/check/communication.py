@@ -88,7 +88,8 @@ def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: floa
     All calls are made before anything is judged: a rank that stopped at the first fault would leave the others waiting.
     """
     import torch
-    import torch.distributed as dist
+
+    from ringsim import comm as dist
 
     received: list[tuple[Any, float, Any]] = []
     kept: list[Any] = []

@@ -416,7 +416,9 @@ def find_own(backend: Backend, op: str) -> Callable[..., Any] | None:
         backend: the backend.
         op: as torch.distributed spells it.
     """
-    spellings = [op, *READINGS[op].names] if op in READINGS else [op]
+    if backend.supports(op):
+        return getattr(backend, op)  # type: ignore[no-any-return]
+    spellings = READINGS[op].names if op in READINGS else ()
     return next((getattr(backend, name) for name in spellings if backend.supports(name)), None)
 
 

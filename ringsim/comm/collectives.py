@@ -410,7 +410,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
     """Returns equal parts of a tensor's elements, one a rank: they share its memory where they can be written to."""
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
-        return whole.split(whole.shape[0] // group.size())
+        return list(whole.split(whole.shape[0] // group.size()))
     return list(whole.reshape(group.size(), whole.numel() // group.size()))
 
 
@@ -429,7 +429,7 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Se
         raise ArgumentError(
             f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} ({group.here()}). Count them again."
         )
-    return tensor.split(rows)
+    return list(tensor.split(rows))
 
 
 # -- checks

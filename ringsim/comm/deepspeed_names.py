@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ringsim.comm.backend import TORCH
 from ringsim.comm.bootstrap import Card, build_default_group, meet
 from ringsim.comm.built import Handle
+from ringsim.comm.collectives import make_signature
 from ringsim.comm.functions import FUNCTIONS, P2POp
 from ringsim.comm.log import configure
 from ringsim.environment import Discovery, discover
@@ -95,85 +96,65 @@ def to_torch(op: Any) -> Any:
 # -- operations
 
 
-# By name: DeepSpeed's arguments, in torch's order, without those of the log; and the docstring.
-_SPELLINGS: Final = {
-    "send": ("tensor, dst, group=None, tag=0", "Sends a tensor to global rank ``dst``; blocks."),
-    "recv": (
-        "tensor, src=None, group=None, tag=0",
-        "Receives from global rank ``src``, or from anybody; blocks. Returns the sender's rank.",
-    ),
-    "isend": ("tensor, dst, group=None, tag=0", "Begins to send a tensor; does not block. Returns a handle."),
-    "irecv": ("tensor, src=None, group=None, tag=0", "Begins to receive into a tensor; does not block. Returns a handle."),
-    "broadcast": ("tensor, src, group=None, async_op=False", "Copies the tensor of global rank ``src`` to all ranks of the group."),
-    "broadcast_object_list": ("object_list, src, group=None, device=None", "Copies the objects of global rank ``src`` to all ranks."),
-    "all_gather": ("tensor_list, tensor, group=None, async_op=False", "Collects the tensors of all ranks in a list on each."),
-    "all_gather_object": ("object_list, obj, group=None", "Collects one object of each rank in a list on each."),
-    "all_gather_into_tensor": ("output_tensor, tensor, group=None, async_op=False", "Collects the tensors of all ranks in one on each."),
-    "allgather_fn": ("output_tensor, input_tensor, group=None, async_op=False", "Does what ``all_gather_into_tensor`` does."),
-    "gather": ("tensor, gather_list=None, dst=0, group=None, async_op=False", "Collects the tensors of all ranks on global rank ``dst``."),
-    "scatter": ("tensor, scatter_list=None, src=0, group=None, async_op=False", "Hands out a list of global rank ``src``."),
-    "all_reduce": ("tensor, op=SUM, group=None, async_op=False", "Reduces the tensors of all ranks; each has the result."),
-    "inference_all_reduce": ("tensor, op=SUM, group=None, async_op=False", "Does what ``all_reduce`` does."),
-    "reduce": ("tensor, dst, op=SUM, group=None, async_op=False", "Reduces the tensors of all ranks to global rank ``dst``."),
-    "reduce_scatter": ("output, input_list, op=SUM, group=None, async_op=False", "Reduces the lists of all ranks; each has one entry."),
-    "reduce_scatter_tensor": (
-        "output_tensor, tensor, op=SUM, group=None, async_op=False",
-        "Reduces the tensors of all; each has its part.",
-    ),
-    "reduce_scatter_fn": ("output_tensor, tensor, op=SUM, group=None, async_op=False", "Does what ``reduce_scatter_tensor`` does."),
-    "all_to_all_single": (
-        "output, tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False",
-        "Sends a part of the tensor to each rank, and joins what comes.",
-    ),
-    "all_to_all": ("output_tensor_list, input_tensor_list, group=None, async_op=False", "Sends each rank one tensor of a list."),
-    "barrier": ("group=None, async_op=False, device_ids=None", "Waits until all ranks of the group have come here."),
-    "monitored_barrier": (
-        "group=None, timeout=None, wait_all_ranks=False",
-        "Waits for all ranks of the group, and says which did not come.",
-    ),
-}
-_DEFAULTS: Final = {"": inspect.Parameter.empty, "None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM}
-_TORCHS: Final = {  # torch's names, where they differ
-    "allgather_fn": "all_gather_into_tensor",
-    "inference_all_reduce": "all_reduce",
-    "reduce_scatter_fn": "reduce_scatter_tensor",
+_REST: Final = "group=None, async_op=False"
+_SPELLINGS: Final = {  # by name: DeepSpeed's arguments, in torch's order, without those of the log; torch's name, where it differs
+    "send": ("tensor, dst, group=None, tag=0",),
+    "recv": ("tensor, src=None, group=None, tag=0",),
+    "isend": ("tensor, dst, group=None, tag=0",),
+    "irecv": ("tensor, src=None, group=None, tag=0",),
+    "broadcast": (f"tensor, src, {_REST}",),
+    "broadcast_object_list": ("object_list, src, group=None, device=None",),
+    "all_gather": (f"tensor_list, tensor, {_REST}",),
+    "all_gather_object": ("object_list, obj, group=None",),
+    "all_gather_into_tensor": (f"output_tensor, tensor, {_REST}",),
+    "allgather_fn": (f"output_tensor, input_tensor, {_REST}", "all_gather_into_tensor"),
+    "gather": (f"tensor, gather_list=None, dst=0, {_REST}",),
+    "scatter": (f"tensor, scatter_list=None, src=0, {_REST}",),
+    "all_reduce": (f"tensor, op=SUM, {_REST}",),
+    "inference_all_reduce": (f"tensor, op=SUM, {_REST}", "all_reduce"),
+    "reduce": (f"tensor, dst, op=SUM, {_REST}",),
+    "reduce_scatter": (f"output, input_list, op=SUM, {_REST}",),
+    "reduce_scatter_tensor": (f"output_tensor, tensor, op=SUM, {_REST}",),
+    "reduce_scatter_fn": (f"output_tensor, tensor, op=SUM, {_REST}", "reduce_scatter_tensor"),
+    "all_to_all_single": (f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}",),
+    "all_to_all": (f"output_tensor_list, input_tensor_list, {_REST}",),
+    "barrier": (f"{_REST}, device_ids=None",),
+    "monitored_barrier": ("group=None, timeout=None, wait_all_ranks=False",),
 }
 _EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}  # arguments of the log; others have all three
 
 
-def _make_operation(name: str, arguments: str, doc: str) -> Callable[..., Any]:
+def _make_operation(name: str, arguments: str, native: str = "") -> Callable[..., Any]:
     """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``."""
-    native = _TORCHS.get(name, name)
+    native = native or name
     extras = {"prof": False, "log_name": native, "debug": None}
-    own = [(each, _DEFAULTS[default]) for each, _, default in (text.partition("=") for text in arguments.split(", "))]
-    pairs = [*own, *((extra, extras[extra]) for extra in _EXTRAS.get(name, extras))]
+    own = list(make_signature(arguments, ReduceOp.SUM).parameters.values())
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(each, kind, default=default) for each, default in pairs])
+    added = [inspect.Parameter(extra, kind, default=extras[extra]) for extra in _EXTRAS.get(name, extras)]
+    signature = inspect.Signature([*own, *added])
 
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = [to_torch(value) if each == "op" else value for each, value in list(bound.arguments.items())[: len(own)]]
+        values = [to_torch(bound.arguments[each.name]) for each in own]
         return FUNCTIONS[native](*values, **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()})
 
     named: Any = operation
     named.__name__ = named.__qualname__ = name
-    named.__module__, named.__doc__, named.__signature__ = "ringsim.comm.deepspeed", doc, signature
+    named.__module__, named.__signature__ = "ringsim.comm.deepspeed", signature
+    named.__doc__ = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
     return operation
 
 
 def batch_isend_irecv(p2p_op_list: list[Any], prof: bool = False, log_name: str = "batch_isend_irecv", debug: Any = None) -> Any:
     """Begins several sends and receives. An entry is a ``P2POp``, or has ``op`` (a name), ``tensor``, ``peer``, ``group`` and ``tag``."""
-    entries = [
-        each if isinstance(each, dist.P2POp) else P2POp(_message(each.op), each.tensor, each.peer, each.group, each.tag)
-        for each in p2p_op_list
-    ]
+
+    def read(each: Any) -> Any:
+        op = FUNCTIONS[each.op if isinstance(each.op, str) else each.op.__name__]
+        return P2POp(op, each.tensor, each.peer, each.group, each.tag)
+
+    entries = [each if isinstance(each, dist.P2POp) else read(each) for each in p2p_op_list]
     return FUNCTIONS["batch_isend_irecv"](entries, prof=prof, log_name=log_name, debug=debug)
-
-
-def _message(op: Any) -> Callable[..., Any]:
-    """Returns the function of ``ringsim.comm`` that is meant by a name, or by one of DeepSpeed's functions."""
-    return FUNCTIONS[op if isinstance(op, str) else op.__name__]
 
 
 def all_gather_coalesced(
@@ -218,7 +199,7 @@ def _wait_for_all(works: list[Any], results: Sequence[torch.Tensor], async_op: b
 
 
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: _make_operation(name, *spelling) for name, spelling in _SPELLINGS.items()},
+    **{name: _make_operation(name, *row) for name, row in _SPELLINGS.items()},
     "all_gather_coalesced": all_gather_coalesced,
     "all_reduce_coalesced": all_reduce_coalesced,
     "batch_isend_irecv": batch_isend_irecv,
@@ -228,18 +209,25 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
 # -- questions
 
 
-def _make_question(op: str) -> Callable[[], bool]:
-    def has() -> bool:
-        return (get_state().backend or TORCH).supports(op)
+def _question(name: str, answer: Callable[[], Any], doc: str) -> Callable[[], Any]:
+    """Makes a function without arguments that only looks something up."""
 
-    has.__name__ = has.__qualname__ = f"has_{op}"
-    has.__doc__ = f"Returns whether the backend has ``{op}`` itself; where it has not, it is built from messages."
-    return has
+    def ask() -> Any:
+        return answer()
+
+    ask.__name__ = ask.__qualname__ = name
+    ask.__doc__ = doc
+    return ask
 
 
-has_reduce_scatter_tensor = _make_question("reduce_scatter_tensor")
-has_all_gather_into_tensor = _make_question("all_gather_into_tensor")
-has_all_reduce_coalesced = _make_question("all_reduce_coalesced")
+def _supports(op: str) -> Callable[[], bool]:
+    doc = f"Returns whether the backend has ``{op}`` itself; where it has not, it is built from messages."
+    return _question(f"has_{op}", lambda: (get_state().backend or TORCH).supports(op), doc)
+
+
+has_reduce_scatter_tensor = _supports("reduce_scatter_tensor")
+has_all_gather_into_tensor = _supports("all_gather_into_tensor")
+has_all_reduce_coalesced = _supports("all_reduce_coalesced")
 
 
 def has_coalescing_manager() -> bool:
@@ -273,12 +261,6 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
 
     Raises:
         RingError: there is no process group yet.
-
-    Example:
-        >>> get_all_ranks_from_group()
-        Traceback (most recent call last):
-        ...
-        ringsim.errors.RingError: the process group must exist before it is used, got none. Call init_distributed first.
     """
     _check_joined()
     backend = get_state().backend or TORCH
@@ -290,13 +272,6 @@ def get_local_rank() -> int:
 
     Raises:
         RingError: nothing says it.
-
-    Example:
-        >>> import os
-        >>> os.environ["LOCAL_RANK"] = "3"
-        >>> get_local_rank()
-        3
-        >>> del os.environ["LOCAL_RANK"]
     """
     said = os.environ.get("LOCAL_RANK", "")
     if said.isdecimal():
@@ -323,38 +298,15 @@ def enable_symm_mem_for_group(group_name: str) -> None:
     enable(group_name)  # type: ignore[arg-type]  # a string by another name
 
 
-def get_local_rank_from_launcher() -> int:
-    """Returns ``LOCAL_RANK``, or what Open MPI says instead; 0 where neither is set.
-
-    Example:
-        >>> get_local_rank_from_launcher()
-        0
-    """
-    return _read("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
+def _from_launcher(name: str, variable: str, default: int) -> Callable[[], int]:
+    instead = f"OMPI_COMM_WORLD_{variable.removeprefix('WORLD_')}"
+    doc = f"Returns ``{variable}``, or what Open MPI says instead; {default} where neither is set."
+    return _question(name, lambda: int(os.environ.get(variable) or os.environ.get(instead) or default), doc)
 
 
-def get_world_rank_from_launcher() -> int:
-    """Returns ``RANK``, or what Open MPI says instead; 0 where neither is set.
-
-    Example:
-        >>> get_world_rank_from_launcher()
-        0
-    """
-    return _read("RANK", "OMPI_COMM_WORLD_RANK", 0)
-
-
-def get_world_size_from_launcher() -> int:
-    """Returns ``WORLD_SIZE``, or what Open MPI says instead; 1 where neither is set.
-
-    Example:
-        >>> get_world_size_from_launcher()
-        1
-    """
-    return _read("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
-
-
-def _read(variable: str, instead: str, default: int) -> int:
-    return int(os.environ.get(variable) or os.environ.get(instead) or default)
+get_local_rank_from_launcher = _from_launcher("get_local_rank_from_launcher", "LOCAL_RANK", 0)
+get_world_rank_from_launcher = _from_launcher("get_world_rank_from_launcher", "RANK", 0)
+get_world_size_from_launcher = _from_launcher("get_world_size_from_launcher", "WORLD_SIZE", 1)
 
 
 def _check_joined() -> None:
@@ -481,34 +433,13 @@ def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbos
     _set(found, verbose)
 
 
-def in_aml() -> bool:
-    """Returns whether this process runs in Azure ML.
-
-    Example:
-        >>> in_aml()
-        False
-    """
-    return "AZUREML_EXPERIMENT_ID" in os.environ
+def _runs_in(name: str, variable: str, where: str) -> Callable[[], bool]:
+    return _question(name, lambda: variable in os.environ, f"Returns whether this process runs in {where}.")
 
 
-def in_aws_sm() -> bool:
-    """Returns whether this process runs in Amazon SageMaker.
-
-    Example:
-        >>> in_aws_sm()
-        False
-    """
-    return "SM_TRAINING_ENV" in os.environ
-
-
-def in_dlts() -> bool:
-    """Returns whether this process runs in a DLTS cluster.
-
-    Example:
-        >>> in_dlts()
-        False
-    """
-    return "DLTS_JOB_ID" in os.environ
+in_aml = _runs_in("in_aml", "AZUREML_EXPERIMENT_ID", "Azure ML")
+in_aws_sm = _runs_in("in_aws_sm", "SM_TRAINING_ENV", "Amazon SageMaker")
+in_dlts = _runs_in("in_dlts", "DLTS_JOB_ID", "a DLTS cluster")
 
 
 def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:

@@ -25,14 +25,14 @@ from ringsim.comm.backend import TORCH, Backend, TorchBackend
 from ringsim.comm.built import BUILT, find_own
 from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import RankState, get_state
+from ringsim.state import get_state, process
 
 __all__ = ["FALLBACKS", "FUNCTIONS", "MANAGING", "P2POp", "find", "make_function"]
 
 FALLBACKS: Final[dict[str, Callable[..., Any]]] = {**BUILT, **OBJECTS}  # what can be built, by name: after the backend torch's arguments
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 _HERE: Final = os.path.dirname(os.path.dirname(__file__))
-_EXTRAS: Final[dict[str, Any]] = {"prof": False, "log_name": None, "debug": None}  # of the log: see ``LogOptions.call``
+_EXTRAS: Final = {"prof": False, "log_name": None, "debug": None}  # arguments of the log: see ``LogOptions.call``
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)  # these carry messages as well; all others say so by a parameter `group`
 _MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
     *("init_process_group", "destroy_process_group", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks"),
@@ -105,30 +105,25 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
         The function.
     """
     parameters = _Parameters(signature)
+    torchs = native or (lambda *args, **kwargs: _build(TORCH, name)(*args, **kwargs))
 
     def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
-        state = get_state()
-        if state.backend is None and state.log is None and native is not None:
+        if process.unchanged:
             try:
-                return native(*args, **kwargs)
+                return torchs(*args, **kwargs)
             except RuntimeError as error:
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        if state.log is None and state.backend is not None and state.backend.direct:
+        state = get_state()
+        if state.log is None and state.backend is not None and state.backend.direct:  # simulated ranks do little else: no call more
             own = getattr(state.backend, name, None)
             if own is not None:
                 return own(*args, **kwargs)
-        return _run(state, name, parameters, args, kwargs, (prof, log_name, debug))
+        return _run(name, parameters, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
-        state = get_state()
-        if state.backend is None and native is not None:
-            return native(*args, **kwargs)
-        own = getattr(state.backend, name, None) if state.backend is not None and state.backend.direct else None
-        if own is not None:
-            return own(*args, **kwargs)
-        return _run(state, name, parameters, args, kwargs, None)
+        return torchs(*args, **kwargs) if process.unchanged else _run(name, parameters, args, kwargs, None)
 
     function: Any = communicate if logged else manage
     function.__name__ = function.__qualname__ = name
@@ -151,22 +146,18 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _run(
-    state: RankState,
-    name: str,
-    parameters: _Parameters,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    extras: tuple[bool, str | None, str | None] | None,
+    name: str, parameters: _Parameters, args: Sequence[Any], kwargs: dict[str, Any], extras: tuple[bool, str | None, str | None] | None
 ) -> Any:
     """Runs an operation where another backend, or a log, is in force; ``extras`` are the log's, None where it does not count."""
+    state = get_state()
+    backend, log = state.backend or TORCH, state.log if extras else None
+    if log is None and backend.direct and backend.supports(name):
+        return getattr(backend, name)(*args, **kwargs)
     if state.backend is not None:
         args, kwargs = parameters.place(args, kwargs)
-    backend = state.backend or TORCH
 
     def run(function: Callable[..., Any]) -> Any:
-        if state.log is None or extras is None:
-            return function(*args, **kwargs)
-        return state.log.call(name, function, tuple(args), kwargs, *extras)
+        return function(*args, **kwargs) if log is None else log.call(name, function, tuple(args), kwargs, *(extras or ()))
 
     try:
         return run(find(backend, name))

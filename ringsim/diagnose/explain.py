@@ -18,7 +18,7 @@ from ringsim.diagnose.mismatches import (
     is_recorded_whole,
 )
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
-from ringsim.diagnose.verdict import judge, name_ranks, wait_text
+from ringsim.diagnose.verdict import judge, name_ranks, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.units import time_text
@@ -180,9 +180,7 @@ def _find_stall(trace: Trace, snapshot: Snapshot) -> tuple[Finding, tuple[Edge, 
     if not blocked:
         message = f"no rank waited for another when the run was ended: {busy}."
         return Finding("stalled", tuple(seen), (), message, "Look at what they do, or give the run more time."), ()
-    waits = "; ".join(wait_text(one) for one in operations[:_MOST_WAITS])
-    more = f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else ""
-    message = f"{name_ranks(blocked)} still waited when the run was ended: {waits}{more}."
+    message = f"{name_ranks(blocked)} still waited when the run was ended: {waits_text(operations)}."
     if busy:
         message += f" Meanwhile {busy}."
     hint = (

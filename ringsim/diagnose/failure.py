@@ -32,8 +32,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ringsim import errors
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
@@ -47,14 +46,24 @@ __all__ = [
     "PEER",
     "WAIT",
     "Cause",
+    "Report",
     "Verdict",
     "clear_verdict",
+    "describe_end",
+    "describe_unfinished",
     "error_of_kind",
     "find_cause",
+    "first_failure",
     "impose",
+    "indent",
     "is_internal",
+    "make_error",
     "raise_verdict",
+    "raised_where",
     "read_verdict",
+    "rename_files",
+    "report_death",
+    "report_exception",
     "text_of",
     "write_verdict",
 ]
@@ -65,30 +74,31 @@ WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
+_NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
+_ERRORS: Final[dict[str, type[RingError]]] = {
+    "peer_exited": PeerExited,
+    "missing_participant": PeerExited,
+    "rank_failed": RankFailed,
+    "rendezvous_failed": RendezvousFailed,
+    "group_order_mismatch": RendezvousFailed,
+    "message_mismatch": MessageMismatch,
+    "collective_mismatch": MessageMismatch,
+    "invalid_argument": ArgumentError,
+}
+_FILE: Final = "verdict.json"
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Why a rank failed.
+class Cause(NamedTuple):
+    """Why a rank failed."""
 
-    Attributes:
-        error: the exception that says so.
-        echo: what it is an echo of: ``OWN``, nothing; ``PEER``; ``WAIT``.
-        after: the exception that led to it, if any.
-        pending: whether it was passing through a ``finally`` whose wait then ended in vain.
-    """
-
-    error: BaseException
-    echo: str = OWN
-    after: BaseException | None = None
-    pending: bool = False
+    error: BaseException  # the one that says so
+    echo: str = OWN  # what it is an echo of: OWN, nothing; PEER; WAIT
+    after: BaseException | None = None  # what led to it
+    pending: bool = False  # whether it was passing through a ``finally`` whose wait then ended in vain
 
 
 def find_cause(error: BaseException) -> Cause:
-    """Returns why a rank failed.
-
-    Args:
-        error: what came out of its worker, with its traceback.
+    """Returns why a rank failed, given what came out of its worker.
 
     Example:
         >>> def fail():
@@ -121,8 +131,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = "<exception str() failed>"  # Python's own words for it
-    shown: str = readable(text)
-    return shown
+    return str(readable(text))
 
 
 def is_internal(filename: str) -> bool:
@@ -136,25 +145,20 @@ def is_internal(filename: str) -> bool:
     return filename.startswith(("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Returns an exception and those before it, oldest first."""
+def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
+    """Returns an exception and those before it, oldest first, with or without those that a traceback hides."""
     chain: list[BaseException] = []
     one: BaseException | None = error
-    while one is not None and not any(one is other for other in chain):
+    while one is not None and not any(one is other for other in chain):  # they may hang together in a circle
         chain.append(one)
-        one = one.__cause__ if one.__cause__ is not None else one.__context__
+        one = one.__cause__ if one.__cause__ is not None or (one.__suppress_context__ and not hidden) else one.__context__
     return chain[::-1]
 
 
 def _root(error: BaseException) -> BaseException | None:
     """Returns the first exception that a traceback shows before an error, None if there is none."""
-    chain = [error]
-    while True:
-        last = chain[-1]
-        before = last.__cause__ if last.__cause__ is not None or last.__suppress_context__ else last.__context__
-        if before is None or any(before is one for one in chain):
-            return last if last is not error else None
-        chain.append(before)
+    first = _chain(error, hidden=False)[0]
+    return None if first is error else first
 
 
 def _echo_of(error: BaseException) -> str:
@@ -164,14 +168,11 @@ def _echo_of(error: BaseException) -> str:
         return kinds[0] if all(kinds) else OWN
     if isinstance(error, RingError):
         return PEER if error.imposed else OWN
-    if not isinstance(error, RuntimeError) or not (type(error).__module__.startswith("torch.") or _raised_inside(error)):
-        return OWN
     text = text_of(error)
-    if text.startswith(_PASSED_ON):
+    of_torch = isinstance(error, RuntimeError) and (type(error).__module__.startswith("torch.") or _raised_inside(error))
+    if not of_torch or text.startswith(_PASSED_ON):
         return OWN
-    if any(words in text for words in LOST_PEER):
-        return PEER
-    return WAIT if _TIMED_OUT in text else OWN
+    return PEER if any(words in text for words in LOST_PEER) else WAIT if _TIMED_OUT in text else OWN
 
 
 def _raised_inside(error: BaseException) -> bool:
@@ -181,11 +182,8 @@ def _raised_inside(error: BaseException) -> bool:
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Tells whether an exception was passing through a ``finally`` or an ``__exit__`` when later ones were raised.
-
-    An ``except`` clause that raises nothing has dealt with it.
-    """
-    caught: TracebackType | None = error.__traceback__
+    """Tells whether an exception was passing through a ``finally`` or an ``__exit__`` when later ones were raised."""
+    caught = error.__traceback__
     if caught is None or isinstance(error, GeneratorExit):  # it only closes a generator
         return False
     frames = [pair for one in later for pair in traceback.walk_tb(one.__traceback__)]
@@ -202,14 +200,11 @@ def _is_kept(filename: str, raised_at: int, line: int) -> bool:
         return True
     for node in ast.walk(tree):
         if isinstance(node, ast.Try | ast.TryStar) and node.body[0].lineno <= raised_at <= (node.body[-1].end_lineno or 0):
-            for handler in node.handlers:
+            for handler in node.handlers:  # one that raises nothing has dealt with it
                 raises = any(isinstance(part, ast.Raise) for part in ast.walk(handler))
                 if handler.lineno <= line <= (handler.end_lineno or 0) and not raises:
                     return True
     return not source
-
-
-_NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 
 
 @dataclass(frozen=True)
@@ -246,13 +241,7 @@ class Report:
 
 
 def report_exception(rank: int, error: BaseException, at_ns: int | None = None) -> Report:
-    """Describes why a worker failed, with the frames of the user's own code.
-
-    Args:
-        rank: whose worker it was.
-        error: what came out of it.
-        at_ns: when, CLOCK_MONOTONIC; now by default.
-    """
+    """Describes why a worker failed, by what came out of it, with the frames of the user's own code; ``at_ns`` is now by default."""
     cause = find_cause(error)
     summary = traceback.TracebackException.from_exception(cause.error, limit=None)
     where = _keep_users_frames(summary)
@@ -282,16 +271,6 @@ def _users_place(error: BaseException) -> str:
     return _keep_users_frames(traceback.TracebackException.from_exception(error, limit=None, lookup_lines=False))
 
 
-def rename_files(report: Report, names: Mapping[str, str]) -> Report:
-    """Returns the report with files renamed, as a notebook names its cells."""
-    where, after, waited, traced = report.where, report.after, report.waited, report.traceback
-    for filename, name in names.items():
-        where, after, waited = (place.replace(f"{filename}, line", f"{name}, line") for place in (where, after, waited))
-        traced = traced.replace(f'File "{filename}", line', f"{name}, line")
-    traced, text = rename_places(traced, names), rename_places(report.text, names)
-    return replace(report, where=where, after=after, waited=waited, traceback=traced, text=text)
-
-
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
     """Drops the frames of ringsim and torch from a traceback if others remain; returns the place of the user's innermost one."""
     theirs = [frame for frame in summary.stack if not is_internal(frame.filename)]
@@ -300,11 +279,17 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     for chained in (summary.__cause__, summary.__context__):
         if chained is not None:
             _keep_users_frames(chained)
-    if not theirs:
-        return ""
-    last = theirs[-1]
-    place: str = readable(f"{last.filename}, line {last.lineno}, in {last.name}")
-    return place
+    return str(readable(f"{theirs[-1].filename}, line {theirs[-1].lineno}, in {theirs[-1].name}")) if theirs else ""
+
+
+def rename_files(report: Report, names: Mapping[str, str]) -> Report:
+    """Returns the report with files renamed, as a notebook names its cells."""
+    said = {field: getattr(report, field) for field in ("where", "after", "waited", "traceback", "text")}
+    for field, text in said.items():
+        for filename, name in names.items():
+            text = text.replace(f'File "{filename}", line', f"{name}, line").replace(f"{filename}, line", f"{name}, line")
+        said[field] = rename_places(text, names)
+    return replace(report, **said)
 
 
 def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> Report:
@@ -320,11 +305,10 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
         text = "its process is gone"
     elif exit_code < 0:
         text = f"its process was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+        if last := [line for line in output.splitlines() if line.strip()][-3:]:
+            text += ". It last printed:\n  " + "\n  ".join(last)
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
-    last = [line for line in output.splitlines() if line.strip()][-3:]
-    if exit_code is not None and exit_code < 0 and last:
-        text += ". It last printed:\n  " + "\n  ".join(last)
     return Report(rank=rank, error="", text=readable(text), where="", traceback="", at_ns=at_ns)
 
 
@@ -357,12 +341,7 @@ def describe_end(report: Report) -> dict[str, Any] | None:
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
-    """Says what a rank that had not ended was doing, as a trace keeps it for ``explain``.
-
-    Args:
-        rank: which one.
-        doing: see ``Process.doing``.
-        place: file and line of the user's program, if known.
+    """Says what a rank that had not ended was doing, and at which file and line, as a trace keeps it for ``explain``.
 
     Example:
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
@@ -392,19 +371,21 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
     who = f"rank {first.rank} of {world_size}"
     if first.of_ringsim:
         text = first.text if who in first.text else f"{first.text} ({who})"
-    elif first.error:
-        text = f"{who} raised {first.error}: {first.text}"
     else:
-        text = f"{who} failed: {first.text}"
+        text = f"{who} raised {first.error}: {first.text}" if first.error else f"{who} failed: {first.text}"
     if first.traceback and (first.where or not first.of_ringsim):
         text += "\n" + indent(first.traceback)
     if first.waited:
         text += f"\n  and waited in vain on its way out: {first.waited}"
-    text += _echoes([report for report in reports if report is not first], stopped)
-    kind = getattr(errors, first.error, errors.RankFailed) if first.of_ringsim else errors.RankFailed
-    if issubclass(kind, errors.RankFailed):
-        return kind(text, rank=first.rank)
-    made: errors.RingError = kind(text)
+    others = [report for report in reports if report is not first]
+    for what, told in (
+        ("also failed", "; ".join(f"rank {one.rank}, {one.error or one.text}" for one in others if not one.is_consequence)),
+        ("lost their peer because of it", "; ".join(f"rank {one.rank} ({one.where or one.error})" for one in others if one.is_consequence)),
+        ("were stopped because of it", ", ".join(f"rank {rank}" for rank in stopped)),
+    ):
+        text += f"\n  {what}: {told}" if told else ""
+    kind = getattr(errors, first.error, RankFailed) if first.of_ringsim else RankFailed
+    made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
 
 
@@ -415,37 +396,9 @@ def raised_where(report: Report) -> str:
     return f"\n  rank {report.rank}:\n{indent(frames)}{after}" if report.where else ""
 
 
-def _echoes(others: Sequence[Report], stopped: Sequence[int]) -> str:
-    """Says in a line or two what became of the other ranks."""
-    lines = []
-    same = [report for report in others if not report.is_consequence]
-    echoes = [report for report in others if report.is_consequence]
-    if same:
-        lines.append("also failed: " + "; ".join(f"rank {report.rank}, {report.error or report.text}" for report in same))
-    if echoes:
-        where = [f"rank {report.rank} ({report.where or report.error})" for report in echoes]
-        lines.append("lost their peer because of it: " + "; ".join(where))
-    if stopped:
-        lines.append("were stopped because of it: " + ", ".join(f"rank {rank}" for rank in stopped))
-    return "".join(f"\n  {line}" for line in lines)
-
-
 def indent(text: str) -> str:
     """Returns a text with each line indented by two spaces."""
     return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-_ERRORS: Final[dict[str, type[RingError]]] = {
-    "peer_exited": PeerExited,
-    "missing_participant": PeerExited,
-    "rank_failed": RankFailed,
-    "rendezvous_failed": RendezvousFailed,
-    "group_order_mismatch": RendezvousFailed,
-    "message_mismatch": MessageMismatch,
-    "collective_mismatch": MessageMismatch,
-    "invalid_argument": ArgumentError,
-}
-_FILE: Final = "verdict.json"
 
 
 @dataclass(frozen=True)
@@ -530,11 +483,7 @@ def _read_operation(said: dict[str, Any]) -> Operation:
 
 
 def raise_verdict(directory: Path, rank: int) -> None:
-    """Raises the verdict on a rank whose wait has failed; returns where there is none, or it concerns others.
-
-    Raises:
-        RingError: a verdict concerns this rank.
-    """
+    """Raises the verdict on a rank whose wait has failed; returns where there is none, or it concerns others."""
     verdict = read_verdict(directory)
     if verdict is not None and rank in verdict.ranks:
         raise verdict.error

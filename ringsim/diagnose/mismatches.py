@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import Columns, Snapshot, SnapshotBuilder, operation_of
+from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, operation_of
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
@@ -85,60 +85,58 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
         builder: knows what was posted.
         ended: ranks that have ended, so that none of their operations can be refused any more.
     """
-    columns = builder.columns(ended)
-    events = columns.events
-    known = ~np.isin(events.group, list(columns.used_before))
-    send, recv = _first_settled_pairs(columns)
+    events, settled = builder.events(), builder.settled(ended)
+    known = ~np.isin(events.group, list(builder.used_before))
+    send, recv = _settled_pairs(events, settled)
     sure = known[send]
-    if columns.from_any:
+    if builder.from_any:
         receivers = zip(events.group[recv].tolist(), events.rank[recv].tolist(), strict=True)
-        sure &= np.array([one not in columns.from_any for one in receivers], dtype=bool)
+        sure &= np.array([one not in builder.from_any for one in receivers], dtype=bool)
     calls = CollectiveCalls.of(events)
-    settled = _first_of_each(calls.call, columns.settled[calls.event], number_rows(events.group[calls.event], events.rank[calls.event]))
-    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, settled & known[calls.event])
-    builder.drop(events, _mark_done(columns, send, recv, calls))
+    compared = _first_marked(settled[calls.event], _member_of(events, calls)) & known[calls.event]
+    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, compared)
+    builder.drop(events, _mark_done(events, send, recv, calls, builder.elsewhere))
     return findings
 
 
-def _first_settled_pairs(columns: Columns) -> tuple[Ints, Ints]:
+def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
     """Returns the sends and recvs that belong together, as far as everything before them on their channel is settled."""
-    events = columns.events
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
-    side = number_rows(*(column[messages] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
-    sure = messages[_first_of_each(messages, columns.settled[messages], side)]
+    sure = messages[_first_marked(settled[messages], _channel_of(events, messages))]
     pairs = match(events.select(sure))
     return sure[pairs.send], sure[pairs.recv]
 
 
-def _first_of_each(rows: Ints, marked: Ints, key: Ints) -> Ints:
-    """Marks the rows that stand, among those of their key, before the first that is not marked."""
+def _channel_of(events: Events, some: Ints) -> Ints:
+    """Numbers the sides of channels that messages are on."""
+    return number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
+
+
+def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
+    """Numbers the members of groups that collectives are of."""
+    return number_rows(events.group[calls.event], events.rank[calls.event])
+
+
+def _first_marked(marked: Ints, key: Ints) -> Ints:
+    """Marks what stands, among the rows of its key, before the first that is not marked."""
     place = number_places(key)
-    first = np.full(int(key.max(initial=-1)) + 1, len(rows), dtype=np.int64)
+    first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
     mask: Ints = place < first[key]
     return mask
 
 
-def _mark_done(columns: Columns, send: Ints, recv: Ints, calls: CollectiveCalls) -> Ints:
+def _mark_done(events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, elsewhere: set[int]) -> Ints:
     """Marks what is done on all sides, with all that stands before it on its channel or group."""
-    events = columns.events
     done = events.status != IN_FLIGHT
-    mask = np.zeros(len(events), dtype=bool)
-    both = done[send] & done[recv]
+    mask: Ints = done & np.isin(events.peer, list(elsewhere)) & (events.kind <= RECV)
     order = np.argsort(send, kind="stable")  # as they were posted, on each channel
-    channel = number_rows(*(column[send[order]] for column in (events.group, events.rank, events.peer, events.tag)))
-    gone = order[_first_of_each(order, both[order], channel)]
+    gone = order[_first_marked((done[send] & done[recv])[order], _channel_of(events, send[order]))]
     mask[send[gone]] = mask[recv[gone]] = True
     if len(calls.event):
-        here = np.array([len(set(group.ranks) - columns.elsewhere) for group in events.tables.groups], dtype=np.int64)
-        open_call = np.bincount(calls.call, ~done[calls.event]) > 0
-        size = np.bincount(calls.call)
-        finished = ~open_call & (size >= here[events.group[calls.last]])
-        mask[calls.event] = _first_of_each(
-            calls.event, finished[calls.call], number_rows(events.group[calls.event], events.rank[calls.event])
-        )
-    if columns.elsewhere:
-        mask |= done & np.isin(events.peer, list(columns.elsewhere)) & (events.kind <= RECV)
+        here = np.array([len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64)
+        finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (np.bincount(calls.call) >= here[events.group[calls.last]])
+        mask[calls.event] = _first_marked(finished[calls.call], _member_of(events, calls))
     return mask
 
 

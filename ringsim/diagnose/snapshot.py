@@ -1,6 +1,7 @@
-"""What every rank has posted at one moment and what that may meet, built from the same columns for a finished trace and for a live run.
+"""What every rank has posted at one moment and what that may meet.
 
-A finished trace is added whole. A live run is added batch by batch, as its parts grow; pairs that are done on both sides are dropped and
+A snapshot is made from events, in one way for all: the whole trace of a finished run or of the virtual clock, or what a builder keeps of a
+run that is still going on. That one is fed in batches, as the parts of the ranks grow; pairs that are done on both sides are dropped and
 only counted, so what a look costs depends on what is open, not on how long the run has lasted::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
@@ -15,7 +16,6 @@ still waits has not got it.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -85,14 +85,13 @@ class Posted:
         awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its operations.
         index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source, destination, tag), or among its rank's
             collectives on the group. 0 for a recv from any source.
-        counterparts: how many operations of the other side it, or those before it on its channel, may meet. Of a recv from one rank: the
-            sends on the channel. Of a send: the recvs on the channel, and those from any source that its peer has open. Of a recv from
-            any source: the sends that no recv has got for certain, less one for each recv from any source before it. Not for
-            collectives.
+        counterparts: how many operations of the other side it, or those before it on its channel, may meet. A send may also meet the
+            recvs from any source that its peer has open; and such a recv the sends that no recv has got for certain, less one for each
+            recv from any source before it. Not for collectives.
         contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
         taken: whether others have got so many of them that none is left for this one; only where nothing is on its way.
-        entered: for a collective: what members posted as their ``index``-th collective on the group, this rank's own included or not;
-            who is missing has not. Where all members share one tuple, they are looked at together.
+        entered: for a collective: what members posted as their ``index``-th collective on the group; who is missing has not. Where all
+            members share one tuple, they are looked at together.
     """
 
     operation: Operation
@@ -193,35 +192,11 @@ _UNKNOWN: Final = End("unknown")
 
 
 class Head(NamedTuple):
-    """How far a rank has come; equal heads at two looks say that nothing happened in between.
-
-    Attributes:
-        written: how many records it had written.
-        open: how many of its operations were not done.
-        awaited: the slots of those in which it is blocked.
-    """
+    """How far a rank has come, and the slots in which it is blocked; equal heads at two looks say that nothing happened in between."""
 
     written: int
     open: int
     awaited: tuple[int, ...]
-
-
-class Columns(NamedTuple):
-    """What is kept of a live run, to be compared.
-
-    Attributes:
-        events: the operations of all ranks.
-        settled: marks those that cannot be refused any more.
-        used_before: numbers of the groups of which not every operation is recorded.
-        from_any: (group, rank) of the ranks that have received from any source.
-        elsewhere: ranks whose records cannot be read.
-    """
-
-    events: Events
-    settled: Ints
-    used_before: frozenset[int]
-    from_any: frozenset[tuple[int, int]]
-    elsewhere: frozenset[int]
 
 
 class _RankRecords:
@@ -231,13 +206,13 @@ class _RankRecords:
         self.slots: Ints = np.zeros(0, dtype=np.int64)
         self.records: Ints = np.zeros(0, dtype=RECORD)
         self.written = 0
-        self.last: dict[int, int] = {}  # by thread, the slot of its latest record
-        self.followed: dict[int, int] = {}  # the same as of the batch before
         self.groups = 0  # how many of its groups are known
+        self._last: dict[int, int] = {}  # by thread, the slot of its latest record
+        self._followed: dict[int, int] = {}  # the same as of the batch before: what an earlier slot says has been read since
 
     def add(self, slots: Ints, records: Ints) -> None:
         """Takes in new records, and changed ones in the place of those that they were."""
-        self.followed = dict(self.last)
+        self._followed = dict(self._last)
         place = np.searchsorted(self.slots, slots)
         known = place < len(self.slots)
         known[known] = self.slots[place[known]] == slots[known]
@@ -245,14 +220,12 @@ class _RankRecords:
         slots, records = slots[~known], records[~known]
         self.written += len(slots)
         for thread in np.unique(records["thread"]).tolist():
-            self.last[thread] = max(self.last.get(thread, NONE), int(slots[records["thread"] == thread].max()))
+            self._last[thread] = max(self._last.get(thread, NONE), int(slots[records["thread"] == thread].max()))
         operation = OP_KINDS[records["op"]] <= COLLECTIVE
         if operation.any():
-            late = len(self.slots) > 0 and slots[operation][0] < self.slots[-1]  # another thread filled a gap
             self.slots = np.concatenate([self.slots, slots[operation]])
             self.records = np.concatenate([self.records, records[operation]])
-            if late:
-                self.keep(np.argsort(self.slots))
+            self.keep(np.argsort(self.slots))  # another thread may have filled a gap
 
     def keep(self, which: Ints) -> None:
         """Forgets all records but some."""
@@ -270,7 +243,7 @@ class _RankRecords:
         """Marks the operations that cannot be refused any more: awaited, done, or followed by another of their thread."""
         records = self.records
         mask: Ints = (records["wait_ns"] != NONE) | (records["status"] != IN_FLIGHT)
-        for thread, slot in self.followed.items():
+        for thread, slot in self._followed.items():
             mask |= (records["thread"] == thread) & (self.slots < slot)
         return mask
 
@@ -280,14 +253,19 @@ class SnapshotBuilder:
 
     Args:
         world_size: number of ranks.
+
+    Attributes:
+        used_before: numbers of the groups of which not every operation is recorded.
+        from_any: (group, rank) of the ranks that have received from any source.
+        elsewhere: ranks on other machines: what they post is not known.
     """
 
     def __init__(self, world_size: int) -> None:
+        self.used_before: set[int] = set()
+        self.from_any: set[tuple[int, int]] = set()
+        self.elsewhere: set[int] = set()
         self._ranks = [_RankRecords() for _ in range(world_size)]
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
-        self._used_before: set[int] = set()  # groups of which not every operation is recorded
-        self._from_any: set[tuple[int, int]] = set()  # (group, rank) of recvs from any source
-        self._elsewhere: set[int] = set()
         self._dropped: dict[tuple[int, ...], int] = {}  # pairs dropped by (group, source, destination, tag), calls by (group,)
 
     def add(self, rank: int, slots: Ints, records: Ints, names: Mapping[str, Mapping[int, Any]], fresh: Collection[int]) -> None:
@@ -306,22 +284,15 @@ class SnapshotBuilder:
         its = self._ranks[rank]
         for number, group in itertools.islice(names["group"].items(), its.groups, None):
             if number not in fresh:
-                self._used_before.add(self._number_group(group))
+                self.used_before.add(self.number_group(group))
         its.groups = len(names["group"])
         from_any = records["group"][(records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)]
-        self._from_any |= {(group, rank) for group in np.unique(from_any).tolist()}
+        self.from_any |= {(group, rank) for group in np.unique(from_any).tolist()}
         its.add(slots, records)
 
-    def _number_group(self, group: Group) -> int:
+    def number_group(self, group: Group) -> int:
+        """Returns the number of a group in the events."""
         return self._numbers["group"].setdefault(group, len(self._numbers["group"]))
-
-    def note_from_any(self, rank: int, group: Group) -> None:
-        """Notes that a rank has received from any source on a group, so that what it receives there is not compared."""
-        self._from_any.add((self._number_group(group), rank))
-
-    def note_elsewhere(self, rank: int) -> None:
-        """Notes that a rank is on another machine: what it posts is not known."""
-        self._elsewhere.add(rank)
 
     def head(self, rank: int) -> Head:
         """Returns how far a rank has come."""
@@ -336,59 +307,11 @@ class SnapshotBuilder:
     @property
     def open_bytes(self) -> int:
         """How much is on its way, as far as is known."""
-        events = self._events()
+        events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
-    def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
-        """Returns all that is posted and not done, with what it may meet.
-
-        Args:
-            states: of each rank; "running" becomes "blocked" where it waits.
-            at_ns: the moment, CLOCK_MONOTONIC.
-        """
-        events = self._events()
-        awaited = np.concatenate([its.awaited for its in self._ranks])
-        blocked = [state == "running" and its.awaited.any() for its, state in zip(self._ranks, states, strict=True)]
-        ends = {rank: End("blocked" if waits else states[rank]) for rank, waits in enumerate(blocked)}
-        return _make_snapshot(events, ends, events.status == IN_FLIGHT, awaited, at_ns, self._dropped)
-
-    def columns(self, ended: Collection[int] = ()) -> Columns:
-        """Returns all that is kept.
-
-        Args:
-            ended: ranks that have ended: nothing of theirs can be refused any more.
-        """
-        settled = [its.settled | (rank in ended) for rank, its in enumerate(self._ranks)]
-        return Columns(
-            self._events(), np.concatenate(settled), frozenset(self._used_before), frozenset(self._from_any), frozenset(self._elsewhere)
-        )
-
-    def drop(self, events: Events, done: Ints) -> None:
-        """Forgets what need not be looked at again, and counts it.
-
-        Args:
-            events: those of ``columns``, with nothing added since.
-            done: marks them. They leave in pairs of a send and its recv, or in calls with all members, the earliest of their kind.
-        """
-        sends = np.flatnonzero(done & (events.kind == SEND))
-        calls = CollectiveCalls.of(events)
-        for some in (sends, calls.last[done[calls.last]]):  # of a call, one event is counted
-            channel = number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
-            _, first, count = np.unique(channel, return_index=True, return_counts=True)
-            for event, number in zip(some[first].tolist(), count.tolist(), strict=True):
-                key = _channel_key(events, event)
-                self._dropped[key] = self._dropped.get(key, 0) + number
-        start = 0
-        for its in self._ranks:
-            end = start + len(its.slots)
-            leaves = done[start:end].copy()
-            turned_down = np.flatnonzero((its.records["status"] == ERROR) & (its.records["wait_ns"] == NONE))
-            leaves[turned_down[:-MOST_REFUSED]] = True
-            its.keep(~leaves)
-            start = end
-
-    def _events(self) -> Events:
-        """Returns the kept records of all ranks as events."""
+    def events(self) -> Events:
+        """Returns the operations of all ranks that are kept."""
         records = np.concatenate([its.records for its in self._ranks])
         columns = {name: records[name] for name in RECORD.names or () if name not in ("thread", "label")}
         columns["rank"] = np.repeat(np.arange(len(self._ranks)), [len(its.slots) for its in self._ranks])
@@ -398,13 +321,47 @@ class SnapshotBuilder:
         payloads: dict[Payload, int] = self._numbers["payload"]
         return make_events(columns, Tables(tuple(groups), tuple(payloads), (), tuple(self._numbers["file"])))
 
+    def settled(self, ended: Collection[int] = ()) -> Ints:
+        """Marks the events that cannot be refused any more: among others, all those of ranks that have ``ended``."""
+        return np.concatenate([its.settled | (rank in ended) for rank, its in enumerate(self._ranks)])
+
+    def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
+        """Returns all that is posted and not done, with what it may meet.
+
+        Args:
+            states: of each rank; "running" becomes "blocked" where it waits.
+            at_ns: the moment, CLOCK_MONOTONIC.
+        """
+        events, awaited = self.events(), [its.awaited for its in self._ranks]
+        ends = {
+            rank: End("blocked" if state == "running" and its.any() else state)
+            for rank, (state, its) in enumerate(zip(states, awaited, strict=True))
+        }
+        return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped)
+
+    def drop(self, events: Events, done: Ints) -> None:
+        """Forgets what need not be looked at again, and counts it.
+
+        Args:
+            events: those of ``events``, with nothing added since.
+            done: marks them. They leave in pairs of a send and its recv, or in calls with all members, the earliest of their kind.
+        """
+        calls = CollectiveCalls.of(events)
+        leaving = np.concatenate([np.flatnonzero(done & (events.kind == SEND)), calls.last[done[calls.last]]])  # one for each pair or call
+        for event, number in zip(*_count_rows(events, leaving), strict=True):
+            key = _channel_key(events, event)
+            self._dropped[key] = self._dropped.get(key, 0) + number
+        start = 0
+        for its in self._ranks:
+            leaves = done[start : start + len(its.slots)].copy()
+            start += len(its.slots)
+            turned_down = np.flatnonzero((its.records["status"] == ERROR) & (its.records["wait_ns"] == NONE))
+            leaves[turned_down[:-MOST_REFUSED]] = True
+            its.keep(~leaves)
+
 
 def snapshot_of_events(
-    events: Events,
-    world_size: int,
-    ends: Mapping[int, tuple[str, str] | End] | None = None,
-    *,
-    end_ns: int | None = None,
+    events: Events, world_size: int, ends: Mapping[int, tuple[str, str] | End] | None = None, *, end_ns: int | None = None
 ) -> Snapshot:
     """Makes the snapshot of the last moment of a trace, finished, failed or loaded.
 
@@ -418,9 +375,6 @@ def snapshot_of_events(
             whether they are blocked.
         end_ns: until when ranks waited; the last moment recorded where it is not given.
 
-    Returns:
-        The snapshot.
-
     Example:
         >>> from ringsim.diagnose.waitfor import analyse
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
@@ -428,43 +382,38 @@ def snapshot_of_events(
         >>> analyse(snapshot_of_events(events, 2)).cycle
         (0, 1)
     """
-    speaks = events.kind <= COLLECTIVE
-    known = {rank: End(*end) for rank, end in (ends or {}).items()}
+    known = dict.fromkeys(range(world_size), _UNKNOWN) | {rank: End(*end) for rank, end in (ends or {}).items()}
     known |= _without_groups(events, known)
     recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
-    open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks))
+    speaks = events.kind <= COLLECTIVE
+    thread = events.rank.astype(np.int64) * (int(events.thread.max(initial=0)) + 1) + events.thread
+    open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks, thread))
     awaited = open_ops & (events.wait_ns != NONE)
-    blocked = _blocked_ranks(events, speaks, awaited, world_size)
-    states = {rank: known.get(rank, _UNKNOWN) for rank in range(world_size)}
-    states |= {rank: End("blocked") for rank in np.flatnonzero(blocked).tolist() if states[rank][0] in _ABLE}
-    return _make_snapshot(events, states, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {})
+    awake = np.unique(events.rank[speaks & ~np.isin(thread, thread[awaited])])  # one of its threads that communicate does not wait
+    for rank in np.setdiff1d(events.rank[awaited], awake).tolist():
+        if rank in known and known[rank].state in _ABLE:
+            known[rank] = End("blocked")
+    return _make_snapshot(events, known, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {})
 
 
 def _make_snapshot(
-    events: Events,
-    ends: Mapping[int, End],
-    open_ops: Ints,
-    awaited: Ints,
-    last_ns: int,
-    dropped: Mapping[tuple[int, ...], int],
+    events: Events, ends: Mapping[int, End], open_ops: Ints, awaited: Ints, last_ns: int, dropped: Mapping[tuple[int, ...], int]
 ) -> Snapshot:
     """Makes a snapshot of events of which some are open, and some of those awaited; ``dropped`` counts what the events lack."""
-    kind = events.kind
-    index, counterparts, contested = _count_channels(events, kind)
+    index, counterparts, contested = _count_channels(events)
     kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
     posted: list[list[Posted]] = [[] for _ in ends]
     idle = [0 for _ in ends]
-    entered: dict[int, tuple[Operation, ...]] = {}  # by call; one tuple for all who wait in it
+    entered: dict[int, tuple[Operation, ...]] = {NONE: ()}  # by call; one tuple for all who wait in it
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
-        if not awaited[event]:
-            idle[rank] += 1
-            if idle[rank] > MOST_POSTED:
-                continue
-        call = calls.call_of(event) if kind[event] == COLLECTIVE else NONE
-        if call != NONE and call not in entered:
+        idle[rank] += not awaited[event]
+        if not awaited[event] and idle[rank] > MOST_POSTED:
+            continue
+        call = calls.call_of(event) if events.kind[event] == COLLECTIVE else NONE
+        if call not in entered:
             entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
         before = dropped.get(_channel_key(events, event), 0)
         posted[rank].append(
@@ -473,12 +422,12 @@ def _make_snapshot(
                 _group(events, event),
                 awaited=bool(awaited[event]),
                 index=int(index[event]) + before,
-                counterparts=int(counterparts[event]) + (0 if call != NONE else before),
+                counterparts=int(counterparts[event]) + (before if call == NONE else 0),
                 contested=int(contested[event]),
-                entered=entered.get(call, ()),
+                entered=entered[call],
             )
         )
-    raised = np.flatnonzero(refused(events) & (kind <= RECV))
+    raised = np.flatnonzero(refused(events) & (events.kind <= RECV))
     ranks = []
     for rank, end in ends.items():
         turned_down = []
@@ -575,42 +524,26 @@ def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
     found = {}
     for rank, event in {int(events.rank[event]): event for event in marks}.items():  # the last of each
         if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN).state in _ABLE:
-            file, line = int(events.file[event]), int(events.line[event])
-            place = f" at {os.path.basename(events.tables.files[file])}:{line}" if file != NONE else ""
-            found[rank] = End("exited", f"has destroyed its process groups{place}")
+            place = operation_of(events, event).place
+            found[rank] = End("exited", f"has destroyed its process groups{f' at {place}' if place else ''}")
     return found
 
 
-def _broken_waits(events: Events, speaks: Ints) -> Ints:
+def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
     """Marks operations whose wait raised and after which their thread communicated no more."""
-    mask = np.zeros(len(events), dtype=bool)
-    failed = np.flatnonzero(speaks & (events.status == ERROR) & (events.wait_ns != NONE))
-    if len(failed) == 0:
-        return mask
-    some = np.flatnonzero(speaks)
-    thread = number_rows(events.rank[some], events.thread[some])
-    latest = np.full(int(thread.max(initial=-1)) + 1, NONE, dtype=np.int64)
-    np.maximum.at(latest, thread, np.maximum(events.post_ns[some], events.wait_ns[some]))
-    of_event = np.zeros(len(events), dtype=np.int64)
-    of_event[some] = thread
-    mask[failed[events.wait_ns[failed] >= latest[of_event[failed]]]] = True
+    mask: Ints = speaks & (events.status == ERROR) & (events.wait_ns != NONE)
+    if mask.any():
+        some = np.flatnonzero(speaks)
+        _, place = np.unique(thread[some], return_inverse=True)
+        latest = np.full(len(some), NONE, dtype=np.int64)
+        np.maximum.at(latest, place, np.maximum(events.post_ns[some], events.wait_ns[some]))
+        mask[some] &= events.wait_ns[some] >= latest[place]
     return mask
 
 
-def _blocked_ranks(events: Events, speaks: Ints, awaited: Ints, world_size: int) -> Ints:
-    """Marks the ranks whose threads all wait, of those that ever communicated."""
-    if not awaited.any():
-        return np.zeros(world_size, dtype=bool)
-    inside = speaks & (events.rank < world_size)
-    threads = np.unique(np.stack([events.rank[inside], events.thread[inside]]), axis=1)
-    waiting = np.unique(np.stack([events.rank[awaited & inside], events.thread[awaited & inside]]), axis=1)
-    every = np.bincount(threads[0], minlength=world_size)
-    mask: Ints = (every > 0) & (np.bincount(waiting[0], minlength=world_size) == every)
-    return mask
-
-
-def _count_channels(events: Events, kind: Ints) -> tuple[Ints, Ints, Ints]:
+def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     """Numbers the sends and recvs of each channel, counts the other side's and how many of those are contested; as long as the events."""
+    kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
     sent = ~refused(events)
     sends = np.flatnonzero((kind == SEND) & (events.peer >= 0) & sent)
@@ -662,6 +595,13 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
     later = np.zeros(len(channel), dtype=np.int64)
     later[order] = np.repeat(until[last], np.diff(np.flatnonzero(last), prepend=-1)) - until
     return later
+
+
+def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
+    """Returns the first of some events on each channel or group, and how many of them are on it."""
+    channel = number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
+    _, first, count = np.unique(channel, return_index=True, return_counts=True)
+    return some[first].tolist(), count.tolist()
 
 
 def _group(events: Events, event: int) -> Group:

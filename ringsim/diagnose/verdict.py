@@ -18,7 +18,7 @@ from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-__all__ = ["judge", "name_ranks", "wait_text"]
+__all__ = ["judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
 
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
@@ -99,6 +99,17 @@ def wait_text(operation: Operation) -> str:
     return f"rank {operation.rank} waits{waited_text(operation)} in {operation}"
 
 
+def waits_text(operations: Sequence[Operation]) -> str:
+    """Returns the waits of several ranks, of many the first."""
+    shown = "; ".join(map(wait_text, operations[:_MOST_WAITS]))
+    return shown + (f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else "")
+
+
+def waiting_text(ranks: Sequence[int]) -> str:
+    """Returns "rank 2 waits", or "ranks 0 and 1 wait"."""
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
+
+
 def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
     """Returns a key to sort ranks by when they ended; among those of unknown time, failures come first."""
     view = snapshot.ranks[rank]
@@ -145,7 +156,7 @@ def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
     return Finding(
-        "deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {_waits(operations)}.", advise(snapshot, links)
+        "deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {waits_text(operations)}.", advise(snapshot, links)
     )
 
 
@@ -174,7 +185,7 @@ def _collective_finding(snapshot: Snapshot, stuck: Stuck, link: Hindrance, links
     ranks = tuple(sorted({mine.rank, *link.peers}))
     elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
-    waits = _waits(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
+    waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
     needs = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
     hint = cure or needs
@@ -226,10 +237,10 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
             return Finding(found.kind, pair, (near, far), message, found.hint)
     if all(one.kind == COLLECTIVE for one in operations) and all(view.state == "exited" for view in views):
         waiting = sorted({one.rank for one in operations})
-        message = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {mine} for {name_ranks(gone)}, but {ends}."
+        message = f"{waiting_text(waiting)} in {mine} for {name_ranks(gone)}, but {ends}."
         hint = f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, or make a group without."
         return Finding("missing_participant", ranks, operations, message, hint)
-    return Finding("peer_exited", ranks, operations, f"{_waits(operations)}, but {ends}.", advise(snapshot, waits))
+    return Finding("peer_exited", ranks, operations, f"{waits_text(operations)}, but {ends}.", advise(snapshot, waits))
 
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
@@ -266,11 +277,6 @@ def _echo(one: Hindrance, root: Finding) -> Finding:
     else:
         kind = "peer_exited" if root.kind in ("rank_failed", "peer_exited") else "deadlock"
     return Finding(kind, (one.rank,), (operation,), f"{wait_text(operation)}.")
-
-
-def _waits(operations: Sequence[Operation]) -> str:
-    shown = "; ".join(wait_text(one) for one in operations[:_MOST_WAITS])
-    return shown + (f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else "")
 
 
 def _calls(operations: Iterable[Operation]) -> str:

@@ -58,12 +58,11 @@ def trace(
     """Runs a function on real ranks and records every message; or, given a path, records the ranks that already run.
 
     With a function: starts ``world_size`` processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
-    and returns when all have finished. The function may be defined in a notebook cell, and no ``if __name__`` guard is needed. It learns
-    its place from ``ringsim.current_ring()``. On Linux, processes that it starts end with their rank, unless they have a session of their
-    own (``start_new_session=True``).
+    and returns when all have finished. The function may be defined in a notebook cell, needs no ``if __name__`` guard, and learns its place
+    from ``ringsim.current_ring()``. On Linux, processes that it starts end with their rank, unless they lead a session of their own.
 
-    With a path: returns a context manager for scripts whose ranks something else started (torchrun). Every rank enters it, and
-    rank 0 writes one file at the end of the block.
+    With a path: returns a context manager for scripts whose ranks something else started (torchrun). Every rank enters it, and rank 0
+    writes one file at the end of the block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
@@ -74,8 +73,7 @@ def trace(
         timeout_s: limit of one blocked operation, in seconds.
         limit_s: limit of the whole run, in seconds; None for no limit.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, with the same meaning as in
-            ``ringsim.simulate``.
+        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in ``ringsim.simulate``.
         ring: whether the process group and the ring are built before the worker runs; if not, the worker does that itself.
         check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups and tensors that cannot be right, and
             messages and collectives whose sides disagree on size, dtype, shape, reduction or root. "full" adds buffers that are used while
@@ -89,32 +87,17 @@ def trace(
         RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is what was recorded until then.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised on them where they wait, and
             ``error.diagnosis`` says why.
-        RunTimeout: the run took longer than ``limit_s``.
-        Interrupted: Ctrl-C, or the notebook's Interrupt; it also carries the trace.
+        RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C; they carry the trace, too.
 
     Example:
         >>> import ringsim
-        >>> def worker():
-        ...     ring = ringsim.current_ring()
-        ...     return ring.pred, ring.rank, ring.succ
-        >>> ringsim.trace(worker, world_size=3).results
-        [(2, 0, 1), (0, 1, 2), (1, 2, 0)]
+        >>> ringsim.trace(lambda: ringsim.current_ring().succ, world_size=3).results
+        [1, 2, 0]
     """
     if check not in CHECKS:
         raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
     if isinstance(worker_or_path, str | os.PathLike):
-        if world_size is not None:
-            raise ArgumentError(
-                f"world_size must be left out when a path is given, got {world_size}: the ranks run already. "
-                "To start ranks, give the function to run."
-            )
-        if inject:
-            raise ArgumentError(
-                f"inject must be left out when a path is given, got {inject!r}: faults are injected only into ranks that ringsim starts."
-            )
-        from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
-
-        return Recording(Path(worker_or_path), check=check)
+        return _record(Path(worker_or_path), world_size, inject, check)
     check_worker(worker_or_path)
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
@@ -130,12 +113,24 @@ def trace(
     return run(job, kind, RunOptions(limit_s=limit_s))
 
 
-def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
-    """Checks what the ranks are to be like.
+def _record(path: Path, world_size: int | None, inject: Sequence[Injection], check: str) -> Recording:
+    """Returns the recording of ranks that run already."""
+    if world_size is not None:
+        raise ArgumentError(
+            f"world_size must be left out when a path is given, got {world_size}: the ranks run already. "
+            "To start ranks, give the function to run."
+        )
+    if inject:
+        raise ArgumentError(
+            f"inject must be left out when a path is given, got {inject!r}: faults are injected only into ranks that ringsim starts."
+        )
+    from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
 
-    Raises:
-        ArgumentError: a value breaks its rule.
-    """
+    return Recording(path, check=check)
+
+
+def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
+    """Checks what the ranks are to be like."""
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
             f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say how many ranks to start: world_size=4."

@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import selectors
 import shutil
@@ -46,7 +47,8 @@ class _Family:
     config: RankConfig
     pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
     channels: dict[int, int] = field(default_factory=dict)  # pid -> the rank's end of its channel
-    parked_until: float | None = None
+    parked_until: float = math.inf
+    over: bool = False  # nobody needs its directory any more
 
 
 class Server:
@@ -79,9 +81,11 @@ class Server:
                 self._reap()
                 if self._control in ready and not self._receive():
                     break
-                self._end_idle()
-        for name in list(self._sets):
-            self._kill(name)
+                for family in self._sets.values():
+                    if time.monotonic() > family.parked_until:
+                        self._end(family)
+        for family in self._sets.values():  # the launcher is gone; a run that was given a path leaves its records there
+            self._end(family, keep=family.config.keep)
         deadline = time.monotonic() + 5
         while self._sets and time.monotonic() < deadline:
             self._reap()
@@ -96,20 +100,23 @@ class Server:
         if not text:
             return False
         message = json.loads(text)
+        family = self._sets.get(message["set"])
         if message["do"] == "fork":
             self._fork(message, fds)
+        elif family is None:  # all its ranks have ended
+            if message["do"] == "end":
+                shutil.rmtree(message["directory"], ignore_errors=True)
         elif message["do"] == "take":
-            if message["set"] in self._sets:
-                self._sets[message["set"]].parked_until = None
-        elif message["do"] == "kill":
-            self._kill(message["set"])
+            family.parked_until = math.inf
+        else:
+            self._end(family, keep=message["do"] == "kill")
         return True
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
         """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""
         config = RankConfig(**message["config"])
         ranks = self._sets.setdefault(message["set"], _Family(config))
-        ranks.parked_until = None if message["park_s"] is None else time.monotonic() + message["park_s"]
+        ranks.parked_until = math.inf if message["park_s"] is None else time.monotonic() + message["park_s"]
         server = os.getpid()
         for index, fd in enumerate(fds):
             rank = message["first"] + index
@@ -152,24 +159,14 @@ class Server:
                     channel.shutdown(socket.SHUT_RDWR)  # for all processes that have it
             if not ranks.pids:
                 del self._sets[name]
-                if os.getppid() != self._launcher or ranks.parked_until is not None:
-                    self._remove(ranks)
+                if ranks.over:
+                    shutil.rmtree(ranks.config.directory, ignore_errors=True)
 
-    def _kill(self, name: str) -> None:
-        """Kills the ranks of a set that are still there."""
-        for pid in self._sets[name].pids if name in self._sets else ():
+    def _end(self, ranks: _Family, *, keep: bool = False) -> None:
+        """Kills the ranks that are still there, and removes their directory once they are gone."""
+        ranks.over = ranks.over or not keep
+        for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
-
-    def _end_idle(self) -> None:
-        """Ends parked ranks whose time is over."""
-        for name, ranks in self._sets.items():
-            if ranks.parked_until is not None and time.monotonic() > ranks.parked_until:
-                self._kill(name)
-
-    def _remove(self, ranks: _Family) -> None:
-        """Removes the directory of a run whose launcher is gone, unless it was given a path to keep it at."""
-        if not ranks.config.keep:
-            shutil.rmtree(ranks.config.directory, ignore_errors=True)
 
 
 def main(control_fd: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ringsim.errors import ArgumentError, say
+from ringsim.errors import ArgumentError, check_call
 from ringsim.faults import Injection
 from ringsim.traces.parts import name_cells
 
@@ -116,31 +116,19 @@ class Job:
 
 
 def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int) -> Job:
-    """Packs a function and its arguments.
-
-    Args:
-        worker: any function, also one from a notebook cell, a closure or a lambda.
-        args: positional arguments, the same on every rank.
-        kwargs: keyword arguments, likewise; None for none.
-        seed: see ``Job``.
+    """Packs a function (also one from a notebook cell, a closure or a lambda) and its arguments, the same on every rank.
 
     Raises:
         ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses cannot be pickled; the message names it
             and the line that uses it.
     """
+    values, named = check_call(args, kwargs)
     try:
-        args = tuple(args)
-    except TypeError:
-        raise ArgumentError(f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,).") from None
-    named: Any = {} if kwargs is None else kwargs
-    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-        raise ArgumentError(f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write kwargs={{'name': value}}.")
-    try:
-        call = cloudpickle.dumps((worker, args, dict(named)))
+        call = cloudpickle.dumps((worker, values, named))
     except Exception as error:
-        raise ArgumentError(_explain_unpicklable(worker, args, named, error)) from None
+        raise ArgumentError(_explain_unpicklable(worker, values, named, error)) from None
     if len(call) > LARGE_CAPTURE_BYTES:
-        _warn_large(worker, args, named, len(call))
+        _warn_large(worker, values, named, len(call))
     return _pack(call, None, list(sys.argv), seed)
 
 

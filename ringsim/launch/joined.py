@@ -28,9 +28,10 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -56,11 +57,10 @@ from ringsim.launch.watcher import (
 )
 from ringsim.state import get_state
 
-__all__ = ["JoinedWatch"]
-
 SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: give them time to arrive
 TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
 _BYE: Final = "bye"
+_LOOK_S: Final = 0.01  # between two looks at a board, once it has taken a while
 _LINE_BYTES: Final = 1 << 12  # up to this length a line is written whole or not at all
 
 
@@ -263,25 +263,28 @@ def _store_port() -> int:
     return int(getattr(store, "port", -1))
 
 
-_LOOK_S = 0.01  # between two looks, once it has taken a while
+class Board(ABC):
+    """Where the ranks of one block announce that they have left it; each posts one text."""
 
-
-class Board(Protocol):
-    """Where the ranks of one block announce that they have left it."""
-
+    @abstractmethod
     def post(self, rank: int, text: str) -> None:
-        """Posts this rank's text; each rank posts once."""
+        """Posts this rank's text."""
+
+    @abstractmethod
+    def find(self, rank: int) -> str | None:
+        """Returns the text of a rank, None if it has not posted yet."""
 
     def read(self, rank: int, wait_s: float) -> str | None:
         """Returns the text of a rank, None if it posts none within ``wait_s`` seconds."""
+        deadline, pause_s = time.monotonic() + wait_s, 0.0005
+        while (text := self.find(rank)) is None and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
+        return text
 
 
-class StoreBoard:
-    """A board in the default store of ``torch.distributed``: the n-th block that a rank enters is the n-th of every rank.
-
-    Args:
-        rank: this rank.
-    """
+class StoreBoard(Board):
+    """A board in the default store of ``torch.distributed``: the n-th block that a rank enters is the n-th of every rank."""
 
     def __init__(self, rank: int) -> None:
         store = default_store()
@@ -294,24 +297,14 @@ class StoreBoard:
         """See ``Board``."""
         self._store.set(str(rank), text)
 
-    def read(self, rank: int, wait_s: float) -> str | None:
-        """See ``Board``."""
-        deadline, pause_s = time.monotonic() + wait_s, 0.0005
-        while not self._store.check([str(rank)]):  # if the store waited, torch would warn of each time-out
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_S)
-        said: bytes = self._store.get(str(rank))
-        return said.decode()
+    def find(self, rank: int) -> str | None:
+        """See ``Board``; it asks first, since torch warns of each time-out of a ``get``."""
+        said: bytes | None = self._store.get(str(rank)) if self._store.check([str(rank)]) else None
+        return None if said is None else said.decode()
 
 
-class FileBoard:
-    """A board of files, for other backends: rank 0 reads the parts from the same directory anyway.
-
-    Args:
-        directory: of the parts, the same for all ranks.
-        block: a name that no other block has, the same on all ranks.
+class FileBoard(Board):
+    """A board of files beside the parts, for other backends; ``block`` is a name that no other block has, the same on all ranks.
 
     Example:
         >>> import tempfile
@@ -331,14 +324,9 @@ class FileBoard:
         unfinished.write_text(text)
         unfinished.replace(path)
 
-    def read(self, rank: int, wait_s: float) -> str | None:
+    def find(self, rank: int) -> str | None:
         """See ``Board``."""
-        deadline = time.monotonic() + wait_s
-        while not self._path(rank).exists():
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_LOOK_S)
-        return self._path(rank).read_text()
+        return self._path(rank).read_text() if self._path(rank).exists() else None
 
     def _path(self, rank: int) -> Path:
         return self._directory / f"left-{self._block}-{rank}.said"

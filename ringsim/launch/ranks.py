@@ -80,14 +80,9 @@ class RankSet(ABC):
                 self.kill()
             left = [channel for channel in left if channel not in ready or not _at_end(channel)]
 
+    @abstractmethod
     def close(self) -> None:
-        """Ends what is left of the ranks, without waiting for the system to take them down, and removes the directory."""
-        self.kill()
-        for channel in self.channels:
-            channel.close()
-        deadline = time.monotonic() + EXIT_S
-        while self.directory.exists() and time.monotonic() < deadline:
-            shutil.rmtree(self.directory, ignore_errors=True)  # again if the server was just writing down how a rank ended
+        """Ends what is left of the ranks, and removes the directory."""
 
 
 def _at_end(channel: Connection) -> bool:
@@ -176,16 +171,19 @@ class ForkedRanks(RankSet):
     def take(self) -> bool:
         """Takes parked ranks for a call; False when they have ended in the meantime."""
         self._server.send({"do": "take", "set": self._name})
-        return self._server.alive and self.directory.is_dir() and not self.exits
-
-    @property
-    def exits(self) -> list[Path]:
-        """The files that say how ranks ended."""
-        return list(self.directory.glob("rank-*.exit"))
+        return self._server.alive and self.directory.is_dir() and not any(self.directory.glob("rank-*.exit"))
 
     def kill(self) -> None:
         """See ``RankSet``."""
         self._server.send({"do": "kill", "set": self._name})
+
+    def close(self) -> None:
+        """See ``RankSet``; the server removes the directory, and nobody waits for it."""
+        self._server.send({"do": "end", "set": self._name, "directory": str(self.directory)})
+        for channel in self.channels:
+            channel.close()
+        if not self._server.alive:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``: the server writes it down before it closes the channel."""
@@ -262,9 +260,12 @@ class SpawnedRanks(RankSet):
 
     def close(self) -> None:
         """See ``RankSet``."""
-        super().close()
+        self.kill()
         for process in self._processes:
             process.wait()
+        for channel in self.channels:
+            channel.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def become_rank() -> None:
@@ -323,12 +324,12 @@ class Launcher:
     def close(self) -> None:
         """Ends the server and all parked ranks; the next ``get`` starts anew."""
         with self._lock:
-            if self._parked is not None:
-                self._parked.close()
-                self._parked = None
-            if self._server is not None:
-                self._server.close()
-                self._server = None
+            parked, self._parked = self._parked, None
+            server, self._server = self._server, None
+            if server is not None:
+                server.close()
+            if parked is not None:
+                parked.close()  # last: without a server it removes their directory itself
 
     def _get_server(self, kind: Kind) -> ForkServer:
         """Returns a server that started in the environment that ``kind`` asks for."""

@@ -40,8 +40,6 @@ from ringsim.traces.parts import PartReader, read_parts
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
-__all__ = ["find_culprits", "find_ends", "gather_ends", "hold_back_sigterm", "tell_end"]
-
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
 WAIT_AFTER_ERROR_S: Final = 2.0  # the same after rank 0's own block ended with an exception: other blocks may never end
 MOST_NOTES: Final = 4  # ranks that an error names
@@ -217,14 +215,7 @@ class Recording:
                 recorder.set_meta("ends", ends)
 
     def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> tuple[Trace, bool]:
-        """Reads all parts; returns the trace, and whether the parts are complete.
-
-        Args:
-            directory: where they are.
-            said: by rank, what it announced.
-            late: the ranks that announced nothing.
-            doing: what ranks were doing, where that is known.
-        """
+        """Reads all parts; returns the trace, and whether the parts are complete. ``late`` ranks announced nothing."""
         events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
         inside = np.ones(len(events), dtype=bool)
         for rank, words in said.items():
@@ -292,10 +283,6 @@ def _count_from(start_ns: int, events: Events) -> Events:
 def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     """Describes how this rank leaves its block, as plain data for JSON.
 
-    Args:
-        rank: this rank.
-        error: the exception that ends the block, None for none.
-
     Returns:
         "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "lost": whether that exception only says that a peer is
         gone; "end": how the rank ended, as a trace keeps it for ``explain``, None if the rank itself is not to blame.
@@ -303,8 +290,6 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     Example:
         >>> tell_end(1, ValueError("no such layer"))["end"]
         {'rank': 1, 'state': 'failed', 'about': 'raised ValueError: no such layer', 'error': 'ValueError'}
-        >>> tell_end(1, None)["raised"]
-        False
     """
     if error is None or isinstance(error, KeyboardInterrupt):
         return {"at_ns": time.monotonic_ns(), "raised": error is not None, "lost": False, "end": None}
@@ -321,10 +306,6 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Finds out how some ranks left the block, from what each wrote or because its process on this machine is gone.
 
-    Args:
-        directory: of the parts.
-        ranks: which ones to look at.
-
     Returns:
         How they ended, as a trace keeps it for ``explain``; nothing for ranks still in the block or on another machine.
     """
@@ -332,12 +313,13 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
     for rank in ranks if has_proc() else ():
         part = PartReader(directory, rank)
         part.read_names()
-        pid, ended = (part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None), "end_ns" in part.meta
+        pid = part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None
         process = look_at(pid) if pid is not None else None
+        part.read_names()  # what it wrote before it was gone
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
             ends += said
-        elif ended:  # by itself, or because it lost a peer: then it says which
+        elif "end_ns" in part.meta:  # by itself, or because it lost a peer: then it says which
             ends += [] if "ends" in part.meta else [_left(rank)]
         elif pid is not None and (process is None or process.state in "ZX"):
             about = "died within the recorded block, by a signal or os._exit(): its process is gone"
@@ -356,17 +338,9 @@ def _left(rank: int) -> dict[str, Any]:
 
 
 def gather_ends(said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
-    """Combines how the ranks of a block ended.
+    """Combines what each rank said (``tell_end``) with how the others ended, by rank, for a trace's metadata.
 
     A rank that left without an error is listed only if another rank lost a peer: otherwise it may still do what others wait for.
-
-    Args:
-        said: by rank, what ``tell_end`` returned there.
-        others: how the ranks that said nothing ended, or what they do.
-        start_ns: start of the trace, on CLOCK_MONOTONIC.
-
-    Returns:
-        The ends, by rank, for a trace's metadata.
 
     Example:
         >>> gather_ends({0: {"raised": True, "lost": True, "end": None}, 1: {"raised": False, "lost": False, "end": None}}, [], 0)
@@ -392,10 +366,8 @@ def hold_back_sigterm() -> Iterator[threading.Event]:
     """
     came = threading.Event()
     before = signal.getsignal(signal.SIGTERM)
-    if (
-        threading.current_thread() is not threading.main_thread() or before is None
-    ):  # no handler may be set here, or the old one could not be restored
-        yield came
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield came  # no handler may be set here, or the old one could not be restored
         return
     signal.signal(signal.SIGTERM, lambda *_: came.set())
     try:

@@ -49,13 +49,9 @@ _Error = TypeVar("_Error", RingError, Interrupted)
 
 
 class RankOutput:
-    """Follows the file into which one rank prints.
+    """Follows the file into which one rank prints, and keeps all of it.
 
-    Args:
-        rank: whose output it is.
-        file: where it goes.
-        show: whether its lines are printed here as they come, tagged with the rank.
-        show_hidden: whether the lines that print suppression hides are printed, too.
+    With ``show``, its lines are printed as they come, tagged with the rank; with ``show_hidden`` also those that print suppression hides.
     """
 
     def __init__(self, rank: int, file: Path, *, show: bool, show_hidden: bool) -> None:
@@ -109,11 +105,7 @@ class RankOutput:
 
 
 class Progress:
-    """One line that says how a long run is doing: in a notebook below the cell, in a terminal the last line, elsewhere nowhere.
-
-    Args:
-        world_size: number of ranks of the run.
-    """
+    """One line that says how a long run is doing: in a notebook below the cell, in a terminal the last line, elsewhere nowhere."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -122,12 +114,7 @@ class Progress:
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows how many ranks are done, if a new line is due.
-
-        Args:
-            done: ranks whose worker has returned.
-            doing: says what they are doing, in a few words or none; asked only when a line is due.
-        """
+        """Shows how many ranks are ``done``, and what they are ``doing`` in a few words or none, if a new line is due."""
         now = time.monotonic()
         if now < self._next_s:
             return
@@ -181,18 +168,10 @@ class RunOptions:
 
 
 def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
-    """Runs a job on ranks of a kind.
+    """Runs a job on ranks of a kind, and returns the trace with the results and output of every rank.
 
     Blocks until all ranks have finished, one has failed, the limit is reached or the user interrupts. No rank is left afterwards, except
     fresh ones that are parked for the next call.
-
-    Args:
-        job: what to run.
-        kind: what the ranks must be like.
-        options: how to run it.
-
-    Returns:
-        The trace, with the results and output of every rank.
 
     Raises:
         RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as themselves.
@@ -202,13 +181,13 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
     """
     ranks = get_launcher().get(kind, keep_at=options.keep_at)
     try:
-        return _LiveRun(ranks, job, options).finish()
+        return _Supervisor(ranks, job, options).finish()
     finally:
         ranks.close()
         get_launcher().park(kind)
 
 
-class _LiveRun:
+class _Supervisor:
     """The launcher's side of one run, from sending the job to the trace."""
 
     def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:
@@ -252,9 +231,12 @@ class _LiveRun:
         finally:
             self._progress.clear()
         if self._verdict is not None and not any(report.waited for report in self._reports.values()):
-            raise self._verdict_error(self._verdict)
+            first = self._verdict.diagnosis.findings[:1]  # with the user's lines where these waits ended
+            stuck = [rank for finding in first for rank in finding.ranks[:_SHOWN] if rank in self._reports]
+            raise self._error_of(self._verdict.diagnosis, "".join(raised_where(self._reports[rank]) for rank in stuck))
         if self._verdict is None and (found := self._find_mismatch()) is not None:
-            raise self._mismatch_error(found)
+            also = f"\n  {make_error(list(self._reports.values()), self._size, [])}" if self._reports else ""
+            raise self._error_of(found, also)
         if self._reports:
             stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
             error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
@@ -267,8 +249,9 @@ class _LiveRun:
                 "Raise limit_s, or look at error.trace for where they were."
             )
             raise self._explained(error)
-        self._send("bye")  # they exit while the trace is made
-        return self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        trace = self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        self._send("bye")  # not before: the end of one rank breaks what a thread of another may still wait for, which the trace is to show
+        return trace
 
     @property
     def _elapsed_s(self) -> float:
@@ -323,14 +306,11 @@ class _LiveRun:
                     self._say(rank, WAKE)
         return min(_POLL_S, max(self._next_look - now, 0.0))
 
-    def _verdict_error(self, verdict: Verdict) -> RingError:
-        """Makes the error of a run whose ranks were stuck: the diagnosis, and the user's lines where their waits ended."""
-        text = str(verdict.diagnosis)
-        for finding in verdict.diagnosis.findings[:1]:
-            text += "".join(raised_where(self._reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in self._reports)
-        error = error_of_kind(verdict.diagnosis.kind)(text)
+    def _error_of(self, diagnosis: Diagnosis, more: str) -> RingError:
+        """Makes the error that a diagnosis stands for; ends the run."""
+        error = error_of_kind(diagnosis.kind)(f"{diagnosis}{more}")
         error.trace = self._end_early()
-        error.diagnosis = replace(verdict.diagnosis, trace=error.trace)
+        error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
 
     def _find_mismatch(self) -> Diagnosis | None:
@@ -338,20 +318,11 @@ class _LiveRun:
         if self._ranks.kind.comm_device != "cpu" or len(self._loaded) < self._size:
             return None
         self._records.look(to_end=True)
-        self._records.look()  # of what was read twice it is known whether its thread went on
+        if len(self._results) < self._size:
+            self._records.look()  # of what was read twice it is known whether its thread went on
         found = self._records.find_mismatch({*self._results, *self._reports})
         gone = {**dict.fromkeys(self._results, "exited"), **dict.fromkeys(self._reports, "failed")}
         return found and replace(found, states=tuple(gone.get(rank, "running") for rank in range(self._size)))
-
-    def _mismatch_error(self, diagnosis: Diagnosis) -> RingError:
-        """Makes the error of a run that ended, or is ended now, though the sides of an operation disagree."""
-        text = str(diagnosis)
-        if self._reports:
-            text += f"\n  {make_error(list(self._reports.values()), self._size, [])}"
-        error = error_of_kind(diagnosis.kind)(text)
-        error.trace = self._end_early()
-        error.diagnosis = replace(diagnosis, trace=error.trace)
-        return error
 
     def _explained(self, error: _Error) -> _Error:
         """Adds to an error what was recorded until then, and what that explains."""
@@ -442,7 +413,9 @@ class _LiveRun:
         files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
         events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
-        metadata["notes"] = [*facts.get("notes", []), *self._notes()]
+        metadata["notes"] = list(facts.get("notes", []))
+        if set(self._loaded.values()) == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
+            metadata["notes"].append("one torch thread per rank, since there are at least as many ranks as processors")
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         if self._given_up_ns is not None:  # ending ranks takes time, in which nobody waits for anything
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
@@ -474,9 +447,3 @@ class _LiveRun:
         known = {end["rank"] for end in (*returned, *failed)}
         others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))
-
-    def _notes(self) -> list[str]:
-        threads = set(self._loaded.values())
-        if threads == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
-            return ["one torch thread per rank, since there are at least as many ranks as processors"]
-        return []

@@ -20,7 +20,7 @@ messages of each other                 from one look to the next
 a collective                           1 s, for some return early; none where a member is gone that did not take part
 anything, and a rank has more threads  3 s, if those are idle; where they are not, they might help: no verdict
 nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none
-                                       computing: then nothing is on its way any more, and the verdict says that it is not proved
+                                       computing: then nothing is on its way any more; the verdict says that this is no proof
 =====================================  =====================================================================================
 """
 
@@ -41,7 +41,7 @@ from typing import Final, NamedTuple
 from ringsim.diagnose.failure import Verdict
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
-from ringsim.diagnose.verdict import judge, name_ranks, wait_text
+from ringsim.diagnose.verdict import judge, waiting_text, waits_text
 from ringsim.diagnose.waitfor import Stuck, analyse
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Finding
@@ -72,16 +72,13 @@ POLL_S: Final = 0.02  # between two looks while ranks seem stuck
 RELAX: Final = 1.5  # each look that finds nothing makes the time until the next one longer by this factor ...
 POLL_MAX: Final = 5  # ... up to this many times the shortest
 COMPARE_S: Final = 0.2  # between two comparisons of what the ranks have posted
-SHARE: Final = (
-    0.05  # of its time that a watcher may spend on looking, and on comparing: it may live inside a rank, and hold its interpreter
-)
+SHARE: Final = 0.05  # of its time that a watcher may look, or compare: it may live inside a rank, and hold its interpreter
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
 STALL_BYTES_PER_S: Final = 50e6
 _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
-_CALM_S: Final = 1.0  # before a stall is called one, no rank has computed for this long
-_IDLE_S, _IDLE_SHARE = 0.02, 0.02  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
+_IDLE_S, _IDLE_SHARE = 0.02, 0.015  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
 _NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
 # What a rank is asked for, or told:
 ASK: Final = "threads?"  # its threads
@@ -99,15 +96,12 @@ _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
 class Process(NamedTuple):
-    """A process at one moment.
+    """A process at one moment."""
 
-    Attributes:
-        state: R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to.
-        ticks: CPU time that it has used so far, in the system's ticks.
-    """
-
-    state: str
-    ticks: int
+    state: (
+        str  # R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to
+    )
+    ticks: int  # of CPU time that it has used so far
 
     @property
     def doing(self) -> str:
@@ -139,15 +133,10 @@ def has_proc() -> bool:
 
 
 class Threads(NamedTuple):
-    """What a rank says about its threads, ringsim's own apart.
+    """What a rank says about its threads, ringsim's own apart."""
 
-    Attributes:
-        busy: those, by ``threading.get_ident()``, that do something or wait in an operation.
-        idle: whether there are others, which wait for something in this process.
-    """
-
-    busy: frozenset[int]
-    idle: bool
+    busy: frozenset[int]  # those, by ``threading.get_ident()``, that do something or wait in an operation
+    idle: bool  # whether there are others, which wait for something in this process
 
 
 def list_threads() -> Threads:
@@ -165,11 +154,7 @@ def list_threads() -> Threads:
 
 
 def find_place(library: str) -> tuple[str, int] | None:
-    """Returns the file and line of the user's program at which the main thread of this process is, None if there is none.
-
-    Args:
-        library: directory of torch, whose files are not the user's.
-    """
+    """Returns the file and line of the user's program at which the main thread is, outside of torch's directory ``library``."""
     sites = CallSites(lambda _: 0)
     sites.declare_library(library, speaker="")
     frame = sites.find(sys._current_frames().get(threading.main_thread().ident or 0))
@@ -177,14 +162,7 @@ def find_place(library: str) -> tuple[str, int] | None:
 
 
 def shut_connections(keep_port: int) -> int:
-    """Shuts the TCP connections of this process to others on this machine, except to the rendezvous (Linux).
-
-    Args:
-        keep_port: the rendezvous's.
-
-    Returns:
-        How many it shut.
-    """
+    """Shuts the TCP connections of this process to others on this machine, except to the rendezvous's port; returns how many (Linux)."""
     count = 0
     for connection in _connections():
         with connection, contextlib.suppress(OSError):
@@ -242,9 +220,9 @@ class LiveRecords:
                 self.builder.add(rank, *batch, part.names, part.fresh)
                 unread = to_end and part.more
             for number in part.meta.get("from_any", ()):
-                self.builder.note_from_any(rank, part.names["group"][number])
+                self.builder.from_any.add((self.builder.number_group(part.names["group"][number]), rank))
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():
-                self.builder.note_elsewhere(rank)
+                self.builder.elsewhere.add(rank)
         return [self.builder.head(rank) for rank in range(self._size)]
 
     def _is_known(self, rank: int) -> bool:
@@ -276,7 +254,7 @@ class LiveRecords:
 
 @dataclass
 class _Suspicion:
-    """Ranks that seem to be stuck, and since when they have been seen in the same state."""
+    """Ranks that seem to be stuck, since when they have been seen in the same state, and what they said of their threads when asked."""
 
     ranks: tuple[int, ...]
     heads: tuple[Head, ...]
@@ -302,18 +280,14 @@ class Watcher:
     def __init__(
         self, records: LiveRecords, world_size: int, *, ask: Callable[[int], None], poll_s: float = POLL_S, settle_s: float = 0.0
     ) -> None:
-        self._records = records
-        self._size = world_size
-        self._ask = ask
-        self._poll_s = poll_s
-        self._settle_s = settle_s
+        self._records, self._size, self._ask = records, world_size, ask
+        self._poll_s, self._settle_s = poll_s, settle_s
         self.pause_s = poll_s
         self._heads: list[Head] = []
         self._states: list[str] = []
-        self._changed_s = time.monotonic()  # when something happened last on any rank
         self._compare_s = 0.0  # when to compare next
         self._suspicion: _Suspicion | None = None
-        self._calm: tuple[float, list[float]] | None = None  # since when all of them sleep, and their CPU time then
+        self._calm: tuple[float, list[float]] | None = None  # since when all of them wait and sleep, and their CPU time then
 
     def hear(self, rank: int, threads: Threads) -> None:
         """Takes a rank's answer."""
@@ -328,19 +302,17 @@ class Watcher:
         return [self._records.process(rank) for rank in range(self._size)]
 
     def look(self, states: Sequence[str]) -> Verdict | None:
-        """Looks once.
+        """Looks once; returns a verdict where there is one.
 
         Args:
             states: of each rank, as far as it is known from elsewhere: "running", "exited", "failed" or "killed".
-
-        Returns:
-            A verdict; None as long as there is none.
         """
-        now_s, now_ns = time.monotonic(), time.monotonic_ns()
+        start_s = time.monotonic()
         heads = self._records.look()
+        now_s, now_ns = time.monotonic(), time.monotonic_ns()  # all that was read had happened by then
         verdict = self._compare(states, now_ns) or self._look_for_stuck(heads, states, now_s, now_ns)
         if self._suspicion is None:
-            self.pause_s = max(self.pause_s, min((time.monotonic() - now_s) / SHARE, COMPARE_S))
+            self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
         return verdict
 
     def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
@@ -361,31 +333,26 @@ class Watcher:
 
     def _look_for_stuck(self, heads: list[Head], states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
         """Returns the verdict on ranks that can never go on."""
+        unchanged = heads == self._heads and self._states == states
         if heads != self._heads:
-            self._heads, self._changed_s, self._calm = heads, now_s, None
-        elif self._suspicion is None and self._states == states:
-            self._relax()
-            return self._look_for_stall(states, now_s, now_ns)  # what could still go on then can still go on now
-        self._states = list(states)
-        if any(head.awaited for head in heads):
+            self._calm = None
+        self._heads, self._states = heads, list(states)
+        if not (unchanged and self._suspicion is None) and any(head.awaited for head in heads):
             snapshot = self._build(states, now_ns)
             stuck = analyse(snapshot)
             if stuck is not None:
                 self.pause_s = self._poll_s
                 return self._suspect(snapshot, stuck, now_s, now_ns)
         self._suspicion = None
-        self._relax()
-        return None
-
-    def _relax(self) -> None:
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
+        return self._look_for_stall(states, now_s, now_ns)
 
     def _suspect(self, snapshot: Snapshot, stuck: Stuck, now_s: float, now_ns: int) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck once there is no doubt."""
         heads = tuple(self._heads[rank] for rank in stuck.ranks)
         suspicion = self._suspicion
         if suspicion is None or (suspicion.ranks, suspicion.heads) != (stuck.ranks, heads):
-            suspicion = self._suspicion = _Suspicion(stuck.ranks, heads, now_s, now_s)
+            self._suspicion = _Suspicion(stuck.ranks, heads, now_s, now_s)
             self._ask_all(stuck.ranks)
             return None
         if any(rank not in suspicion.threads for rank in stuck.ranks):
@@ -395,14 +362,12 @@ class Watcher:
                 suspicion.asked_s, suspicion.threads = now_s, {}
                 self._ask_all(stuck.ranks)
             return None
-        patience_s = self._settle_s
-        if any(threads.idle for threads in suspicion.threads.values()):
-            patience_s = max(patience_s, THREADS_S)
-        if _hangs_on_collective(snapshot, stuck):
-            patience_s = max(patience_s, COLLECTIVE_S)
-        if now_s - suspicion.since_s < patience_s:
-            return None
-        return Verdict(stuck.ranks, judge(snapshot, stuck), now_ns)
+        patience_s = max(
+            self._settle_s,
+            THREADS_S if any(threads.idle for threads in suspicion.threads.values()) else 0.0,
+            COLLECTIVE_S if _hangs_on_collective(snapshot, stuck) else 0.0,
+        )
+        return None if now_s - suspicion.since_s < patience_s else Verdict(stuck.ranks, judge(snapshot, stuck), now_ns)
 
     def _ask_all(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -410,19 +375,17 @@ class Watcher:
 
     def _look_for_stall(self, states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
         """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""
-        if now_s - self._changed_s < STALL_S - _CALM_S:
-            return None
-        snapshot = self._build(states, now_ns)
-        blocked = tuple(rank for rank, view in enumerate(snapshot.ranks) if view.state == "blocked")
-        if not blocked or len(blocked) + sum(state in GONE for state in states) < len(states):
+        there = [rank for rank, state in enumerate(states) if state not in GONE]
+        if not there or not all(self._heads[rank].awaited for rank in there):
             self._calm = None
             return None
-        used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in blocked]
-        calm_s = now_s - self._calm_since(used_s, now_s)
-        patience_s = STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
-        if calm_s < _CALM_S or now_s - self._changed_s < patience_s:
+        calm_s = now_s - self._calm_since([_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there], now_s)
+        if calm_s < STALL_S or calm_s < (patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S):
             return None
-        return self._judge_stall(snapshot.settle(), blocked, patience_s, now_ns)
+        snapshot = self._build(states, now_ns)
+        if any(snapshot.ranks[rank].state != "blocked" for rank in there):
+            return None
+        return self._judge_stall(snapshot.settle(), tuple(there), patience_s, now_ns)
 
     def _calm_since(self, used_s: list[float], now_s: float) -> float:
         """Returns since when ranks have used hardly any CPU time, given what they have used in all; now, if one does not sleep."""
@@ -442,10 +405,7 @@ class Watcher:
             first = replace(first, hint=f"{first.hint}\n{_NOT_PROVED.format(patience_s)}".strip())
             return Verdict(stuck.ranks, replace(diagnosis, findings=(first, *others)), now_ns, proved=False)
         operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
-        waits = "; ".join(wait_text(operation) for operation in operations[:4])
-        message = (
-            f"{name_ranks(blocked)} {'waits' if len(blocked) == 1 else 'wait'}, and nothing has moved for {patience_s:.0f} s: {waits}."
-        )
+        message = f"{waiting_text(blocked)}, and nothing has moved for {patience_s:.0f} s: {waits_text(operations)}."
         hint = "Both sides of these operations are there, as far as is recorded. Look for communication that ringsim does not see."
         finding = Finding("stalled", blocked, operations, message, hint)
         diagnosis = Diagnosis((finding,), self._size, states=tuple(view.state for view in snapshot.ranks))

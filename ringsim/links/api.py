@@ -52,9 +52,9 @@ def bandwidth(
     arguments, blocks until all have measured, and gets the same table.
 
     Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within 2.5 % of it on
-    either side, after at least 10 repetitions and 30 ms. It ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If
-    no time is left, larger sizes are left out, and the table says so. Edges take turns, except with "shift" and "all_reduce". The times
-    come from the record, where each step (a round trip, say) is a span.
+    either side, after at least 10 repetitions and 30 ms. It ends early, after at least 3 repetitions, when its share of ``limit_s`` is
+    used up. If no time is left, larger sizes are left out, and the table says so. Edges take turns, except with "shift" and "all_reduce".
+    The times come from the record, where each step (a round trip, say) is a span.
 
     With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run the same steps on a virtual clock, one of
     each size; ``ceilings`` and the limits are ignored.

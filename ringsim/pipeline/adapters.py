@@ -21,13 +21,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.transformer import Block, KeyValueCache, SmallTransformer, causal_mask
+from ringsim.pipeline.transformer import KeyValueCache, causal_mask
 
 __all__ = [
     "Adapter",
@@ -101,8 +101,6 @@ class Adapter(ABC):
         ...         return [model.head]
         ...     def embed(self, model, token_ids, announced):
         ...         return model.embedding(token_ids)
-        ...     def head(self, model, hidden):
-        ...         return model.head(hidden)
     """
 
     @abstractmethod
@@ -157,14 +155,16 @@ class Adapter(ABC):
         """
         return 0
 
-    @abstractmethod
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the logits; the last stage calls it.
+        """Returns the logits; the last stage calls it. As it is here, it runs `last_modules` one after the other.
 
         Args:
             model: the whole model.
             hidden: what left the last layer, shape (batch, tokens, hidden).
         """
+        for module in self.last_modules(model):
+            hidden = module(hidden)
+        return hidden
 
     def cache(self, model: nn.Module) -> Any:
         """Returns an empty cache of keys and values for one rank's layers, for generation.
@@ -186,67 +186,54 @@ class SequentialAdapter(Adapter):
         ReLU()
     """
 
-    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+    def layers(self, model: Any) -> Sequence[nn.Module]:
         """Returns the children; ``children()`` would leave out repeated ones."""
-        return list(cast(nn.Sequential, model))
+        return list(model)
 
-    def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns the input as it is."""
         return token_ids
-
-    def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the output of the last child as it is."""
-        return hidden
 
 
 class SmallTransformerAdapter(Adapter):
     """A `SmallTransformer`.
 
     Example:
+        >>> from ringsim.pipeline import SmallTransformer
         >>> model = SmallTransformer(vocab_size=11, hidden_size=8, num_layers=3, num_heads=2)
         >>> len(SmallTransformerAdapter().layers(model))
         3
     """
 
-    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+    def layers(self, model: Any) -> Sequence[nn.Module]:
         """Returns the blocks."""
-        return list(_small(model).blocks)
+        return list(model.blocks)
 
-    def first_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+    def first_modules(self, model: Any) -> Sequence[nn.Module]:
         """Returns the two embeddings and their dropout."""
-        small = _small(model)
-        return [small.embedding, small.positions, small.dropout]
+        return [model.embedding, model.positions, model.dropout]
 
-    def last_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+    def last_modules(self, model: Any) -> Sequence[nn.Module]:
         """Returns the last norm and the head."""
-        small = _small(model)
-        return [small.norm, small.head]
+        return [model.norm, model.head]
 
-    def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns embedding plus position embedding."""
-        return _small(model).embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))
+        return model.embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))  # type: ignore[no-any-return]
 
-    def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns the mask, if there is padding or a past, and the cache."""
         mask = announced.attention_mask
         announced.num_seen(hidden.shape[1])
         return {"mask": None if mask is None else causal_mask(mask, hidden.shape[1]), "cache": announced.cache}
 
-    def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
+    def attention_width(self, model: Any, layer: Any) -> int:
         """Returns how wide the attention is."""
-        return cast(Block, layer).attention.out.in_features
+        return int(layer.attention.out.in_features)
 
-    def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the logits."""
-        return _small(model).finish(hidden)
-
-    def cache(self, model: nn.Module) -> KeyValueCache:
+    def cache(self, model: Any) -> KeyValueCache:
         """Returns an empty cache."""
         return KeyValueCache()
-
-
-def _small(model: nn.Module) -> SmallTransformer:
-    return cast(SmallTransformer, model)
 
 
 class _TransformersAdapter(Adapter):
@@ -313,10 +300,6 @@ class LlamaAdapter(_TransformersAdapter):
         """Returns how wide the attention is."""
         return int(layer.self_attn.o_proj.in_features)
 
-    def head(self, model: Any, hidden: Tensor) -> Tensor:
-        """Returns the logits."""
-        return model.lm_head(model.model.norm(hidden))  # type: ignore[no-any-return]
-
 
 class GPT2Adapter(_TransformersAdapter):
     """``GPT2LMHeadModel``. Learned positions: the first stage adds them."""
@@ -342,10 +325,6 @@ class GPT2Adapter(_TransformersAdapter):
     def attention_width(self, model: Any, layer: Any) -> int:
         """Returns how wide the attention is."""
         return int(layer.attn.embed_dim)
-
-    def head(self, model: Any, hidden: Tensor) -> Tensor:
-        """Returns the logits."""
-        return model.lm_head(model.transformer.ln_f(hidden))  # type: ignore[no-any-return]
 
 
 class OPTAdapter(_TransformersAdapter):
@@ -387,12 +366,6 @@ class OPTAdapter(_TransformersAdapter):
     def attention_width(self, model: Any, layer: Any) -> int:
         """Returns how wide the attention is."""
         return int(layer.self_attn.embed_dim)
-
-    def head(self, model: Any, hidden: Tensor) -> Tensor:
-        """Returns the logits."""
-        for module in self.last_modules(model):
-            hidden = module(hidden)
-        return hidden
 
 
 class _Seen:

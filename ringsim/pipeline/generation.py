@@ -53,7 +53,7 @@ from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.messages import HEADER_TAG, Header, Payload, Route, find_ring
-from ringsim.pipeline.partition import partition_model
+from ringsim.pipeline.partition import partition_model, read_partition
 from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.ring import Ring
 from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
@@ -151,10 +151,10 @@ def _seed_of(seed: int, number: int) -> int:
 
 
 class GenerationLink:
-    """One stage's two ends of the ring, for one call of ``generate``.
+    """One stage's two ends of the ring, for one call of ``generate``; in a ring of one there is nothing to exchange.
 
     Args:
-        ring: this rank's ring; in a ring of one there is nothing to exchange.
+        ring: this rank's ring.
         fingerprint: a number made of all arguments that must be the same on all ranks.
         async_comm: whether to post a step's send and receive together; else one after the other.
         device: where received tensors go.
@@ -177,17 +177,9 @@ class GenerationLink:
     def exchange(self, output: Tensor | None, input_shape: tuple[int, int] | None) -> Tensor | None:
         """Sends the output of the last job to the successor, and receives the input of the next one from the predecessor.
 
-        Every stage calls it once a step, in the order of the plan. It blocks until both messages have arrived.
-
-        Args:
-            output: what to send; None for nothing.
-            input_shape: (batch, tokens) of what to receive; None for nothing.
-
-        Returns:
-            What was received: token ids of that shape on the first stage, else hidden states, shape (batch, tokens, width).
-
-        Raises:
-            MessageMismatch: a neighbour has other arguments.
+        Every stage calls it once a step, in the order of the plan; it blocks until both messages have arrived. Returns token ids of
+        ``input_shape``, (batch, tokens), on the first stage, else hidden states; None for nothing. Raises MessageMismatch if a neighbour
+        has other arguments.
         """
         if output is not None and not self._has_announced:
             self._announce(output)
@@ -199,14 +191,7 @@ class GenerationLink:
         return None if received is None else received.to(self._device)
 
     def share_results(self, tokens: Tensor) -> Tensor:
-        """Brings the last stage's tokens to all others, once round the ring. Every stage calls it at the end; it blocks.
-
-        Args:
-            tokens: the tokens of all prompts, shape (prompts, tokens), int64; on other stages anything of that shape.
-
-        Returns:
-            The last stage's.
-        """
+        """Returns the last stage's tokens, shape (prompts, tokens), which go once round the ring. Every stage calls it; it blocks."""
         if not self._is_last:
             tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
         if not self._ends_at_succ:
@@ -215,13 +200,13 @@ class GenerationLink:
 
     def _one_after_the_other(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
         """A send ends when the other side receives. Stage 0 receives first: if all sent first, no stage would ever receive."""
-        received = self._receive(expected) if self._is_first else None
-        if output is not None:
-            self._to_succ.isend(output).wait()
-        return received if self._is_first else self._receive(expected)
-
-    def _receive(self, expected: Payload | None) -> Tensor | None:
-        return None if expected is None else self._from_pred.irecv(expected).wait()
+        received = None
+        for sends in (False, True) if self._is_first else (True, False):
+            if sends and output is not None:
+                self._to_succ.isend(output).wait()
+            elif not sends and expected is not None:
+                received = self._from_pred.irecv(expected).wait()
+        return received
 
     def _post_both(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
         """Both are posted before either is waited for, so it does not matter which stage begins."""
@@ -312,54 +297,41 @@ def generate(
         FlexLLMGen's ``generation_loop_normal``.
     """
     ring = find_ring()
-    num_stages, stage_index = len(ring.ranks), ring.ranks.index(ring.rank)
-    in_turn = num_stages if num_inner_iterations is None else num_inner_iterations
+    in_turn = len(ring.ranks) if num_inner_iterations is None else num_inner_iterations
     prompts = [[int(token) for token in prompt] for prompt in prompts]
     _check(prompts, max_new_tokens, batch_size, temperature)
-    check_can_finish(num_stages, in_turn, max_new_tokens, async_comm)
-
-    by = partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
-    cut = partition_model(model, num_stages, by=by, adapter=adapter)
-    stage = Stage(model, cut[stage_index], is_first=stage_index == 0, is_last=stage_index == num_stages - 1, adapter=adapter)
+    check_can_finish(len(ring.ranks), in_turn, max_new_tokens, async_comm)
     batches = plan_batches(len(prompts), in_turn, batch_size)
     choices = [TokenChoice(batch, temperature, seed) for batch in batches]
-    device = next(model.parameters()).device
-    work = _StageWork(model, stage, stage_index, [PromptBatch([prompts[i] for i in batch], device) for batch in batches], choices, in_turn)
+    cut = partition_model(model, len(ring.ranks), by=read_partition(partition), adapter=adapter)
+    work = _StageWork(
+        model, cut, ring.ranks.index(ring.rank), adapter, [[prompts[i] for i in batch] for batch in batches], choices, in_turn
+    )
     asked = [prompts, max_new_tokens, in_turn, async_comm, batch_size, cut]
-    link = GenerationLink(ring, zlib.crc32(repr(asked).encode()), async_comm=async_comm, device=device)
-
-    jobs = plan_jobs(len(batches), in_turn, max_new_tokens)
+    link = GenerationLink(ring, zlib.crc32(repr(asked).encode()), async_comm=async_comm, device=work.device)
     output: Tensor | None = None
     with torch.no_grad(), _evaluating(model):
-        for step in plan_steps(stage_index, num_stages, jobs, max_new_tokens):
+        for step in plan_steps(work.place, len(cut), plan_jobs(len(batches), in_turn, max_new_tokens), max_new_tokens):
             received = link.exchange(output if step.send else None, work.input_shape(step.receive) if step.receive else None)
             output = work.compute(step.compute, received) if step.compute else None
-
     rows = link.share_results(work.chosen_tokens(len(prompts), max_new_tokens, batches))
     return [_until_stop(tokens, stop_tokens) for tokens in rows.tolist()]
 
 
 class _StageWork:
-    """What one stage computes: its part of the model, and for each batch the prompts, the cache and, on the last stage, the tokens.
-
-    Args:
-        model: the whole model.
-        stage: this rank's part of it.
-        stage_index: its number.
-        batches: the prompts of each batch.
-        choices: what chooses the tokens of each batch.
-        in_turn: batches on their way at a time; as many caches are kept.
-    """
+    """What one stage computes: its part of the model, and for each batch the prompts, the cache and, on the last stage, the tokens."""
 
     def __init__(
-        self, model: nn.Module, stage: Stage, stage_index: int, batches: list[PromptBatch], choices: list[TokenChoice], in_turn: int
-    ) -> None:
+        self, model: nn.Module, cut: list[range], place: int, adapter: Adapter | None, batches: list[list[Sequence[int]]],
+        choices: list[TokenChoice], in_turn: int,
+    ) -> None:  # fmt: skip
+        self.device = next(model.parameters()).device
+        self.place = place
         self._model = model
-        self._stage = stage
-        self._stage_index = stage_index
-        self._batches = batches
+        self._stage = Stage(model, cut[place], is_first=place == 0, is_last=place == len(cut) - 1, adapter=adapter)
+        self._batches = [PromptBatch(batch, self.device) for batch in batches]
         self._choices = choices
-        self._caches: list[Any] = [None] * in_turn
+        self._caches: list[Any] = [None] * in_turn  # of the batches under way
         self._tokens: list[list[Tensor]] = [[] for _ in batches]  # each shape (batch, 1)
 
     def input_shape(self, job: Job) -> tuple[int, int]:
@@ -376,13 +348,13 @@ class _StageWork:
             x = received
         else:  # the first stage reads prompts; and a stage that is alone keeps its tokens
             x = batch.token_ids if job.token == 0 else self._tokens[job.batch][-1]
-        with span(job.name, stage=self._stage_index, microbatch=job.batch):
+        with span(job.name, stage=self.place, microbatch=job.batch):
             y: Tensor = self._stage(x, batch.attention_mask(job.token), batch.position_ids(job.token), self._caches[turn])
             if self._stage.is_last:
                 y = self._choices[job.batch](y[:, -1])
                 self._tokens[job.batch].append(y)
             so_far = batch.token_ids.shape[1] + job.token
-            charge("F", self._stage_index, job.batch, lambda: count_stage_flops(self._stage, x, so_far))
+            charge("F", self.place, job.batch, lambda: count_stage_flops(self._stage, x, so_far))
         return y
 
     def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:

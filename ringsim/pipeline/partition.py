@@ -27,22 +27,16 @@ from ringsim.pipeline.adapters import Adapter, adapter_of
 from ringsim.pipeline.stage import Stage, build_stages
 from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
-__all__ = ["get_stage_layers", "measure_times", "partition_model"]
+__all__ = ["get_stage_layers", "measure_times", "partition_model", "read_partition"]
 
 _REPEATS: Final = 5  # the first one also loads kernels and fills caches; the fastest counts
 
 
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
-    """Measures how long the parts of a model take, one after the other, forward and backward; makes no message.
+    """Returns how many seconds the parts of a model take, one after the other, forward and backward.
 
-    Gradients and random numbers are left as they were. The fastest of a few runs counts, because noise only adds.
-
-    Args:
-        parts: stages that make up a model; each gets the output of the previous one.
-        sample: the input of the first, such as token ids of shape (batch, tokens): as large as a microbatch in training.
-
-    Returns:
-        Seconds for each part.
+    Each gets the output of the previous one; the first gets a sample as large as a microbatch in training. Gradients and random numbers are
+    left as they were. The fastest of a few runs counts, because noise only adds.
 
     Example:
         >>> from ringsim.pipeline import build_stages
@@ -115,7 +109,8 @@ def partition_model(
         return by_sizes(by, num_layers)
     if by == "count":
         return by_count(num_layers, num_stages)
-    parts = _parts(model, num_layers, adapter)
+    layers = [range(layer, layer + 1) for layer in range(num_layers)]
+    parts = build_stages(model, [range(0), *layers, range(num_layers, num_layers)], adapter=adapter)  # the embedding, each layer, the head
     if by == "parameters":
         first, *weights, last = [float(sum(parameter.numel() for parameter in part.parameters())) for part in parts]
     elif by == "time":
@@ -145,7 +140,6 @@ def get_stage_layers(model: nn.Module, layers: range, *, adapter: Adapter | None
     return list((adapter or adapter_of(model)).layers(model)[layers.start : layers.stop])
 
 
-def _parts(model: nn.Module, num_layers: int, adapter: Adapter) -> list[Stage]:
-    """Returns the parts between which a model can be cut, each as a stage: the embedding, each layer, the head."""
-    layers = [range(layer, layer + 1) for layer in range(num_layers)]
-    return build_stages(model, [range(0), *layers, range(num_layers, num_layers)], adapter=adapter)
+def read_partition(partition: str | Sequence[int] | Sequence[range]) -> str | list[int]:
+    """Returns the argument ``partition`` of a step as `partition_model` takes it: ranges become numbers of layers."""
+    return partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]

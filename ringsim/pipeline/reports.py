@@ -111,16 +111,13 @@ def single_process_step(
         for x, target, mask in zip(inputs, targets, masks, strict=True):
             loss = loss_fn(_logits(model, x, mask), target) / len(inputs)
             total += loss.item()
-            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)  # unlike backward(), leaves .grad alone
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                loss, list(trained.values()), allow_unused=True
+            )  # unlike backward(), leaves .grad alone
             for name, gradient in zip(trained, found, strict=True):
-                sums[name] = _sum(sums[name], gradient)
+                before = sums[name]
+                sums[name] = gradient if before is None else before if gradient is None else before + gradient
     return Reference(total, sums)
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
 
 
 def _logits(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -278,13 +275,7 @@ def gradient_report(
 
 
 def tolerance_of(model: nn.Module) -> float:
-    """Returns the relative difference that counts as rounding for a model's gradients, by the least exact dtype of its parameters.
-
-    Args:
-        model: the model.
-
-    Returns:
-        1e-10 for float64, 1e-5 for float32, 0.05 for anything less.
+    """Returns the relative difference that counts as rounding, by the least exact dtype of a model: 1e-10 (float64), 1e-5 (float32), 0.05.
 
     Example:
         >>> tolerance_of(nn.Linear(1, 1))
@@ -329,10 +320,13 @@ def _row(name: str, found: Tensor | None, expected: Tensor | None, tolerance: fl
 
 def _relative(found: Tensor, expected: Tensor) -> float:
     """Returns the largest difference relative to the largest expected value; infinite if that is zero or not finite."""
-    largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
+    return _ratio(float((found - expected).abs().max()), float(expected.abs().max()))
+
+
+def _ratio(difference: float, expected: float) -> float:
     if difference == 0:
         return 0.0
-    relative = difference / largest if largest else math.inf
+    relative = difference / expected if expected else math.inf
     return math.inf if math.isnan(relative) else relative
 
 
@@ -459,16 +453,12 @@ def check_single_rank(
         with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []), torch.enable_grad():
             for index, (x, target) in enumerate(zip(inputs, targets, strict=True)):
                 mask = None if attention_masks is None else attention_masks[index]
-                _step(stages, x, mask, partial(_share, loss_fn, target, len(inputs)))
+                _step(stages, x, mask, lambda logits, target=target: loss_fn(logits, target) / len(inputs))  # type: ignore[misc]
         found = {name: parameter.grad for name, parameter in model.named_parameters()}
     finally:
         for name, parameter in model.named_parameters():
             parameter.grad = held[name]
     return compare_gradients(found, expected, tolerance=tolerance_of(model))
-
-
-def _share(loss_fn: Loss, target: Tensor, num_microbatches: int, logits: Tensor) -> Tensor:
-    return loss_fn(logits, target) / num_microbatches
 
 
 def _step(stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Callable[[Tensor], Tensor]) -> None:
@@ -526,13 +516,6 @@ def compare_losses(found: Sequence[float], expected: Sequence[float], *, toleran
         raise ArgumentError(
             f"found and expected must have one loss for each step, got {len(found)} and {len(expected)}. Compare the same steps."
         )
-    differences = [_relative_loss(one, other) for one, other in zip(found, expected, strict=True)]
+    differences = [0.0 if one == other else _ratio(abs(one - other), abs(other)) for one, other in zip(found, expected, strict=True)]
     first_step = next((step for step, difference in enumerate(differences) if difference > tolerance), None)
     return LossComparison(first_step, max(differences, default=0.0))
-
-
-def _relative_loss(found: float, expected: float) -> float:
-    if found == expected:
-        return 0.0
-    relative = abs(found - expected) / abs(expected) if expected else math.inf
-    return math.inf if math.isnan(relative) else relative

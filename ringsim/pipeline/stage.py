@@ -16,11 +16,18 @@ At a boundary between two stages::
 
 The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a leaf*: a copy of it gets no gradient. A
 tensor that has just been received has no graph behind it, so making it a leaf cuts nothing.
+
+Random numbers are drawn in the order of the computation, which depends on the schedule. To drop the same values on any number of ranks, in
+any schedule, and when an activation is computed again, each layer gets a seed of its own for each microbatch::
+
+    seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever they are drawn
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +37,7 @@ from ringsim.compute_costs import CostTable, Work
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters import Adapter, Announced, adapter_of
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
+from ringsim.pipeline.replay import LayerReplay
 from ringsim.schedules.costs import Costs
 
 __all__ = [
@@ -41,6 +49,7 @@ __all__ = [
     "count_stage_flops",
     "flop_costs",
     "forward_stage",
+    "seed_stage",
     "tied_parameters",
 ]
 
@@ -68,6 +77,9 @@ class Stage(nn.Module):
         self.adapter = adapter or adapter_of(model)
         self.is_first = is_first
         self.is_last = is_last
+        self._replay = LayerReplay()
+        self._seed: tuple[int, int] | None = None
+        self._before = layers.start  # how many layers earlier stages have
         self._model = (model,)  # in a tuple, so that the whole model does not become a part of the stage
         self.layers = nn.ModuleList(self.adapter.layers(model)[layers.start : layers.stop])
         self.first_modules = nn.ModuleList(self.adapter.first_modules(model) if is_first else [])
@@ -87,17 +99,39 @@ class Stage(nn.Module):
         """
         (model,) = self._model
         announced = Announced(attention_mask, position_ids, cache)
-        hidden = self.adapter.embed(model, x, announced) if self.is_first else x
+        hidden = x
+        if self.is_first:
+            with self._seeded(0, x):
+                hidden = self.adapter.embed(model, x, announced)
         if self.layers:
             context = self.adapter.context(model, hidden, announced)
-            for layer in self.layers:
-                hidden = self.adapter.run_layer(model, layer, hidden, context)
-        return self.adapter.head(model, hidden) if self.is_last else hidden
+            for place, layer in enumerate(self.layers, start=self._before + 1):
+                with self._seeded(place, hidden):
+                    hidden = self._replay.run(self.adapter, model, layer, hidden, context)
+        if self.is_last:
+            with self._seeded(len(self.adapter.layers(model)) + 1, hidden):
+                hidden = self.adapter.head(model, hidden)
+        return hidden
+
+    @contextmanager
+    def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
+        """Gives a part of the model random numbers of its own, and the rank its own back."""
+        if self._seed is None:
+            yield
+            return
+        with torch.random.fork_rng(devices=[where.device] if where.is_cuda else []):
+            torch.manual_seed(zlib.crc32("{} {} {}".format(*self._seed, place).encode()))
+            yield
 
     def attention_widths(self) -> list[int]:
         """Returns how wide the attention of each layer is, 0 for a layer without attention; see `Adapter.attention_width`."""
         (model,) = self._model
         return [self.adapter.attention_width(model, layer) for layer in self.layers]
+
+
+def seed_stage(stage: Stage, seed: int, microbatch: int) -> None:
+    """Makes the random numbers of a stage those of a microbatch, whatever was drawn before; use another seed for each step."""
+    stage._seed = seed, microbatch
 
 
 def build_stages(model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None) -> list[Stage]:
@@ -256,13 +290,10 @@ def count_stage_flops(stage: Stage, x: Tensor, tokens_so_far: int | None = None,
     """Counts the arithmetic of a stage for one microbatch: its linear layers, and the attention that its adapter describes.
 
     Args:
-        stage: the stage.
+        stage: the stage; its input needs a gradient, as in the training of a language model.
         x: its input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens, hidden) or (batch, features).
         tokens_so_far: tokens of each sequence that attention looks at; None for those of ``x``.
         recomputed: whether the backward pass does the forward pass again first.
-
-    Returns:
-        The counts. Those of input gradients are for stages that need them, as all stages of a language model do in training.
 
     Example:
         >>> import torch

@@ -25,13 +25,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.pipeline.adapters import Adapter, adapter_of
+from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.messages import Header, Payload, find_ring
-from ringsim.pipeline.partition import partition_model
-from ringsim.pipeline.sharing import SeededAdapter, TiedGradients, pass_back
-from ringsim.pipeline.stage import Stage, build_stages, count_stage_flops
+from ringsim.pipeline.partition import partition_model, read_partition
+from ringsim.pipeline.sharing import TiedGradients, pass_back
+from ringsim.pipeline.stage import Stage, build_stages, count_stage_flops, seed_stage
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
@@ -116,9 +116,9 @@ def train_step_pipeline(
         >>> ringsim.trace(worker, world_size=2, args=("1f1b",)).results
         [(0.7093, [True, True, False, False]), (0.7093, [False, False, True, True])]
     """
-    microbatches = _Microbatches(inputs, targets, attention_masks, loss_fn, checkpoint)
+    microbatches = _Microbatches(inputs, targets, attention_masks, loss_fn, checkpoint, dropout_seed)
     with torch.enable_grad():
-        return _run_step(model, microbatches, schedule, partition, dropout_seed, adapter)
+        return _run_step(model, microbatches, schedule, partition, adapter)
 
 
 def eval_step_pipeline(
@@ -158,7 +158,7 @@ def eval_step_pipeline(
         1.386
     """
     with torch.no_grad():
-        return _run_step(model, _Microbatches(inputs, targets, attention_masks, loss_fn), schedule, partition, None, adapter)
+        return _run_step(model, _Microbatches(inputs, targets, attention_masks, loss_fn), schedule, partition, adapter)
 
 
 def train_step_pipeline_afab(
@@ -208,6 +208,7 @@ class _Microbatches:
     masks: Sequence[Tensor] | None
     loss_fn: Loss
     checkpoint: bool = False
+    dropout_seed: int | None = None
 
     def __post_init__(self) -> None:
         counts = {"inputs": self.inputs, "targets": self.targets} | ({} if self.masks is None else {"attention_masks": self.masks})
@@ -224,8 +225,8 @@ class _Microbatches:
         """Returns how to run a stage on a microbatch: up to its output, or on the last stage up to the microbatch's share in the loss."""
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
-            if isinstance(stage.adapter, SeededAdapter):
-                stage.adapter.microbatch = microbatch
+            if self.dropout_seed is not None:
+                seed_stage(stage, self.dropout_seed, microbatch)
             return stage(x, None if self.masks is None else self.masks[microbatch])  # type: ignore[no-any-return]
 
         def run(x: Tensor, microbatch: int) -> Tensor:
@@ -241,7 +242,6 @@ def _run_step(
     microbatches: _Microbatches,
     schedule: str | Schedule,
     partition: str | Sequence[int] | Sequence[range],
-    dropout_seed: int | None,
     adapter: Adapter | None,
 ) -> float:
     """Runs a step, with backward passes only if gradients are enabled; see `train_step_pipeline`."""
@@ -249,9 +249,7 @@ def _run_step(
     here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
     forward_only = not torch.is_grad_enabled()
     lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), forward_only=forward_only, in_step=ring.in_order)
-    if dropout_seed is not None:
-        adapter = SeededAdapter(adapter or adapter_of(model), model, dropout_seed)
-    ranges = _cut(model, lowered.num_stages, partition, adapter)
+    ranges = partition_model(model, lowered.num_stages, by=read_partition(partition), adapter=adapter)
     stages = build_stages(model, ranges, adapter=adapter)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
     mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
@@ -291,8 +289,3 @@ def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *,
         forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
         schedule = replace(schedule, actions=forwards)
     return lower_in_step(schedule) if in_step else lower(schedule)
-
-
-def _cut(model: nn.Module, num_stages: int, partition: str | Sequence[int] | Sequence[range], adapter: Adapter | None) -> list[range]:
-    by = partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
-    return partition_model(model, num_stages, by=by, adapter=adapter)

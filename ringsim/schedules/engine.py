@@ -59,23 +59,14 @@ SEMANTICS: Final = ("rendezvous", "buffered")
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Works for a while.
-
-    Attributes:
-        duration: how long, in any unit; the same unit everywhere.
-    """
+    """Works for a while, in any unit; the same unit everywhere."""
 
     duration: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Posts a send, and goes on.
-
-    Attributes:
-        peer: the rank that receives.
-        tag: what the receive must have too.
-    """
+    """Posts a send to a peer, and goes on; the receive must have the same tag."""
 
     peer: int
     tag: Hashable = 0
@@ -83,12 +74,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Posts a receive, and goes on.
-
-    Attributes:
-        peer: the rank that sends.
-        tag: what the send must have too.
-    """
+    """Posts a receive from a peer, and goes on; the send must have the same tag."""
 
     peer: int
     tag: Hashable = 0
@@ -96,11 +82,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits until a post of this rank is done.
-
-    Attributes:
-        position: where in this rank's list the post stands.
-    """
+    """Waits until the post of this rank is done that stands at this position of its list."""
 
     position: int
 

@@ -12,7 +12,7 @@ token by token. With N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
 The output of a job is sent when the next job starts. With synchronous messages, rank 0 receives before it sends, and all others send before
 they receive: if all sent first, no stage would ever receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times it.
 
-The closed forms: N stages share the layers of a model. T groups of prompts (*inner iterations*) are under way at a time, so that a stage
+The closed form: N stages share the layers of a model. T groups of prompts (*inner iterations*) are under way at a time, so that a stage
 has something to do while a token goes round::
 
     T = 1    stage 0  a . . a . .          one group: a stage works 1/N of the time
@@ -31,7 +31,7 @@ no other stage takes. The share of the time in which a stage works, once the pro
 
 Source:
     FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``, ``generation_loop_normal``: the order of jobs
-    and messages. The closed forms were found for ringsim by playing that loop, and its tests compare the two.
+    and messages. The closed form was found for ringsim by playing that loop, and its tests compare the two.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ __all__ = [
     "can_finish",
     "check_can_finish",
     "count_messages",
-    "idle_of_full_ring",
-    "makespan_of_async_ring",
-    "makespan_of_full_ring",
     "plan_batches",
     "plan_jobs",
     "plan_steps",
@@ -108,12 +105,7 @@ def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | 
 
 
 def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[Job]:
-    """Lists the jobs in the order in which every stage takes them.
-
-    Args:
-        num_batches: batches of prompts, a multiple of T; T take turns in a round.
-        num_inner_iterations: T.
-        num_tokens: n, tokens generated for each prompt.
+    """Lists the jobs in the order in which every stage takes them; the number of batches is a multiple of T, which take turns in a round.
 
     Example:
         >>> [f"{'abcd'[job.batch]}{job.token}" for job in plan_jobs(num_batches=4, num_inner_iterations=2, num_tokens=2)]
@@ -124,13 +116,7 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
 
 
 def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[Step]:
-    """Yields what a stage does, one step a job and a last one that sends what is left.
-
-    Args:
-        stage: its number, from 0.
-        num_stages: N.
-        jobs: as ``plan_jobs`` lists them.
-        num_tokens: n, as there.
+    """Yields what a stage does, one step a job and a last one that sends what is left; the jobs are those of `plan_jobs`.
 
     Example:
         >>> jobs = plan_jobs(num_batches=2, num_inner_iterations=2, num_tokens=2)
@@ -268,13 +254,7 @@ def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 
 
 def check_can_finish(num_stages: int, num_inner_iterations: int, num_tokens: int, async_comm: bool = False) -> None:
-    """Refuses a ring that would never end, before any rank has sent anything.
-
-    Args:
-        num_stages: N, 1 or more.
-        num_inner_iterations: T, 1 or more.
-        num_tokens: tokens generated for each prompt, 1 or more.
-        async_comm: whether the sends and receives of a step are posted together.
+    """Refuses a ring that would never end, before any rank has sent anything; the arguments are those of `time_generation`.
 
     Raises:
         ScheduleError: it would never end; the message says why, and which settings would.
@@ -301,18 +281,13 @@ one job, so that stage 0 waits to send the next one while the last stage waits t
 
 
 def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
-    """Returns how many hidden states and tokens travel in all.
+    """Returns how many hidden states and tokens travel in all: for batches of prompts, num_batches (n N - 1); 0 for one stage.
 
     For each token of a batch its hidden state crosses N - 1 edges and the token comes back over the edge that closes the ring; the last
     token of a batch stays where it was made.
 
-    Args:
-        num_stages: N, 1 or more.
-        num_batches: batches of prompts, all rounds together.
-        num_tokens: n, tokens generated for each prompt.
-
-    Returns:
-        num_batches (n N - 1); 0 for one stage.
+    Raises:
+        ArgumentError: a number is less than 1.
 
     Example:
         >>> count_messages(num_stages=4, num_batches=8, num_tokens=16)
@@ -323,90 +298,6 @@ def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
     """
     _check_positive(num_stages=num_stages, num_batches=num_batches, num_tokens=num_tokens)
     return num_batches * (num_tokens * num_stages - 1) if num_stages > 1 else 0
-
-
-def idle_of_full_ring(num_stages: int, num_rounds: int, num_tokens: int, prefill: Time, decode: Time) -> Time:
-    """Returns how long each stage is idle, from the first job to the last, when T = N.
-
-    A stage is idle while the ring fills and drains once, and in each later round for as long as a prompt takes longer than a token. This
-    holds for equally fast stages, ``decode <= prefill``, and messages that take no time, synchronous or not.
-
-    Args:
-        num_stages: N, 1 or more.
-        num_rounds: G, how often the ring is filled with new prompts, 1 or more.
-        num_tokens: n, tokens generated for each prompt, 1 or more.
-        prefill: time of a stage to read a batch of prompts, in any unit.
-        decode: time of a stage for one token of a batch, in the same unit; at most ``prefill``.
-
-    Returns:
-        (N - 1) (P + (G - 1) (P - D)), in the unit of the times; (N - 1) P for a single token.
-
-    Raises:
-        ArgumentError: a number is less than 1, or ``decode`` more than ``prefill``.
-
-    Example:
-        >>> idle_of_full_ring(4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
-        15
-        >>> idle_of_full_ring(4, num_rounds=3, num_tokens=16, prefill=5, decode=1)
-        39
-    """
-    _check_positive(num_stages=num_stages, num_rounds=num_rounds, num_tokens=num_tokens)
-    if decode > prefill:
-        raise ArgumentError(f"decode must be at most prefill, {prefill}, got {decode}. Reading a prompt takes longer than one token.")
-    again = (num_rounds - 1) * (prefill - decode) if num_tokens > 1 else 0
-    return (num_stages - 1) * (prefill + again)
-
-
-def makespan_of_full_ring(num_stages: int, num_rounds: int, num_tokens: int, prefill: Time, decode: Time) -> Time:
-    """Returns the time from the first job to the last when T = N: what a stage works, and what it is idle.
-
-    Args:
-        num_stages: N, 1 or more.
-        num_rounds: G, how often the ring is filled with new prompts, 1 or more.
-        num_tokens: n, tokens generated for each prompt, 1 or more.
-        prefill: time of a stage to read a batch of prompts, in any unit.
-        decode: time of a stage for one token of a batch, in the same unit; at most ``prefill``.
-
-    Returns:
-        G N (P + (n - 1) D) + ``idle_of_full_ring``, in the unit of the times.
-
-    Raises:
-        ArgumentError: a number is less than 1, or ``decode`` more than ``prefill``.
-
-    Example:
-        >>> makespan_of_full_ring(4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
-        95
-    """
-    busy = num_rounds * num_stages * (prefill + (num_tokens - 1) * decode)
-    return busy + idle_of_full_ring(num_stages, num_rounds, num_tokens, prefill, decode)
-
-
-def makespan_of_async_ring(num_stages: int, num_inner_iterations: int, num_rounds: int, num_tokens: int) -> int:
-    """Returns the time from the first job to the last with asynchronous messages and T <= N, where every job takes one unit.
-
-    Args:
-        num_stages: N, 1 or more.
-        num_inner_iterations: T, from 1 to N.
-        num_rounds: G, 1 or more.
-        num_tokens: n, 1 or more.
-
-    Returns:
-        G ((n - 1) N + T) + N - 1, in jobs.
-
-    Raises:
-        ArgumentError: a number is less than 1, or T more than N.
-
-    Example:
-        >>> [makespan_of_async_ring(4, T, num_rounds=1, num_tokens=5) for T in (1, 2, 4)]
-        [20, 21, 23]
-    """
-    _check_positive(num_stages=num_stages, num_inner_iterations=num_inner_iterations, num_rounds=num_rounds, num_tokens=num_tokens)
-    if num_inner_iterations > num_stages:
-        raise ArgumentError(
-            f"num_inner_iterations must be at most num_stages, {num_stages}, got {num_inner_iterations}. "
-            "For more, steady_use tells how far they slow the ring down."
-        )
-    return num_rounds * ((num_tokens - 1) * num_stages + num_inner_iterations) + num_stages - 1
 
 
 def _check_positive(**numbers: object) -> None:

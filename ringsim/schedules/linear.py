@@ -28,9 +28,9 @@ memory.
 
 from __future__ import annotations
 
-from ringsim.schedules.schedule import Order, Phase, PhasedRow, PhasedRows, Schedule, check_counts
+from ringsim.schedules.schedule import Phase, Schedule, check_counts, phased
 
-__all__ = ["gpipe", "linear", "one_f_one_b", "zb_h1", "zb_h2"]
+__all__ = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2"]
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -56,7 +56,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """
     check_counts(num_ranks, num_microbatches)
     m = num_microbatches
-    return linear("gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks)
+    return phased("gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks, [[rank] for rank in range(num_ranks)])
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -89,21 +89,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     for rank in range(p):
         warm_up = min(p - 1 - rank, m)
         rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])
-    return linear("1f1b", m, rows)
-
-
-def linear(name: str, num_microbatches: int, rows: list[list[Phase]], num_played: int | None = None) -> Schedule:
-    """Returns the schedule with stage s on rank s whose rows are these phases.
-
-    Args:
-        name: what to call it.
-        num_microbatches: how many microbatches it is for.
-        rows: the phases of each rank.
-        num_played: for how many microbatches the phases are written, if for more; those beyond ``num_microbatches`` are cut.
-    """
-    orders = [(Order.of_stage(stage, num_played or num_microbatches),) for stage in range(len(rows))]
-    played = (PhasedRow(tuple(phases), order, order, num_microbatches) for phases, order in zip(rows, orders, strict=True))
-    return Schedule(name, num_microbatches, tuple(range(len(rows))), PhasedRows(played))
+    return phased("1f1b", m, rows, [[rank] for rank in range(p)])
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -129,7 +115,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, num_ranks)
     rows = [_row(warm_up=p - 1 - rank, put_off=rank, num_microbatches=played) for rank in range(p)]
-    return linear("zb_h1", num_microbatches, rows, played)
+    return phased("zb_h1", num_microbatches, rows, [[rank] for rank in range(p)], played)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -155,7 +141,7 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
     rows = [_row(warm_up=2 * (p - 1 - rank), put_off=2 * rank, num_microbatches=played) for rank in range(p)]
-    return linear("zb_h2", num_microbatches, rows, played)
+    return phased("zb_h2", num_microbatches, rows, [[rank] for rank in range(p)], played)
 
 
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:

@@ -55,14 +55,7 @@ _BACKWARD = ("B", "I")  # both make the gradient that the stage before waits for
 
 
 def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
-    """Returns the send that follows a computation.
-
-    Args:
-        action: a computation.
-        stage_ranks: for each stage, the rank that has it.
-
-    Returns:
-        The send of its output or gradient; None if nobody waits for one, or only a stage on the same rank.
+    """Returns the send that follows a computation; None if nobody waits for its result, or only a stage on the same rank.
 
     Example:
         >>> [str(get_send(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -74,14 +67,7 @@ def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 
 
 def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
-    """Returns the recv that a computation waits for.
-
-    Args:
-        action: a computation.
-        stage_ranks: for each stage, the rank that has it.
-
-    Returns:
-        The recv of its input, or of the gradient of its output; None if neither comes from another rank.
+    """Returns the recv that a computation waits for; None if neither its input nor its gradient comes from another rank.
 
     Example:
         >>> [str(get_recv(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -106,12 +92,7 @@ def _message(action: Action, stage_ranks: Sequence[int], *, prefix: str, step: i
 def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, ...]]:
     """Returns what must be done on the same rank before a computation can start.
 
-    Args:
-        action: a computation.
-        stage_ranks: for each stage, the rank that has it.
-
-    Returns:
-        A list of needs; any one of the actions of a tuple fulfils it: a gradient comes from ``B`` or from ``I``.
+    Any one action of a tuple fulfils a need: a gradient comes from ``B`` or from ``I``.
 
     Example:
         >>> get_needs(Action(0, "B", 0), stage_ranks=(0, 0))  # both stages on this rank: the gradient comes from stage 1
@@ -134,12 +115,6 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
 
 def check_places(schedule: Schedule) -> None:
     """Refuses actions that their rank cannot do: unknown ones, those of another rank's stages, and second ones.
-
-    Args:
-        schedule: any schedule.
-
-    Raises:
-        ScheduleError: with the first such action, its rank and position.
 
     Example:
         >>> check_places(Schedule("mine", 1, (0,), ((Action(0, "F", 0), Action(0, "F", 0)),)))
@@ -194,12 +169,6 @@ def check_order(schedule: Schedule) -> None:
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous one if both are on one rank. In a lowered
     schedule a computation also needs its receive, and a send the computation of what it sends.
 
-    Args:
-        schedule: one that ``check_places`` passed.
-
-    Raises:
-        ScheduleError: with the first such action, its rank and position.
-
     Example:
         >>> check_order(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
         Traceback (most recent call last):
@@ -230,12 +199,6 @@ def _get_needs(action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool
 def check_messages(schedule: Schedule) -> None:
     """Refuses sends and receives that do not meet: between two ranks, the k-th send must be received by the k-th receive.
 
-    Args:
-        schedule: a lowered one that ``check_places`` passed.
-
-    Raises:
-        ScheduleError: with the first action that does not meet its other side, its rank and position.
-
     Example:
         >>> rows = ((Action(0, "F", 0), Action(0, "SEND_F", 0)), ())
         >>> check_messages(Schedule("mine", 1, (0, 1), rows))
@@ -256,15 +219,13 @@ def check_messages(schedule: Schedule) -> None:
     for source, rank in sorted({*sends, *receives}):
         for sent, received in zip_longest(sends.get((source, rank), []), receives.get((source, rank), [])):
             if sent is None:
-                raise ScheduleError(_describe(received[0], None, f"(rank {rank}, position {received[1]}, from rank {source})"))
-            if received is None or sent[0].other_side != received[0]:
-                got = None if received is None else received[0]
-                raise ScheduleError(_describe(sent[0], got, f"(rank {source}, position {sent[1]}, to rank {rank})"))
-
-
-def _describe(action: Action, got: Action | None, where: str) -> str:
-    """Says what a message should have met."""
-    return f"{action} must meet {action.other_side}, got {'nothing' if got is None else got} {where}. Write both in one order."
+                action, got, where = received[0], "nothing", f"(rank {rank}, position {received[1]}, from rank {source})"
+            elif received is None or sent[0].other_side != received[0]:
+                got = "nothing" if received is None else str(received[0])
+                action, where = sent[0], f"(rank {source}, position {sent[1]}, to rank {rank})"
+            else:
+                continue
+            raise ScheduleError(f"{action} must meet {action.other_side}, got {got} {where}. Write both in one order.")
 
 
 def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
@@ -292,7 +253,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
     check_ahead(ahead)
     if schedule.lowered:
         return schedule
-    receives = _receives_by_rank(schedule)
+    receives = _list_receives(schedule)
     rows = (_lower_row(row, schedule.stage_ranks, receives[rank], ahead) for rank, row in enumerate(schedule.actions))
     return replace(schedule, actions=tuple(map(tuple, rows)))
 
@@ -316,7 +277,7 @@ def _lower_row(row: tuple[Action, ...], stage_ranks: tuple[int, ...], receives: 
     return lowered
 
 
-def _receives_by_rank(schedule: Schedule) -> list[list[tuple[int, Action]]]:
+def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
     """Lists each rank's receives in the order to post them, with the position of the computation before which each must stand."""
     needed = _find_receives(schedule)
     receives: list[list[tuple[int, Action]]] = [[] for _ in schedule.actions]
@@ -327,9 +288,7 @@ def _receives_by_rank(schedule: Schedule) -> list[list[tuple[int, Action]]]:
             position = min(position, needed[recv][1])
             in_order.append((position, recv))
         receives[rank] += reversed(in_order)
-    for of_rank in receives:
-        of_rank.sort(key=lambda item: item[0])  # a stable sort: each channel keeps its order
-    return receives
+    return [sorted(each, key=lambda item: item[0]) for each in receives]  # a stable sort: each channel keeps its order
 
 
 def _find_receives(schedule: Schedule) -> dict[Action, tuple[int, int]]:

@@ -47,14 +47,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
 
 
 def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
-    """Gives each stage the number of layers that it is to have.
-
-    Args:
-        sizes: number of layers of each stage, 0 or more each.
-        num_layers: how many layers there are; ``sizes`` must add up to it, so that no layer is lost.
-
-    Returns:
-        A range of layer numbers for each stage.
+    """Gives each stage the number of layers that it is to have, in all ``num_layers``, so that no layer is lost.
 
     Raises:
         ArgumentError: a size is negative, or they do not add up.

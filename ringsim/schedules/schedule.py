@@ -39,7 +39,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,7 @@ __all__ = [
     "from_csv",
     "from_text",
     "parse_action",
+    "phased",
     "to_csv",
     "to_text",
 ]
@@ -225,9 +226,6 @@ class PhasedRow:
 class PhasedRows(Sequence[tuple["Action", ...]]):
     """The rows of all ranks, written as phases; a row's actions are written out when it is looked at.
 
-    Args:
-        rows: one a rank.
-
     Example:
         >>> orders = (Order.of_stage(0, 2),)
         >>> rows = PhasedRows([PhasedRow(((2, "F"), (2, "B")), orders, orders, 2)])
@@ -242,14 +240,8 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
         """Returns the number of ranks."""
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, rank: int) -> tuple[Action, ...]: ...
-
-    @overload
-    def __getitem__(self, rank: slice) -> tuple[tuple[Action, ...], ...]: ...
-
-    def __getitem__(self, rank: int | slice) -> tuple[Action, ...] | tuple[tuple[Action, ...], ...]:
-        """Returns a rank's actions."""
+    def __getitem__(self, rank: Any) -> Any:
+        """Returns a rank's actions, or for a slice those of several."""
         return tuple(row.actions for row in self.rows[rank]) if isinstance(rank, slice) else self.rows[rank].actions
 
     def __eq__(self, other: object) -> bool:
@@ -309,6 +301,26 @@ class Schedule:
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Returns the stages that a rank has, in the order of the model."""
         return tuple(stage for stage, owner in enumerate(self.stage_ranks) if owner == rank)
+
+
+def phased(
+    name: str, num_microbatches: int, phases: Sequence[Sequence[Phase]], stages: Sequence[Sequence[int]], num_played: int | None = None
+) -> Schedule:
+    """Returns the schedule whose ranks do these phases, each stage taking microbatch after microbatch.
+
+    Args:
+        name: what to call it.
+        num_microbatches: how many microbatches it is for.
+        phases: those of each rank.
+        stages: those of each rank, by chunk.
+        num_played: for how many microbatches the phases are written, if for more; those beyond ``num_microbatches`` are cut.
+    """
+    rows = []
+    for each, own in zip(phases, stages, strict=True):
+        orders = tuple(Order.of_stage(stage, num_played or num_microbatches) for stage in own)
+        rows.append(PhasedRow(tuple(each), orders, orders, num_microbatches))
+    owners = {stage: rank for rank, own in enumerate(stages) for stage in own}
+    return Schedule(name, num_microbatches, tuple(owners[stage] for stage in range(len(owners))), PhasedRows(rows))
 
 
 _LINE: Final = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)

@@ -13,7 +13,7 @@ memory. In the phases below, chunk 0 is the one on the way down, chunk 1 the one
 
 from __future__ import annotations
 
-from ringsim.schedules.schedule import Order, Phase, PhasedRow, PhasedRows, Schedule, check_counts
+from ringsim.schedules.schedule import Schedule, check_counts, phased
 
 __all__ = ["dualpipe_v", "zb_v"]
 
@@ -44,7 +44,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     rows = []
     for rank in range(p):
         after = p - 1 - rank  # how many ranks are between this one and the turn
-        phases: list[Phase] = [
+        phases = [
             (2 * after + 1, "F0"),  # until the first microbatch has come back up
             (rank, "F1 F0"),
             (after + 1, "F1 I1 W1"),
@@ -56,7 +56,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank, "W0"),
         ]
         rows.append(phases)
-    return _vee("zb_v", num_microbatches, rows, played)
+    return phased("zb_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played)
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -88,7 +88,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     rows = []
     for rank in range(p):
         after = p - 1 - rank
-        phases: list[Phase] = [
+        phases = [
             (2 * after, "F0"),
             (rank + 1, "F0 F1"),
             (after, "I1 W F1"),
@@ -102,14 +102,4 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank + 1, "W"),
         ]
         rows.append(phases)
-    return _vee("dualpipe_v", num_microbatches, rows, played)
-
-
-def _vee(name: str, num_microbatches: int, rows: list[list[Phase]], num_played: int) -> Schedule:
-    """Returns the schedule with a V of stages whose rows are these phases, written for ``num_played`` microbatches."""
-    p = len(rows)
-    played = []
-    for rank, phases in enumerate(rows):
-        orders = tuple(Order.of_stage(stage, num_played) for stage in (rank, 2 * p - 1 - rank))
-        played.append(PhasedRow(tuple(phases), orders, orders, num_microbatches))
-    return Schedule(name, num_microbatches, (*range(p), *reversed(range(p))), PhasedRows(played))
+    return phased("dualpipe_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played)

@@ -21,7 +21,7 @@ from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
+from ringsim.errors import ArgumentError, Interrupted, RingError, check_call, check_duration, check_seed, check_worker, is_integer, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
 from ringsim.link import Link, check_links
 from ringsim.provenance import __version__
@@ -148,15 +148,9 @@ def simulate(
 
 def _pack(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
     """Returns what each rank calls: the worker with copies of its arguments, and of what it captures."""
+    arguments = check_call(args, kwargs)
     try:
-        values = tuple(args)
-    except TypeError:
-        raise ArgumentError(f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,).") from None
-    named: Any = {} if kwargs is None else kwargs
-    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-        raise ArgumentError(f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write kwargs={{'name': value}}.")
-    try:
-        packed = cloudpickle.dumps((worker, values, dict(named)))
+        packed = cloudpickle.dumps((worker, *arguments))
     except Exception as error:
         raise ArgumentError(
             f"the worker and its arguments must be things that can be pickled: each rank gets a copy; got {type(error).__name__}: {error}. "

@@ -18,7 +18,7 @@ What a message costs::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -34,7 +34,7 @@ from ringsim.schedules.lowering import check_ahead, check_messages, check_order,
 from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, PhasedRows, Schedule
 from ringsim.traces.events import Ints
 
-__all__ = ["FORWARD", "Columns", "Links", "Prices", "Sizes", "columns_of", "make_prices", "spread_sizes", "stack_prices"]
+__all__ = ["FORWARD", "Columns", "Links", "Prices", "Sizes", "columns_of", "make_prices", "spread_sizes"]
 
 _KINDS: Final = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
 FORWARD: Final = 0  # the place of F in COMPUTE_KINDS
@@ -112,10 +112,12 @@ class Columns:
         """Returns a computation as an action."""
         return Action(int(self.stage[operation]), COMPUTE_KINDS[self.kind[operation]], int(self.microbatch[operation]))
 
-    def source(self, operation: int) -> int:
-        """Returns the rank that sends a computation's message."""
-        step = -1 if self.kind[operation] == FORWARD else 1
-        return self.stage_ranks[int(self.stage[operation]) + step]
+    def sources(self, operations: Ints) -> Ints:
+        """Returns the ranks that send the messages of computations, -1 without a message."""
+        owner = np.array([*self.stage_ranks, -1])
+        step = np.where(self.kind[operations] == FORWARD, -1, 1)
+        sources: Ints = owner[np.where(self.sent_after[operations] >= 0, self.stage[operations] + step, -1)]
+        return sources
 
 
 class _Broken(Exception):
@@ -134,7 +136,6 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
 
     Raises:
         ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
-        ArgumentError: ``ahead`` is not a whole number, or negative.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -216,13 +217,10 @@ class _Reader:
         _require(((self.maker[near] >= 0) & (self.maker[near] < self.here[near])).all())
         self.needing = np.flatnonzero(away)
         if not self.schedule.lowered:
-            _require((self.maker[away] >= 0).all() and self._count_sends(forward, gradient) == len(self.needing))
-
-    def _count_sends(self, forward: Ints, gradient: Ints) -> int:
-        """Counts the computations whose output or gradient another rank could need."""
-        target = self.stage + forward - gradient
-        inside = (target >= 0) & (target < len(self.owner)) & (target != self.stage)
-        return int((self.owner[target[inside]] != self.rank[inside]).sum())
+            target = self.stage + forward - gradient
+            inside = (target >= 0) & (target < len(self.owner)) & (target != self.stage)
+            num_sends = (self.owner[target[inside]] != self.rank[inside]).sum()  # whose output or gradient another rank could need
+            _require((self.maker[away] >= 0).all() and num_sends == len(self.needing))
 
     def read(self, ahead: int) -> Columns:
         """Returns the columns of the computations."""
@@ -291,7 +289,6 @@ def _require(holds: bool | np.bool) -> None:
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
 _MOST_BYTES: Final = 2**53  # up to here each size is a number of its own as a float, too
-_FIELDS: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}  # of Costs
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,48 +310,30 @@ class Prices:
         """Whether the times are Fractions."""
         return self.duration.dtype == object
 
-    @property
-    def has_occupancy(self) -> bool:
-        """Whether any message keeps its link busy."""
-        return bool((self.occupancy > 0).any())
+    def map(self, change: Callable[[Ints], Ints]) -> Prices:
+        """Returns prices whose arrays are these, changed."""
+        return Prices(change(self.duration), change(self.occupancy), change(self.latency))
 
 
 def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, size_bytes: Sizes) -> Prices:
-    """Returns one set of costs as arrays by stage.
-
-    Args:
-        stage_ranks: for each stage, the rank that has it.
-        costs: of the computations, and the latency if no link is given.
-        link: what a message costs, in seconds: one for all, or by (from rank, to rank); None: ``costs.latency``.
-        size_bytes: of an activation and of its gradient: one for all, or for each boundary between two stages.
-
-    Returns:
-        The prices, without a K.
-
-    Raises:
-        ArgumentError: a time or size breaks its rule, or a link is missing.
+    """Returns one set of costs as arrays by stage, checked; the arguments are those of `simulate_schedule`.
 
     Example:
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), 8)
         >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
         ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])
     """
-    costs.check(len(stage_ranks))
+    num_stages = len(stage_ranks)
+    costs.check(num_stages)
     if link is not None:
         check_links(link)
-    if link is not None and costs.latency != 0:
-        raise ArgumentError(f"latency must be 0 where link is given, got {costs.latency}. Say it once: as the link's alpha_s.")
-    by_kind = {kind: getattr(costs, name) for kind, name in _FIELDS.items()}
-    times = {kind: _list_times(time, len(stage_ranks)) for kind, time in by_kind.items() if time is not None}
-    exact = any(isinstance(time, Fraction) for row in (*times.values(), [costs.latency]) for time in row)
+        if costs.latency != 0:
+            raise ArgumentError(f"latency must be 0 where link is given, got {costs.latency}. Say it once: as the link's alpha_s.")
+    durations = [[costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages)] for kind in COMPUTE_KINDS]
+    exact = any(isinstance(time, Fraction) for time in chain(*durations, [costs.latency]))
     dtype: Any = object if exact else np.float64
-    duration = np.zeros((len(COMPUTE_KINDS), len(stage_ranks)), dtype=dtype)
-    for kind, row in times.items():
-        duration[COMPUTE_KINDS.index(kind)] = row
-    if costs.backward is None:
-        duration[_B] = duration[_I] + duration[_W]
-    sizes = np.array(spread_sizes(size_bytes, len(stage_ranks), has_link=link is not None), dtype=np.int64)
-    occupancy, latency = np.zeros((2, len(stage_ranks)), dtype=dtype), np.full((2, len(stage_ranks)), -np.inf, dtype=dtype)
+    sizes = np.array(spread_sizes(size_bytes, num_stages, has_link=link is not None), dtype=np.int64)
+    occupancy, latency = np.zeros((2, num_stages), dtype=dtype), np.full((2, num_stages), -np.inf, dtype=dtype)
     owner = np.asarray(stage_ranks)
     met = np.flatnonzero(owner[1:] != owner[:-1])  # the boundaries between ranks
     for direction, (source, stage) in enumerate(((met, met + 1), (met + 1, met))):
@@ -366,42 +345,22 @@ def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, si
             used = [_find_link(link, *pair) for pair in zip(owner[source].tolist(), owner[stage].tolist(), strict=True)]
             occupancy[direction, stage] = sizes[met] * np.array([each.beta_s_per_byte for each in used])
             latency[direction, stage] = [each.alpha_s for each in used]
-    return Prices(duration, occupancy, latency)
-
-
-def stack_prices(each: Sequence[Prices]) -> Prices:
-    """Puts K prices side by side, along a new last axis."""
-    return Prices(
-        *(np.stack([getattr(one, name) for one in each], axis=-1).astype(np.float64) for name in ("duration", "occupancy", "latency"))
-    )
+    return Prices(np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages), occupancy, latency)
 
 
 def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[int]:
-    """Returns the size in bytes for each boundary between two stages.
-
-    Args:
-        size_bytes: one for all, or one each.
-        num_stages: how many stages there are.
-        has_link: whether there is a link, which says what a byte costs.
-
-    Raises:
-        ArgumentError: a size breaks its rule, or there are too many or too few.
-    """
+    """Returns the size in bytes for each boundary between two stages, checked; a link says what a byte costs."""
     given: Any = [size_bytes] * max(num_stages - 1, 0) if is_integer(size_bytes) else size_bytes
     if not (is_list(given) or isinstance(given, np.ndarray)):
         raise ArgumentError(f"size_bytes must be an integer, or a list of them, got {say(given)}. Say how many bytes a stage hands on.")
     sizes = list(given)
     if len(sizes) != num_stages - 1:
         raise ArgumentError(f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got {len(sizes)}. Count them.")
-    if not all(_is_size(size) for size in sizes):
+    if not all(is_integer(size) and 0 <= size <= _MOST_BYTES for size in sizes):
         raise ArgumentError(f"size_bytes must be from 0 to 2**53, got {say(size_bytes)}. Say how many bytes a stage hands on.")
     if any(sizes) and not has_link:
         raise ArgumentError(f"size_bytes must be left out where no link is given, got {say(size_bytes)}. Add link=Link(...).")
     return [int(size) for size in sizes]
-
-
-def _is_size(size: Any) -> bool:
-    return is_integer(size) and bool(0 <= size <= _MOST_BYTES)
 
 
 def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> Link:
@@ -410,8 +369,3 @@ def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> 
             f"link must have one for every pair of ranks that talk, got none for {source} -> {rank}. Add link[{source}, {rank}]."
         )
     return link[source, rank]
-
-
-def _list_times(given: Any, num_stages: int) -> list[Any]:
-    """Returns a time for each stage."""
-    return list(given) if isinstance(given, Sequence) else [given] * num_stages

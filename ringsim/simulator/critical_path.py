@@ -17,6 +17,7 @@ of some ranks and some time only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -27,6 +28,7 @@ from ringsim.errors import LONGEST_S, ArgumentError, is_integer, is_number, say
 from ringsim.schedules.costs import Time
 from ringsim.schedules.schedule import Action
 from ringsim.simulator.columns import FORWARD, Columns, Prices
+from ringsim.simulator.levels import Times
 from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, make_events
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
@@ -98,10 +100,8 @@ class CriticalPath:
     @property
     def by_reason(self) -> dict[str, int]:
         """How often each reason occurs; those that do not occur are left out."""
-        counts = dict.fromkeys(REASONS, 0)
-        for hop in self.hops:
-            counts[hop.reason] += 1
-        return {reason: number for reason, number in counts.items() if number}
+        counts = Counter(hop.reason for hop in self.hops)
+        return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
     @property
     def computing(self) -> Time:
@@ -119,48 +119,36 @@ class CriticalPath:
         return f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links {float(self.travelling):.6g}; {why}"
 
 
-def find_critical_path(operations: Columns, prices: Prices, ends: Ints, starts: Ints, *, rendezvous: bool) -> CriticalPath:
+def find_critical_path(times: Times) -> CriticalPath:
     """Walks from the last computation back to the start of the step, each time to what was waited for longest.
 
     If two ends coincide, the rank's own order counts first, then the data.
-
-    Args:
-        operations: the schedule.
-        prices: without K.
-        ends: when each computation ends, shape (n,).
-        starts: when the message of each starts, likewise.
-        rendezvous: whether a message starts only when its receive is posted, too.
-
-    Returns:
-        The path.
     """
-    hops: list[Hop] = []
+    operations, ends, hops = times.columns, times.ends, list[Hop]()
+    zero: Any = ends[:0].sum()
     here = int(ends.argmax()) if len(ends) else -1
-    zero = ends[:0].sum()
     while here >= 0:
-        kind, stage, rank = int(operations.kind[here]), int(operations.stage[here]), operations.rank_of(here)
-        before, made = int(operations.before[here]), int(operations.sent_after[here])
-        direction = int(kind != FORWARD)
-        own = ends[before] if before >= 0 else zero
-        arrived = starts[here] + prices.occupancy[direction, stage] + prices.latency[direction, stage] if made >= 0 else None
-        if arrived is None or arrived <= own:
-            hops.append(Hop(operations.action(here), rank, -1, _plain(own), _plain(ends[here]), PROGRAM if before >= 0 else START))
-            here = before
-            continue
-        hops.append(Hop(operations.action(here), rank, -1, _plain(arrived), _plain(ends[here]), DATA))
-        here = _walk_messages(hops, operations, ends, starts, here, arrived, rendezvous=rendezvous)
+        before = int(operations.before[here])
+        own, arrived = ends[before] if before >= 0 else zero, times.arrivals[here]
+        waited = arrived > own
+        reason = DATA if waited else PROGRAM if before >= 0 else START
+        hops.append(
+            Hop(operations.action(here), operations.rank_of(here), -1, _plain(arrived if waited else own), _plain(ends[here]), reason)
+        )
+        here = _walk_messages(hops, times, here) if waited else before
     return CriticalPath(tuple(reversed(hops)))
 
 
-def _walk_messages(hops: list[Hop], operations: Columns, ends: Ints, starts: Ints, here: int, until: Time, *, rendezvous: bool) -> int:
+def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
     """Adds the message of a computation, and those it queued behind; returns the computation that the first of them waited for."""
-    rank, source = operations.rank_of(here), operations.source(here)
+    operations, ends = times.columns, times.ends
+    rank, source, until = operations.rank_of(here), int(operations.sources(np.array([here]))[0]), times.arrivals[here]
     while True:
-        start, queued = starts[here], int(operations.queued_after[here])
+        start, queued = times.message_starts[here], int(operations.queued_after[here])
         made, posted = int(operations.sent_after[here]), int(operations.posted_after[here])
         reason, next_place = DATA, made
         if ends[made] != start:
-            is_late = rendezvous and posted >= 0 and ends[posted] == start
+            is_late = times.rendezvous and posted >= 0 and ends[posted] == start
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
         send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
@@ -216,54 +204,34 @@ class Sensitivity:
 
 
 def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
-    """Returns how long the critical path spends on each stage, each link and on the size of messages, the longest first.
-
-    Args:
-        path: the critical path.
-        prices: without K.
-
-    Returns:
-        Times by name, as in ``Lever.what``; what is not on the path is left out.
-    """
-    spent: dict[str, Time] = {}
-    for hop in path.hops:
-        stage, kind, _ = hop.action
-        if hop.source < 0:
-            spent[f"stage {stage}"] = spent.get(f"stage {stage}", 0) + (hop.end - hop.start)
-            continue
-        link = f"link {hop.source}>{hop.rank}"
-        spent[link] = spent.get(link, 0) + (hop.end - hop.start)
-        receiver, direction = (stage + 1, 0) if kind == "SEND_F" else (stage - 1, 1)
-        if prices.occupancy[direction, receiver] > 0:
-            spent["message size"] = spent.get("message size", 0) + prices.occupancy[direction, receiver]
+    """Returns how long the critical path spends on each stage, each link and on the size of messages, the longest first."""
+    spent: Counter[str] = Counter()
+    for (stage, kind, _), rank, source, start, end, _ in path.hops:
+        spent[f"stage {stage}" if source < 0 else f"link {source}>{rank}"] += end - start  # type: ignore[assignment]
+        if source >= 0:
+            receiver = (0, stage + 1) if kind == "SEND_F" else (1, stage - 1)
+            spent["message size"] += prices.occupancy[receiver]
     ordered = sorted(spent.items(), key=lambda item: (-float(item[1]), item[0]))
     return {what: float(time) for what, time in ordered if time > 0}
 
 
 def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) -> Prices:
-    """Returns prices with one thing cheaper.
-
-    Args:
-        what: as in ``Lever.what``.
-        by: which part of its cost is saved, from 0 to 1.
-        stage_ranks: for each stage, the rank that has it.
-        prices: without K.
-    """
+    """Returns prices with one thing cheaper, by a part of its cost; ``what`` is as in `Lever.what`."""
     factor = 1 - by
-    duration, occupancy, latency = (table.astype(float) for table in (prices.duration, prices.occupancy, prices.latency))
-    if what == "message size":
-        return replace(prices, duration=duration, occupancy=occupancy * factor, latency=latency)
+    better = prices.map(lambda table: table.astype(float))
     noun, _, name = what.partition(" ")
+    if noun == "message":
+        return replace(better, occupancy=better.occupancy * factor)
     if noun == "stage":
-        duration[:, int(name)] *= factor
-        return replace(prices, duration=duration, occupancy=occupancy, latency=latency)
+        better.duration[:, int(name)] *= factor
+        return better
     source, rank = map(int, name.split(">"))
-    for direction, step in ((FORWARD, -1), (1, 1)):
-        for stage in range(len(stage_ranks)):
-            if 0 <= stage + step < len(stage_ranks) and (stage_ranks[stage + step], stage_ranks[stage]) == (source, rank):
-                occupancy[direction, stage] *= factor
-                latency[direction, stage] *= factor
-    return replace(prices, duration=duration, occupancy=occupancy, latency=latency)
+    owner = np.array([-1, *stage_ranks, -1])
+    for direction, senders in ((0, owner[:-2]), (1, owner[2:])):
+        over_it = (senders == source) & (owner[1:-1] == rank)
+        better.occupancy[direction, over_it] *= factor
+        better.latency[direction, over_it] *= factor
+    return better
 
 
 _WORLD: Final = "world"
@@ -272,43 +240,27 @@ MOST_EVENTS: Final = 20_000_000  # in one trace: two gigabytes
 
 
 def make_trace(
-    operations: Columns,
-    prices: Prices,
-    ends: Ints,
-    starts: Ints,
-    *,
-    rendezvous: bool,
-    sizes: list[int] | None,
-    metadata: dict[str, Any],
-    ranks: Sequence[int] | None = None,
-    between: tuple[float, float] | None = None,
+    times: Times, sizes: list[int] | None, metadata: dict[str, Any], ranks: Sequence[int] | None, between: tuple[float, float] | None
 ) -> Trace:
     """Makes the trace of a simulated step; a unit of the costs is a second.
 
     Args:
-        operations: the schedule.
-        prices: without K.
-        ends: when each computation ends, shape (n,).
-        starts: when the message of each starts, likewise.
-        rendezvous: whether a send ends when its message has arrived, or at once.
+        times: when everything happens.
         sizes: bytes of a message, for each boundary between stages; None where they are unknown.
         metadata: of the trace.
-        ranks: whose events; None for all.
+        ranks: whose events; None for all. The trace has the messages whose two ranks it has.
         between: of which time, from and until; None for all. Events that reach into it are complete.
-
-    Returns:
-        The trace. It has the messages whose two ranks it has.
 
     Raises:
         ArgumentError: there are more events, or the step takes longer, than a trace can hold.
     """
-    if len(ends) and ends.max() > LONGEST_S:
+    if len(times.ends) and times.ends.max() > LONGEST_S:
         raise ArgumentError(
-            f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got {float(ends.max()):g}: a unit is a second there, and "
+            f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got {float(times.ends.max()):g}: a unit is a second, and "
             "285 years are what fits. Give the costs in seconds."
         )
     from_s, until_s = between or (-np.inf, np.inf)
-    part = _Part(operations, prices, ends, starts, ranks)
+    part = _Part(times, ranks)
     some = np.flatnonzero((part.done >= from_s) & (part.begins <= until_s))
     met = np.flatnonzero(part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s))
     if len(some) + 2 * len(met) > MOST_EVENTS:
@@ -316,9 +268,10 @@ def make_trace(
             f"a trace must have {MOST_EVENTS:,} events or fewer, got {len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
             "or trace(between=(0, 10))."
         )
+    operations = times.columns
     groups, group = _groups(operations, part.place[met], part.source[met])
     payloads, payload = _payloads(operations, part.place[met], sizes)
-    columns = [*part.list_spans(some), *part.list_messages(met, {"group": group, "payload": payload}, rendezvous=rendezvous)]
+    columns = [*part.list_spans(some), *part.list_messages(met, {"group": group, "payload": payload})]
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
@@ -329,36 +282,36 @@ def make_trace(
 class _Part:
     """The computations of some ranks, which may be few of many, and when everything about them happens, in seconds."""
 
-    def __init__(self, operations: Columns, prices: Prices, ends: Ints, starts: Ints, ranks: Sequence[int] | None) -> None:
+    def __init__(self, times: Times, ranks: Sequence[int] | None) -> None:
+        self.operations = operations = times.columns
+        self.rendezvous = times.rendezvous
         wanted = np.full(operations.num_ranks, ranks is None)
         wanted[list(ranks or ())] = True
-        self.operations = operations
         self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
-        way = operations.direction[place], operations.stage[place]
-        self.arrived = starts[place].astype(np.float64) + (prices.occupancy[way] + prices.latency[way]).astype(np.float64)
-        self.own = _ends_of(ends, operations.before[place])  # when the rank has done what came before
-        self.begins, self.done = np.maximum(self.own, self.arrived), ends[place].astype(np.float64)
-        self.sent, self.posted = _ends_of(ends, operations.sent_after[place]), _ends_of(ends, operations.posted_after[place])
-        self.source = _sources(operations, place)
+        lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)  # of each rank
+        before, made, posted = operations.before[place], operations.sent_after[place], operations.posted_after[place]
+        self.own, self.sent, self.posted, self.last = (times.ends_of(each).astype(np.float64) for each in (before, made, posted, lasts))
+        self.arrived, self.done = times.arrivals[place].astype(np.float64), times.ends[place].astype(np.float64)
+        self.begins = np.maximum(self.own, self.arrived)
+        self.source = operations.sources(place)
         self.is_met = (self.source >= 0) & wanted[self.source]
-        self.last = _ends_of(ends, np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1))  # of each rank
 
     def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
         """Returns the spans of these computations, and that of the step on each of their ranks."""
         operations, place = self.operations, self.place[some]
         rank, label = operations.rank[place], operations.kind[place] + 1  # behind the step's
-        spans = _rows(rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, of=(operations, place))
+        of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
+        spans = _rows(rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of)
         shown = np.unique(rank)
-        zero = np.zeros(len(shown))
-        steps = _rows(shown, "span", 2 * operations.first[shown] - 2, post=zero, done=self.last[shown], label=0 * shown)
+        steps = _rows(shown, "span", 2 * operations.first[shown] - 2, post=np.zeros(len(shown)), done=self.last[shown], label=0 * shown)
         return [spans, steps]
 
-    def list_messages(self, met: Ints, same: dict[str, Any], *, rendezvous: bool) -> list[dict[str, Ints]]:
+    def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
         """Returns the sends and the receives of these messages."""
         operations, place, sender = self.operations, self.place[met], self.source[met]
         rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
         made, after = operations.sent_after[place], operations.posted_after[place]
-        over = np.maximum(self.last[sender], arrived if rendezvous else sent)
+        over = np.maximum(self.last[sender], arrived if self.rendezvous else sent)
         sends = _rows(sender, "isend", 2 * made + 1, post=sent, wait=self.last[sender], done=over, peer=rank, **same)
         slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
         own, over = self.own[met], np.maximum(self.own[met], arrived)
@@ -367,19 +320,7 @@ class _Part:
 
 
 def check_ranks(ranks: Iterable[int], num_ranks: int) -> list[int]:
-    """Returns the ranks whose events are asked for, checked.
-
-    Args:
-        ranks: some ranks.
-        num_ranks: how many there are.
-
-    Raises:
-        ArgumentError: they are not ranks, or do not exist.
-
-    Example:
-        >>> check_ranks(range(2), num_ranks=4)
-        [0, 1]
-    """
+    """Returns the ranks whose events are asked for, checked."""
     try:
         chosen = list(ranks)
     except TypeError:
@@ -391,51 +332,23 @@ def check_ranks(ranks: Iterable[int], num_ranks: int) -> list[int]:
 
 
 def check_between(between: object) -> None:
-    """Checks that an argument is two times, or None.
-
-    Args:
-        between: what was passed.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Refuses what is neither two times nor None."""
     times = between if isinstance(between, tuple | list) and len(between) == 2 else [None]
     known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
     if between is not None and not known:
         raise ArgumentError(f"between must be two times, from and until, got {say(between)}. Write between=(0, 10).")
 
 
-def _rows(
-    rank: Ints, op: str, slot: Ints, *, of: tuple[Columns, Ints] | None = None, turn: Ints | int = 0, **given: Ints
-) -> dict[str, Ints]:
+def _rows(rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Ints) -> dict[str, Ints]:
     """Returns the columns of some events; ``slot`` and ``turn`` order them on their rank, times are in seconds."""
     rows: dict[str, Ints] = {"rank": rank, "op": np.full(len(rank), OP_CODES[op]), "slot": slot, "turn": np.zeros(len(rank)) + turn}
-    for name in ("post", "wait", "done"):
-        time = given.get(name)
-        rows[f"{name}_ns"] = np.full(len(rank), NONE) if time is None else np.rint(time * _NS).astype(np.int64)
     nothing = np.full(len(rank), NONE)
-    operations, some = of or (None, None)
-    rows["stage"] = nothing if operations is None else operations.stage[some]
-    rows["microbatch"] = nothing if operations is None else operations.microbatch[some]
-    rows["label"], rows["peer"] = given.get("label", nothing), given.get("peer", nothing)
-    rows["group"], rows["payload"] = given.get("group", nothing), given.get("payload", nothing)
-    rows["tag"] = nothing if given.get("peer") is None else 0 * nothing
+    for name in ("post", "wait", "done"):
+        rows[f"{name}_ns"] = np.rint(given[name] * _NS).astype(np.int64) if name in given else nothing
+    for name in ("stage", "microbatch", "label", "peer", "group", "payload"):
+        rows[name] = given.get(name, nothing)
+    rows["tag"] = 0 * nothing if "peer" in given else nothing
     return rows
-
-
-def _ends_of(ends: Ints, some: Ints) -> Ints:
-    """Returns when computations end; 0 for -1, the start of the step."""
-    times = np.zeros(len(some))
-    times[some >= 0] = ends[some[some >= 0]]
-    return times
-
-
-def _sources(operations: Columns, some: Ints) -> Ints:
-    """Returns which rank sends the message of each computation, -1 without a message."""
-    owner = np.array([*operations.stage_ranks, NONE])
-    step = np.where(operations.kind[some] == FORWARD, -1, 1)
-    source: Ints = owner[np.where(operations.sent_after[some] >= 0, operations.stage[some] + step, -1)]
-    return source
 
 
 def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:

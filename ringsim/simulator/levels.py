@@ -26,7 +26,38 @@ from ringsim.schedules.schedule import Order, PhasedRow, PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
 from ringsim.traces.events import Ints
 
-__all__ = ["Levels", "Wave", "find_levels", "find_wave", "sweep"]
+__all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave", "sweep", "sweep_all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """When everything in a step happens; arrays of shape (n,), an entry for each computation.
+
+    Attributes:
+        columns: the schedule.
+        prices: what its computations and messages cost, without K.
+        rendezvous: whether a message starts only when its receive is posted, too.
+        ends: when each computation ends.
+        message_starts: when its message starts to go over its link; -inf without one.
+    """
+
+    columns: Columns
+    prices: Prices
+    rendezvous: bool
+    ends: Ints
+    message_starts: Ints
+
+    @cached_property
+    def arrivals(self) -> Ints:
+        """When the message of each computation is there; -inf without one."""
+        way = self.columns.direction, self.columns.stage
+        arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
+        return arrivals
+
+    def ends_of(self, operations: Ints) -> Ints:
+        """Returns when computations end; 0 for -1, the start of the step."""
+        ends: Ints = np.append(self.ends, self.ends[:0].sum())[operations]
+        return ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +107,7 @@ class Levels:
         return duration, occupancy, latency, row, message_row
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
-        """Times every computation and message.
-
-        Args:
-            prices: with or without K; Fractions stay exact.
-            rendezvous: whether a message starts only when its receive is posted, too.
-
-        Returns:
-            When each computation ends, and when its message starts to go over its link (-inf without one); shapes (n,) or (n, K).
-        """
+        """Returns when each computation ends and its message starts, as in `Times`; shapes (n,) or, where the prices have a K, (n, K)."""
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         count, extra = len(self.order), duration.shape[1:]
@@ -111,16 +134,7 @@ class Levels:
         return ends[self._place[:-1]], started[self._message_place[:-1]]
 
     def latest_ends(self, prices: Prices, makespan: float, *, rendezvous: bool) -> Ints:
-        """Says how late each computation may end without making the step longer.
-
-        Args:
-            prices: float64, without K.
-            makespan: when the step ends.
-            rendezvous: as for `time`.
-
-        Returns:
-            The times, shape (n,).
-        """
+        """Returns how late each computation may end without making the step longer, shape (n,); the prices are float64, without K."""
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         ends = np.full(len(self.order) + 1, makespan)
@@ -150,9 +164,6 @@ def _invert(numbers: Ints, count: int) -> Ints:
 
 def find_levels(columns: Columns) -> Levels | None:
     """Finds the levels of a schedule; None where ranks wait for each other in a circle.
-
-    Args:
-        columns: the schedule.
 
     Example:
         >>> from itertools import pairwise
@@ -216,15 +227,13 @@ class Wave(NamedTuple):
         """How many levels there are."""
         return self.turn + self.num_ranks + self.stride * (self.num_microbatches - 1)
 
+    def count_early(self, rank: int) -> int:
+        """Returns how many forwards of a rank are on levels before its first backward."""
+        return min(self.num_microbatches, -(-(self.turn + self.num_ranks - 1 - 2 * rank) // self.stride))
+
 
 def find_wave(schedule: Schedule) -> Wave | None:
-    """Reads the levels of a schedule from its phases, where each rank has one stage and its levels follow a rule.
-
-    Args:
-        schedule: any schedule.
-
-    Returns:
-        The rule; None where the schedule is not written as phases ``F``, ``F B``, ``B``, or its levels follow no such rule.
+    """Reads the rule of a schedule's levels from its phases; None where these are not ``F``, ``F B``, ``B``, or follow no such rule.
 
     Example:
         >>> from ringsim.schedules import gpipe, one_f_one_b, zb_h1
@@ -240,11 +249,9 @@ def find_wave(schedule: Schedule) -> Wave | None:
     warm_ups = [_warm_up(rank, row, m) for rank, row in enumerate(rows)]
     stride = 1 if warm_ups[-1] == m else 2
     turn = p - 1 + min(m, warm_ups[-1] + 1)  # the last rank's backward follows the forwards before it at once
-    for rank, warm_up in enumerate(warm_ups):
-        earlier = min(m, -(-(turn + p - 1 - 2 * rank) // stride))  # forwards on levels before the first backward
-        if warm_up < 0 or min(m, warm_up + 1) != earlier:
-            return None
-    return Wave(p, m, stride, turn)
+    wave = Wave(p, m, stride, turn)
+    fits = all(warm_up >= 0 and min(m, warm_up + 1) == wave.count_early(rank) for rank, warm_up in enumerate(warm_ups))
+    return wave if fits else None
 
 
 def _warm_up(stage: int, row: PhasedRow, num_microbatches: int) -> int:
@@ -258,16 +265,7 @@ def _warm_up(stage: int, row: PhasedRow, num_microbatches: int) -> int:
 
 
 def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
-    """Times a step with memory for the ranks alone.
-
-    Args:
-        wave: the levels.
-        prices: float64, with or without K.
-        rendezvous: whether a message starts only when its receive is posted, too.
-        ahead: as in `lower`: how many computations before its use a receive is posted.
-
-    Returns:
-        When each rank's last computation ends, shape (P,) or (P, K).
+    """Returns when each rank's last computation ends, shape (P,) or (P, K), with memory for the ranks alone; the prices are float64.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -282,6 +280,29 @@ def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
     return state.last()
 
 
+def sweep_all(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> tuple[Ints, Ints]:
+    """Times every computation and message of a step; the arguments are those of `sweep`, the result is that of `Levels.time`."""
+    p, m = wave.num_ranks, wave.num_microbatches
+    history = np.full((2, 2, p * m), -np.inf)  # ends and starts of messages, of forwards and backwards, by rank and microbatch
+    state = _Sweep(wave, prices, rendezvous=rendezvous, ahead=ahead)
+    for level in range(wave.num_levels):
+        for direction, low, high, start, end in state.advance(level):
+            away = wave.turn + p - low if direction else low - 1  # the level of the first microbatch on the first of these ranks
+            first = (low - 1) * m + (level - away) // wave.stride
+            step = max(wave.stride * m + (1 if direction else -1), 1)  # the next of these ranks is one microbatch behind, or ahead
+            some = slice(first, first + (high - low) // wave.stride * step + 1, step)
+            history[0, direction, some], history[1, direction, some] = end, start
+    forward, backward = history.reshape(2, 2, p, m).swapaxes(0, 1)
+    forward[1, 0] = backward[1, -1] = -np.inf  # nobody sends to where a direction begins
+    times = np.empty((2, p, 2 * m))
+    for rank in range(p):
+        alone = wave.count_early(rank) - 1  # forwards before the rank takes turns, and backwards after it
+        row, turns = times[:, rank], 2 * (m - alone)
+        row[:, :alone], row[:, alone + turns :] = forward[:, rank, :alone], backward[:, rank, m - alone :]
+        row[:, alone : alone + turns : 2], row[:, alone + 1 : alone + turns : 2] = forward[:, rank, alone:], backward[:, rank, : m - alone]
+    return times[0].ravel(), times[1].ravel()
+
+
 class _Sweep:
     """The clocks of the ranks: arrays over the ranks, with one that does nothing at either end.
 
@@ -290,7 +311,7 @@ class _Sweep:
 
     def __init__(self, wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> None:
         self.wave = wave
-        self.rendezvous, self.has_occupancy = rendezvous, prices.has_occupancy
+        self.rendezvous, self.has_occupancy = rendezvous, bool((prices.occupancy > 0).any())
         self.ranks = self._place(np.arange(1, wave.num_ranks + 1))
         shape = (wave.stride * (wave.num_ranks // wave.stride + 2), *prices.duration.shape[2:])
         self.duration, self.latency, self.occupancy = np.zeros((2, *shape)), np.full((2, *shape), -np.inf), np.zeros((2, *shape))
@@ -299,7 +320,7 @@ class _Sweep:
         self.ends = np.zeros((2, *shape))  # when each rank's last computation ended: before a level and after it, taking turns
         self.posts = np.zeros((min(ahead, 2 * wave.num_microbatches), *shape))  # when the last but one ended, and those before it
         self.free = np.zeros((2, *shape))  # when the link of each rank's next message is free again
-        self.room = np.empty(shape)
+        self.start, self.room = np.empty((2, *shape))
         self.views: list[Any] = [(None, ()), (None, ())]
 
     def last(self) -> Ints:
@@ -307,24 +328,28 @@ class _Sweep:
         last: Ints = self.ends[self.wave.num_levels % 2][self.ranks]
         return last
 
-    def advance(self, level: int) -> None:
-        """Does the computations of a level."""
+    def advance(self, level: int) -> list[Any]:
+        """Does the computations of a level; returns the blocks of ranks that take part, with when their messages start and they end."""
         turn = level % 2
         blocks = self._list_blocks(level)
         if self.views[turn][0] != blocks:
             self.views[turn] = (blocks, [self._view(turn, *block) for block in blocks])
         np.copyto(self.ends[1 - turn], self.ends[turn])
-        for own, after, ready, room, latency, duration, occupancy, link, posts in self.views[turn][1]:
-            start = ready
+        times = []
+        for block, own, after, ready, start, room, latency, duration, occupancy, link, posts in self.views[turn][1]:
             if self.rendezvous:
-                start = np.maximum(ready, posts[-1], out=room)
+                ready = np.maximum(ready, posts[-1], out=start)
+            left = ready
             if self.has_occupancy:
-                start = np.add(np.maximum(start, link, out=room), occupancy, out=link)
-            np.add(start, latency, out=room)
+                ready = np.maximum(ready, link, out=start)
+                left = np.add(ready, occupancy, out=link)
+            np.add(left, latency, out=room)
             np.maximum(room, own, out=room)
             np.add(room, duration, out=after)
             for older, newer in zip(posts[:0:-1], posts[-2::-1], strict=True):
                 np.copyto(older, newer)
+            times.append((*block, ready, after))
+        return times
 
     def _place(self, rank: Any) -> Any:
         """Returns where ranks stand in the arrays."""
@@ -338,7 +363,8 @@ class _Sweep:
         own = self.ends[turn][here]
         priced = (table[direction][here] for table in (self.latency, self.duration, self.occupancy, self.free))
         posts = [own, *(post[here] for post in self.posts)]
-        return (own, self.ends[1 - turn][here], self.ends[turn][there], self.room[here], *priced, posts)
+        after, ready = self.ends[1 - turn][here], self.ends[turn][there]
+        return ((direction, low, high), own, after, ready, self.start[here], self.room[here], *priced, posts)
 
     def _list_blocks(self, level: int) -> list[tuple[int, int, int]]:
         """Says what a level holds: forwards (0) or gradients (1), and the first and last rank; only every stride-th takes part."""

@@ -18,7 +18,7 @@ from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Semantics, evaluate
 from ringsim.schedules.lowering import check_ahead, lower
 from ringsim.schedules.schedule import Action, Schedule
-from ringsim.simulator.columns import Columns, Links, Prices, Sizes, columns_of, make_prices, spread_sizes, stack_prices
+from ringsim.simulator.columns import Columns, Links, Prices, Sizes, columns_of, make_prices, spread_sizes
 from ringsim.simulator.critical_path import (
     CriticalPath,
     Lever,
@@ -30,7 +30,7 @@ from ringsim.simulator.critical_path import (
     list_levers,
     make_trace,
 )
-from ringsim.simulator.levels import Levels, Wave, find_levels, find_wave, sweep
+from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave, sweep, sweep_all
 from ringsim.traces.events import Ints
 from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.value import Trace
@@ -75,16 +75,18 @@ class Source:
 
     @cached_property
     def levels(self) -> Levels:
-        """The order in which its computations are timed.
-
-        Raises:
-            Deadlock: its ranks wait for each other.
-        """
+        """The order in which its computations are timed; raises Deadlock where its ranks wait for each other."""
         levels = find_levels(self.columns)
         if levels is None:
             evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)  # raises, and says who waits for whom
             raise AssertionError("the evaluator came to the end of a schedule that waits for itself")
         return levels
+
+    def time(self, prices: Prices) -> tuple[Ints, Ints]:
+        """Returns when each computation ends, and when its message starts."""
+        if self.wave is not None and not prices.is_exact:
+            return sweep_all(self.wave, prices, rendezvous=self.rendezvous, ahead=self.ahead)
+        return self.levels.time(prices, rendezvous=self.rendezvous)
 
     def find_makespan(self, prices: Prices) -> Any:
         """Returns how long the step takes: a number, or K of them where the prices have a K."""
@@ -98,8 +100,11 @@ class Source:
         """Returns how long the step takes with each of K prices, float64, shape (K,)."""
         kept = self.schedule.num_ranks if self.wave is not None else len(self.columns)
         at_once = max(1, _MOST_TIMES // max(kept, 1))
-        parts = (stack_prices(variants[first : first + at_once]) for first in range(0, len(variants), at_once))
-        return np.concatenate([self.find_makespan(part) for part in parts])
+        found = []
+        for first in range(0, len(variants), at_once):
+            tables = zip(*((each.duration, each.occupancy, each.latency) for each in variants[first : first + at_once]), strict=True)
+            found.append(self.find_makespan(Prices(*(np.stack(table, axis=-1).astype(np.float64) for table in tables))))
+        return np.concatenate(found)
 
     def find_busy(self, prices: Prices) -> Ints:
         """Returns how long each rank computes, shape (ranks,)."""
@@ -186,43 +191,39 @@ class ScheduleRun:
         return self.setting.source.columns
 
     @cached_property
-    def _times(self) -> tuple[Ints, Ints]:
-        """When computations end, and when their messages start."""
-        source = self.setting.source
-        return source.levels.time(self.setting.prices, rendezvous=source.rendezvous)
+    def _ends_and_starts(self) -> tuple[Ints, Ints]:
+        return self.setting.source.time(self.setting.prices)
+
+    @cached_property
+    def _times(self) -> Times:
+        return Times(self.operations, self.setting.prices, self.setting.source.rendezvous, *self._ends_and_starts)
 
     @property
     def ends(self) -> Ints:
         """When each computation ends, shape (n,)."""
-        return self._times[0]
+        return self._ends_and_starts[0]
 
     @property
     def starts(self) -> Ints:
         """When each computation starts, shape (n,): when the previous one has ended and its message has arrived."""
-        operations, prices = self.operations, self.setting.prices
-        way = operations.direction, operations.stage
-        arrived = self.message_starts + prices.occupancy[way] + prices.latency[way]  # -inf without a message
-        ends = np.append(self.ends, self.ends[:0].sum())
-        starts: Ints = np.maximum(ends[operations.before], arrived)
+        starts: Ints = np.maximum(self._times.ends_of(self.operations.before), self._times.arrivals)
         return starts
 
     @property
     def message_starts(self) -> Ints:
         """When the message that each computation waits for starts to go over its link, shape (n,); -inf without one."""
-        return self._times[1]
+        return self._ends_and_starts[1]
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The chain of computations and messages that takes as long as the step, with the reason of each hop."""
-        setting = self.setting
-        return find_critical_path(self.operations, setting.prices, *self._times, rendezvous=setting.source.rendezvous)
+        return find_critical_path(self._times)
 
     @cached_property
     def slack(self) -> Ints:
         """How much later each computation alone may end at no cost, float64, shape (n,); 0 on the critical path."""
-        source, prices = self.setting.source, self.setting.prices
-        floats = Prices(*(table.astype(np.float64) for table in (prices.duration, prices.occupancy, prices.latency)))
-        latest = source.levels.latest_ends(floats, float(self.makespan), rendezvous=source.rendezvous)
+        source, prices = self.setting.source, self.setting.prices.map(lambda table: table.astype(np.float64))
+        latest = source.levels.latest_ends(prices, float(self.makespan), rendezvous=source.rendezvous)
         slack: Ints = np.maximum(latest - self.ends.astype(np.float64), 0.0)
         return slack
 
@@ -278,10 +279,7 @@ class ScheduleRun:
         parts += [f"only from {between[0]:g} to {between[1]:g}"] if between is not None else []
         if parts:
             metadata["notes"] = [*metadata.get("notes", ()), *parts]
-        return make_trace(
-            self.operations, setting.prices, *self._times, rendezvous=setting.source.rendezvous, sizes=setting.sizes, metadata=metadata,
-            ranks=chosen, between=between,
-        )  # fmt: skip
+        return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draws the step with its critical path, on ``ax`` or on a new figure.
@@ -429,25 +427,29 @@ def simulate_schedule(
         return _simulate_variants(source, costs, link, size_bytes)
     if isinstance(link, Sequence) and is_list(link):
         raise ArgumentError(f"link must be one where costs are one, got {len(link)} links. Give as many costs, in a list.")
-    costs = costs or Costs()
     one: Any = link  # a Link or a table of them: make_prices refuses what is neither
-    stage_ranks = source.schedule.stage_ranks
-    prices = make_prices(stage_ranks, costs, one, size_bytes)
+    return _simulate(source, costs or Costs(), one, size_bytes, (schedule, num_chunks) if isinstance(schedule, str) else None)
+
+
+def _simulate(source: Source, costs: Costs, link: Links | None, size_bytes: Sizes, named: tuple[str, int | None] | None) -> ScheduleRun:
+    """Simulates a schedule with one set of costs; ``named`` is its name and number of chunks, where it was made by name."""
+    schedule = source.schedule
+    prices = make_prices(schedule.stage_ranks, costs, link, size_bytes)
     makespan = source.find_makespan(prices)
-    sizes = spread_sizes(size_bytes, len(stage_ranks), has_link=True) if link is not None else None
+    sizes = spread_sizes(size_bytes, schedule.num_stages, has_link=True) if link is not None else None
     closed_form = None
-    if isinstance(schedule, str):
-        step = closed_forms.Step(schedule, source.schedule.num_ranks, source.schedule.num_microbatches, num_chunks)
-        closed_form = _closed_form(step, costs, one, sizes, source)
+    if named is not None:
+        step = closed_forms.Step(named[0], schedule.num_ranks, schedule.num_microbatches, named[1])
+        closed_form = _closed_form(step, costs, link, sizes, source)
     return ScheduleRun(
-        name=source.schedule.name,
-        num_ranks=source.schedule.num_ranks,
-        num_stages=len(stage_ranks),
-        num_microbatches=source.schedule.num_microbatches,
+        name=schedule.name,
+        num_ranks=schedule.num_ranks,
+        num_stages=schedule.num_stages,
+        num_microbatches=schedule.num_microbatches,
         makespan=float(makespan) if isinstance(makespan, float) else makespan,
         busy=source.find_busy(prices),
         closed_form=closed_form,
-        setting=Setting(source, prices, sizes, _metadata(source, costs, one, sizes)),
+        setting=Setting(source, prices, sizes, _metadata(source, costs, link, sizes)),
     )
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -65,7 +66,6 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "file": lambda entry: read_word(entry.get("name")),
 }
 _TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
-_NO_SLOTS: Final[Ints] = np.zeros(0, dtype=np.int64)
 _NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
 
 
@@ -137,25 +137,35 @@ class PartReader:
         self._unfinished = b""  # the last line of the names, where its end is not there yet
         self._width = _FIRST_WINDOW
         self._next = 0  # the first slot that nobody has seen written
-        self._open, self._seen = _NO_SLOTS, _NO_RECORDS  # what was in flight, and how it looked
-        self._holes = _NO_SLOTS  # slots before the next that were empty: for good, or about to be written by another thread
+        # What may change: in flight, or claimed by another thread and still empty; and how it looked.
+        self._watched, self._seen = np.zeros(0, dtype=np.int64), _NO_RECORDS
 
-    @property
-    def cut(self) -> bool:
-        """Whether the last line of the names is cut: it was being written, or the rank was killed there."""
-        return bool(self._unfinished)
-
-    @property
-    def position(self) -> int:
-        """The first slot that has not been seen written."""
-        return self._next
-
-    def length(self) -> int:
-        """Returns how many records the file has room for by now."""
+    def is_damaged(self) -> bool:
+        """Whether something of the part could not be read: a line or a record, or one that is cut."""
         try:
-            return self._events_path.stat().st_size // RECORD.itemsize
+            length = self._events_path.stat().st_size
+            with self._events_path.open("rb") as file:
+                file.seek(length // RECORD.itemsize * RECORD.itemsize)
+                cut = any(file.read())
         except FileNotFoundError:
-            return 0
+            cut = False
+        return cut or bool(self._unfinished) or self.unreadable > 0
+
+    def read_all(self) -> Ints:
+        """Reads all that the rank has written by now, in the order of posting; for one who looks but once."""
+        try:
+            until = self._events_path.stat().st_size // RECORD.itemsize
+        except FileNotFoundError:
+            until = 0
+        batches = [self.advance()]
+        while self.more and self._next < until:  # a rank that writes faster than this reads must not keep it here
+            batches.append(self.advance())
+        slots, records = np.concatenate([batch.slots for batch in batches]), _concatenate([batch.records for batch in batches])
+        if not (np.diff(slots) > 0).all():  # the rank is writing: the latest look at a slot counts
+            _, last = np.unique(slots[::-1], return_index=True)
+            records = records[::-1][last]
+        records["done_ns"][records["status"] == IN_FLIGHT] = NONE  # an end that came while it was read
+        return records
 
     def advance(self) -> Batch:
         """Reads what is new; cheap where little is.
@@ -170,68 +180,56 @@ class PartReader:
             file = os.open(self._events_path, os.O_RDONLY)
         except FileNotFoundError:
             self.read_names()
-            return Batch(_NO_SLOTS, _NO_RECORDS)
+            return Batch(self._watched[:0], _NO_RECORDS)
         try:
             about = os.fstat(file)
             self.replaced = self._file not in ((0, 0), (about.st_dev, about.st_ino))
             if self.replaced:
                 self._begin()
             self._file = about.st_dev, about.st_ino
-            changed, changed_records = self._look_again(file)
-            fresh, fresh_records = self._read_new(file)
+            slots, was, records = self._read_watched(file)
+            first, fresh = self._next, self._read_new(file)
         finally:
             os.close(file)
         self.read_names()  # after the records: names are written before the records that bear them
-        if not len(changed) and not len(fresh):
-            return Batch(_NO_SLOTS, _NO_RECORDS)
-        batch = self._drop_damage(np.concatenate([changed, fresh]), np.concatenate([changed_records, fresh_records]))
-        self._remember(*batch)
-        return batch
+        if not len(slots) and not len(fresh):
+            return Batch(slots, fresh)
+        if len(fresh):
+            slots = np.concatenate([slots, np.arange(first, self._next)])
+            was, records = _concatenate([was, np.zeros(len(fresh), dtype=RECORD)]), _concatenate([records, fresh])
+        written = records["status"] != 0
+        # Where nothing will come, a bookmark says so.
+        watched = np.where(written, records["status"] == IN_FLIGHT, records["post_ns"] != NONE)
+        self._watched, self._seen = slots[watched], records[watched]
+        changed = written & np.logical_or.reduce([was[name] != records[name] for name in ("status", "wait_ns", "peer")])
+        return self._drop_damage(slots[changed], records[changed])
 
-    def _look_again(self, file: int) -> tuple[Ints, Ints]:
-        """Returns what has changed of what was in flight, and what has come into holes."""
-        watched = np.sort(np.concatenate([self._open, self._holes])) if len(self._holes) else self._open
-        found, read = [], []
-        for run in np.split(watched, np.flatnonzero(np.diff(watched) > _GAP) + 1) if len(watched) else []:
-            first = int(run[0])
-            records = _read_settled(file, first, int(run[-1]) - first + 1)
-            run = run[run - first < len(records)]
-            found.append(run)
-            read.append(records[run - first])
-        if not found:
-            return _NO_SLOTS, _NO_RECORDS
-        slots, records = np.concatenate(found), np.concatenate(read)
-        if len(self._holes):
-            still = (records["status"] == 0) & (records["post_ns"] == 0)  # where nothing will come, there is another number
-            self._holes = slots[still & np.isin(slots, self._holes, assume_unique=True)]
-        known = np.searchsorted(self._open, slots)
-        known[known == len(self._open)] = 0
-        was = self._seen[known] if len(self._seen) else np.zeros(len(slots), dtype=RECORD)
-        met = self._open[known] == slots if len(self._open) else np.zeros(len(slots), dtype=bool)
-        same = np.logical_and.reduce([was[name] == records[name] for name in ("status", "wait_ns", "peer")]) & met
-        keep = (records["status"] != 0) & ~same
-        return slots[keep], records[keep]
+    def _read_watched(self, file: int) -> tuple[Ints, Ints, Ints]:
+        """Returns the watched slots that the file still has, how they looked, and how they look."""
+        watched, kept, read = self._watched, np.zeros(len(self._watched), dtype=bool), []
+        ends = [*(np.flatnonzero(np.diff(watched) > _GAP) + 1).tolist(), len(watched)] if len(watched) else []
+        for begin, end in pairwise([0, *ends]):
+            places = watched[begin:end] - watched[begin]
+            records = _read_settled(file, int(watched[begin]), int(places[-1]) + 1)
+            kept[begin:end] = there = places < len(records)
+            read.append(records[places[there]])
+        return watched[kept], self._seen[kept], _concatenate(read)
 
-    def _read_new(self, file: int) -> tuple[Ints, Ints]:
-        """Returns the slots behind the last, and their records."""
-        slots, read, self.more = [_NO_SLOTS], [_NO_RECORDS], True
+    def _read_new(self, file: int) -> Ints:
+        """Returns the records behind the last that was seen written, up to the last that is by now."""
+        read, self.more = [], True
         while self.more:
             width = self._width
-            written = np.flatnonzero(_read_records(file, self._next, width)["status"])
-            # Up to the last that was written by now none is missed: what has no status then has not been written for long.
-            records = _read_settled(file, self._next, int(written[-1]) + 1) if len(written) else _NO_RECORDS
-            valid = records["status"] != 0
-            empty = np.flatnonzero(~valid & (records["post_ns"] == 0))
-            if len(empty):
-                self._holes = np.concatenate([self._holes, self._next + empty])
-            slots.append(self._next + np.flatnonzero(valid))
-            read.append(records if valid.all() else records[valid])
-            self._next += len(records)
-            self.more = len(records) == width
+            records = _read_settled(file, self._next, width)
+            written = np.flatnonzero(records["status"])
+            seen = int(written[-1]) + 1 if len(written) else 0
+            read.append(records[:seen])
+            self._next += seen
+            self.more = seen == width
             self._width = min(4 * width, _WINDOW) if self.more else _FIRST_WINDOW
             if width == _WINDOW:
                 break
-        return np.concatenate(slots), np.concatenate(read)
+        return _concatenate(read)
 
     def _drop_damage(self, slots: Ints, records: Ints) -> Batch:
         """Leaves out what no recorder can have written."""
@@ -240,21 +238,8 @@ class PartReader:
             sane &= records[name] >= NONE
         if self.world_size is not None:
             sane &= records["peer"] < (self.world_size if self.rank < self.world_size else 0)
-        if sane.all():
-            return Batch(slots, records)
         self.unreadable += int(np.count_nonzero(~sane))
         return Batch(slots[sane], records[sane])
-
-    def _remember(self, slots: Ints, records: Ints) -> None:
-        """Keeps what is in flight, to be looked at again."""
-        if not len(slots):
-            return
-        stays = ~np.isin(self._open, slots, assume_unique=True)
-        flying = records["status"] == IN_FLIGHT
-        known = np.concatenate([self._open[stays], slots[flying]])
-        seen = np.concatenate([self._seen[stays], records[flying]])
-        order = np.argsort(known, kind="stable")
-        self._open, self._seen = known[order], seen[order]
 
     def read_names(self) -> None:
         """Reads what is new in the names file; ``advance`` does it, too."""
@@ -304,24 +289,25 @@ class PartReader:
         return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
 
 
-def _read_records(file: int, first: int, count: int) -> Ints:
-    """Reads whole records; fewer where the file is shorter."""
-    data = os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize)
-    records: Ints = np.frombuffer(data, dtype=RECORD, count=len(data) // RECORD.itemsize)
-    return records
-
-
 def _read_settled(file: int, first: int, count: int) -> Ints:
-    """Reads records that may be written at this moment: what has a status is whole.
+    """Reads records that may be written at this moment, fewer where the file is shorter: what has a status is whole.
 
-    Copying takes longer than writing a record. The status is what is written last, so a record that has one at the first look is whole at
-    the second. One in flight may have the time of its end already, which says that it is about to be done.
+    The status is written last, so a record that has one at the first look is whole at the second. One in flight may have the time of its
+    end already, which says that it is about to be done.
     """
-    status = _read_records(file, first, count)["status"]
-    records = _read_records(file, first, len(status)).copy()
-    status = status[: len(records)]
-    records["status"] = status
+    status, data = (os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize) for _ in range(2))
+    whole = min(len(status), len(data)) // RECORD.itemsize
+    records: Ints = np.frombuffer(bytearray(data), dtype=RECORD, count=whole)
+    records["status"] = np.frombuffer(status, dtype=RECORD, count=whole)["status"]
     return records
+
+
+def _concatenate(parts: Sequence[Ints]) -> Ints:
+    """Joins records as bytes: numpy looks at each field of each part, which takes ten times as long."""
+    if len(parts) == 1:
+        return parts[0]
+    joined: Ints = np.frombuffer(bytearray().join(part.tobytes() for part in parts), dtype=RECORD)
+    return joined
 
 
 # -- all ranks
@@ -346,17 +332,16 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     said = run if isinstance(run, dict) else {}
     start_ns, world_size = said.pop("start_ns", None), said.get("world_size")
     parts = _Parts(directory, start_ns if _is_time(start_ns) else None, world_size if _is_world_size(world_size) else None)
-    pieces = parts.describe()
+    pieces, metas = parts.describe(), list(parts.metas.values())
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
     if ends := _ends(parts.metas):
         metadata["ends"] = ends
-    if ended_ns := [meta["end_ns"] for meta in parts.metas.values() if _is_time(meta.get("end_ns"))]:
+    if ended_ns := [meta["end_ns"] for meta in metas if _is_time(meta.get("end_ns"))]:
         metadata["end_ns"] = max(max(ended_ns) - parts.start_ns, 0)
     for key in ("notes", "not_recorded"):
         metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
-    ended = all("end_ns" in meta for meta in parts.metas.values())
-    metadata["complete"] = ended and pieces["complete"] and said.get("complete", True) is True
+    metadata["complete"] = all("end_ns" in meta for meta in metas) and pieces["complete"] and said.get("complete", True) is True
     if _is_time(said.get("start_unix_ns")):
         metadata["start_unix_ns"] = said["start_unix_ns"]
     if not isinstance(metadata.get("date"), str) and _is_time(metadata.get("start_unix_ns")):
@@ -393,13 +378,7 @@ def read_parts(
 
 
 class _Parts:
-    """The parts of all ranks, or of one, read to their end; see ``read_parts``.
-
-    Attributes:
-        world_size: number of ranks.
-        start_ns: the moment from which times count.
-        metas: by rank, what it says of itself.
-    """
+    """The parts of all ranks, or of one, read to their end; see ``read_parts``."""
 
     def __init__(self, directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None) -> None:
         try:
@@ -408,34 +387,19 @@ class _Parts:
             for reader in self._readers.values():
                 reader.read_names()
             self.metas = {rank: reader.meta for rank, reader in self._readers.items()}
-            self.world_size = self._count_ranks() if world_size is None else world_size
-            self._records = {rank: self._read_all(reader) for rank, reader in self._readers.items()}
-            self._damaged = [rank for rank, reader in self._readers.items() if _is_damaged(directory, reader)]
+            said = [meta["world_size"] for meta in self.metas.values() if _is_world_size(meta.get("world_size"))]
+            self.world_size = max([*said, *(rank + 1 for rank in self._readers)], default=0) if world_size is None else world_size
+            for reader in self._readers.values():
+                reader.world_size = self.world_size
+            self._records = {rank: reader.read_all() for rank, reader in self._readers.items()}
+            self._damaged = [rank for rank, reader in self._readers.items() if reader.is_damaged()]
         except OSError as error:
             raise TraceFileError(
                 f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."
             ) from error
-        starts = [meta["start_ns"] for meta in self.metas.values() if _is_time(meta.get("start_ns"))]
-        start = start_ns if start_ns is not None else min(starts, default=None)
+        starts = [meta["start_ns"] for meta in self.metas.values() if _is_time(meta.get("start_ns"))] if start_ns is None else [start_ns]
         posts = [int(records["post_ns"].min()) for records in self._records.values() if len(records)]
-        self.start_ns = min([*posts, *([] if start is None else [start])], default=0)
-
-    def _count_ranks(self) -> int:
-        said = [meta["world_size"] for meta in self.metas.values() if _is_world_size(meta.get("world_size"))]
-        return max([*said, *(rank + 1 for rank in self._readers)], default=0)
-
-    def _read_all(self, reader: PartReader) -> Ints:
-        reader.world_size = self.world_size
-        until = reader.length()  # a rank that writes faster than this reads must not keep it here
-        batches = [reader.advance()]
-        while reader.more and reader.position < until:
-            batches.append(reader.advance())
-        slots, records = (np.concatenate(columns) for columns in zip(*batches, strict=True))
-        if not (np.diff(slots) > 0).all():  # the rank is writing: the latest look at a slot counts
-            _, last = np.unique(slots[::-1], return_index=True)
-            records = records[::-1][last]
-        records["done_ns"][records["status"] == IN_FLIGHT] = NONE  # an end that came while it was read
-        return records
+        self.start_ns = min([*posts, *([min(starts)] if starts else [])], default=0)  # no time is negative
 
     def join(self) -> Events:
         """Returns the events of all ranks."""
@@ -498,27 +462,11 @@ class _Parts:
         return list(dict.fromkeys(word for meta in self.metas.values() for word in _words(meta.get(key))))
 
 
-def _is_damaged(directory: Path, reader: PartReader) -> bool:
-    """Tells whether something of a part could not be read: a line, a record, or a record that is cut."""
-    try:
-        with (directory / f"rank-{reader.rank}.events").open("rb") as file:
-            length = file.seek(0, os.SEEK_END)
-            file.seek(length // RECORD.itemsize * RECORD.itemsize)
-            cut = any(file.read())
-    except FileNotFoundError:
-        cut = False
-    return cut or reader.cut or reader.unreadable > 0
-
-
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
     """Turns a rank's numbers into places among those that have a name; one that has none becomes -1."""
-    if not known:
-        return np.full(len(numbers), NONE, dtype=np.int32)
-    if known[-1] == len(known) - 1:  # no gaps
-        return np.where((numbers >= 0) & (numbers < len(known)), numbers, NONE)
     place = np.searchsorted(known, numbers)
-    place[place == len(known)] = 0
-    return np.where(np.array(known)[place] == numbers, place, NONE)
+    there = np.array([*known, NONE])[place] == numbers
+    return np.where(there & (numbers >= 0), place, NONE)
 
 
 def _number_threads(idents: Ints) -> Ints:

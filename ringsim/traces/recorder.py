@@ -40,7 +40,7 @@ from contextvars import ContextVar
 from operator import index
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -71,7 +71,7 @@ SPEAKER: Final = -3  # the file of the library whose functions name the operatio
 
 RECORD_BYTES: Final = RECORD.itemsize
 FIRST_CHUNK: Final = 512  # records that a file has room for at the start: every rank of a large run pays for them
-CHUNK: Final = 4096  # records by which it grows: 72 pages, a tenth of a millisecond
+CHUNK: Final = 4096  # records by which it grows: 72 pages
 
 _WORDS: Final = RECORD_BYTES // 8
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
@@ -96,9 +96,6 @@ label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NON
 _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
-Site = tuple[int, int, int]  # file and line, the record's last column, how many frames out
-Complete = Callable[..., None]
-Use = Callable[[memoryview], None]
 
 
 class Recorder:
@@ -113,6 +110,13 @@ class Recorder:
         who: what stands in the column of the thread: the thread, or in memory the rank that is running.
 
     Attributes:
+        make_post: ``make_post(op, spoken={})`` makes ``post(group, peer, tag, payload, label=None) -> slot``, which writes down the
+            beginning of operations of one kind, and is called by the function that the user or the library called. ``op`` is the code;
+            ``spoken`` has better ones by the name of the library's function (in its speaking file) that the user called. ``peer`` is a
+            global rank, NONE or ANY_SOURCE; ``label`` that in force where None. The slot is None once recording has stopped.
+        wait: ``wait(slot)`` writes down that the program begins to wait for an operation.
+        complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with ERROR that it raised; what raised
+            before the program waited was refused. ``waited`` is False for what blocked the program from its posting until now.
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
@@ -139,6 +143,10 @@ class Recorder:
         >>> events.post_ns.tolist(), events.wait_ns.tolist(), events.done_ns.tolist()
         ([10], [20], [30])
     """
+
+    make_post: Callable[..., Post]
+    wait: Callable[[int], None]
+    complete: Callable[..., None]
 
     def __init__(
         self,
@@ -171,10 +179,10 @@ class Recorder:
         self._lock, self._growing = threading.Lock(), threading.Lock()
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "label": {}, "file": {}}
         self._claim = itertools.count(step=_WORDS).__next__  # atomic: every thread gets slots of its own
-        self.sites = CallSites(self._file)
-        self._store: _Store = _Memory() if directory is None else _Files(directory, rank, max_records)
-        self._memory = memoryview(self._store.memory).cast("B")
-        self.make_post, self.wait, self.complete, self._use_in_calls = self._make_calls(self._memory, self._claim)
+        self.sites = CallSites(lambda name: self._number("file", name, self.files, name, {"name": name}))
+        self._store = None if directory is None else _Files(directory, rank, max_records)
+        memory: Any = _zeros(CHUNK) if self._store is None else self._store.memory
+        self._make_calls(memoryview(memory).cast("B"))
         self._post_span = self.make_post(OP_CODES["span"])
         self._post_mark = self.make_post(OP_CODES["mark"])
         self.start_ns = 0 if self._in_memory else now()
@@ -203,32 +211,40 @@ class Recorder:
 
     # -- operations
 
-    def _make_calls(self, memory: Any, claim: Callable[[], int]) -> tuple[Callable[..., Post], Callable[[int], None], Complete, Use]:
+    def _make_calls(self, memory: memoryview) -> None:
         """Makes what each operation calls: closures over the memory, for looking that up would cost as much as the writing."""
-        now, who, post_anew = self._now, self._who, self._post_anew
-        locate = self.sites.locate
+        now, who, claim, post_anew = self._now, self._who, self._claim, self._post_anew
+        locate, place_of = self.sites.locate, self.sites.places.get
         words = memory.cast("q")
 
-        def use(grown: memoryview) -> None:
+        def use(grown: Any) -> None:
             nonlocal memory, words
-            words = grown.cast("q")  # before `memory`: a thread that finds room there finds it here
-            memory = grown
+            self._memory = memoryview(grown).cast("B")
+            words = self._memory.cast("q")  # before `memory`: a thread that finds room there finds it here
+            memory = self._memory
 
         def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
             posted = op | IN_FLIGHT << 16  # the column after op
             posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
-            seen: dict[int, Site] = {}
-            depth = 2
+            known: tuple[int, tuple[CodeType, ...]] = posted, ()
 
             def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
-                nonlocal depth
-                try:  # the user's frame is mostly where it was last time
-                    frame = _frame_at(depth)
-                    place, state, found = seen[id(frame.f_code) + frame.f_lasti]
-                except (ValueError, KeyError):
-                    found = 0
-                if found != depth:
-                    place, state, depth = locate(seen, posted, posted_as)
+                nonlocal known
+                state, way = known
+                place = None
+                try:  # the user's frame is mostly behind the same functions as last time
+                    frame: Any = _frame_at(2)
+                    for code in way:
+                        if frame.f_code is not code:
+                            break
+                        frame = frame.f_back
+                    else:
+                        place = place_of(id(frame.f_code) + frame.f_lasti)
+                except (ValueError, AttributeError):
+                    pass  # a thread that begins in the library
+                if place is None:
+                    place, known = locate(posted, posted_as)
+                    state = known[0]
                 slot = claim()
                 if label is None:
                     label = _label()
@@ -249,7 +265,8 @@ class Recorder:
             words[slot + 2] = now()
             memory[slot * 8 + _STATUS_AT] = status
 
-        return make_post, wait, complete, use
+        self._memory = memory
+        self.make_post, self.wait, self.complete, self._use = make_post, wait, complete, use
 
     def _post_anew(
         self, slot: int, who: int, group: int, payload: int, label: int, place: int, peer: Any, tag: Any, state: int
@@ -275,9 +292,9 @@ class Recorder:
             wait_ns: when it began to block; not before the program's own call, which caused it.
             done_ns: when it was done; likewise.
         """
+        words = self._memory.cast("q")
         if peer is not None:
             _pack_rank(self._memory, slot * 8 + _PEER_AT, peer)
-        words = self._memory.cast("q")
         if wait_ns is not None:
             words[slot + 1] = max(wait_ns, words[slot + 1])
         if done_ns is not None:
@@ -324,30 +341,27 @@ class Recorder:
             Its number; NONE, here and below, where the disk is full.
         """
         ranks = tuple(ranks)
-        line = {"name": name, "ranks": ranks, "fresh": True} if fresh else {"name": name, "ranks": ranks}
+        line = {"name": name, "ranks": ranks} | ({"fresh": True} if fresh else {})
         return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
 
     def payload(self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
         value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
-        line = {"dtype": dtype, "shape": value.shape, "size_bytes": size_bytes}
-        line |= {"reduction": reduction} if reduction else {}
-        return self._number("payload", value, self.payloads, value, line | ({"strides": value.strides} if strides else {}))
+        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides")}
+        return self._number("payload", value, self.payloads, value, line)
 
     def label(self, name: str) -> int:
         """Numbers a name of a span, a mark or an operation."""
-        number = self._numbers["label"].get(name)
-        return self._number("label", name, self.labels, name, {"name": name}) if number is None else number
-
-    def _file(self, name: str) -> int:
-        return self._number("file", name, self.files, name, {"name": name})
+        return self._number("label", name, self.labels, name, {"name": name})
 
     def _number(self, table: str, key: Any, values: list[Any], value: Any, line: dict[str, Any]) -> int:
         numbers = self._numbers[table]
+        if key in numbers:
+            return numbers[key]
         with self._lock:
             if key not in numbers:
                 try:  # on disk before in memory: whoever reads a record with the number finds the name
-                    self._store.append({"table": table, "id": len(numbers), **line})
+                    self._append({"table": table, "id": len(numbers), **line})
                 except OSError as error:
                     self._stop(error)
                     return NONE
@@ -357,7 +371,11 @@ class Recorder:
 
     def set_meta(self, key: str, value: Any) -> None:
         """Writes down one fact about the rank (JSON-able); the last value of a key counts."""
-        self._store.append({"table": "meta", "key": key, "value": value})
+        self._append({"table": "meta", "key": key, "value": value})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._store is not None:
+            self._store.append(line)
 
     # -- what has been written
 
@@ -414,24 +432,25 @@ class Recorder:
         self._closed = True
         if not self._stopped:
             self.set_meta("end_ns", self._now())
-        self._store.close()
+        if self._store is not None:
+            self._store.close()
 
-    # -- memory
-
-    def _use(self, memory: Any) -> None:
-        self._memory = memoryview(memory).cast("B")
-        self._use_in_calls(self._memory)
+    # -- room
 
     def _grow(self, offset: int) -> bool:
         """Makes room at ``offset``; False where recording stops."""
         with self._growing:
             if self._stopped:
                 return False
-            try:
-                memory = self._store.grow(offset)
-            except OSError as error:
-                self._stop(error)
-                return False
+            if self._store is None:
+                memory: Any = _zeros(4 * (offset // RECORD_BYTES + 1))  # untouched pages cost nothing
+                memory[: len(self._memory)] = self._memory
+            else:
+                try:
+                    memory = self._store.grow(offset)
+                except OSError as error:
+                    self._stop(error)
+                    return False
             if memory is None:
                 self._stop(None)
                 return False
@@ -452,33 +471,8 @@ class Recorder:
             pass  # the disk is full to the last byte; the records say how far it went
 
 
-class _Store(Protocol):
-    """Where records and names go."""
-
-    memory: Any
-
-    def grow(self, offset: int) -> Any: ...
-    def append(self, line: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Memory:
-    """Memory that grows by doubling; untouched pages cost nothing. Names stay with the recorder."""
-
-    def __init__(self) -> None:
-        self.memory = np.zeros(CHUNK * RECORD_BYTES, dtype=np.uint8).data
-
-    def grow(self, offset: int) -> memoryview:
-        memory = np.zeros(4 * (offset + RECORD_BYTES), dtype=np.uint8).data
-        memory[: len(self.memory)] = self.memory
-        self.memory = memory
-        return memory
-
-    def append(self, line: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def _zeros(records: int) -> Ints:
+    return np.zeros(records * RECORD_BYTES, dtype=np.uint8)
 
 
 class _Files:
@@ -490,13 +484,14 @@ class _Files:
         self._max_records = max_records
         self._closed = False
         events_path = Path(directory, f"rank-{rank}.events")
+        names_path = events_path.with_suffix(".names")
         try:
             events_path.parent.mkdir(parents=True, exist_ok=True)
-            for path in (events_path, events_path.with_suffix(".names")):
+            for path in (events_path, names_path):
                 path.unlink(missing_ok=True)  # rather than cut it: an earlier recorder that still maps it would crash
-            self._names = os.open(events_path.with_suffix(".names"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            self._names = os.open(names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            self.memory = self._extend(min(FIRST_CHUNK, max_records))
+            self.memory: Any = self._extend(min(FIRST_CHUNK, max_records))
         except OSError as error:
             raise TraceFileError(
                 f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
@@ -504,26 +499,26 @@ class _Files:
             ) from error
 
     def _extend(self, capacity: int) -> mmap.mmap:
-        """Gives the file room for ``capacity`` records and maps it whole. A full disk shows here, as an error, and nowhere else."""
-        start, length = self._capacity * RECORD_BYTES, (capacity - self._capacity) * RECORD_BYTES
-        if hasattr(os, "posix_fallocate"):  # not on macOS and Windows, where writing has to do
-            os.posix_fallocate(self._events, start, length)
-        # The zeros are there already, but writing them makes the pages known: the first touch of each through the map costs a fifth.
+        """Gives the file room for ``capacity`` records and maps it whole.
+
+        The zeros are written, for a full disk is then an error here, and nowhere else.
+        """
+        start = self._capacity * RECORD_BYTES
         os.lseek(self._events, start, os.SEEK_SET)
-        zeros = memoryview(bytes(length))
+        zeros = memoryview(bytes(capacity * RECORD_BYTES - start))
         while zeros:
             zeros = zeros[os.write(self._events, zeros) :]
         self._capacity = capacity
         # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
         memory = mmap.mmap(self._events, capacity * RECORD_BYTES)
         try:
-            memory.madvise(_POPULATE, start, length)  # map the pages now, at once, rather than one by one in the middle of operations
+            memory.madvise(_POPULATE, start, len(memory) - start)  # map the pages now, at once, rather than in the middle of operations
         except (AttributeError, OSError, ValueError):
             pass  # not Linux, or one before 5.14
         return memory
 
-    def grow(self, offset: int) -> mmap.mmap | None:
-        """Makes room at ``offset`` and returns the map to write to; None where the file has its largest size, or is closed."""
+    def grow(self, offset: int) -> Any:
+        """Makes room at ``offset`` and returns where to write; None where the file has its largest size, or is closed."""
         if self._closed or offset >= self._max_records * RECORD_BYTES:
             return None
         while offset >= self._capacity * RECORD_BYTES:
@@ -531,9 +526,10 @@ class _Files:
         return self.memory
 
     def append(self, line: dict[str, Any]) -> None:
+        """Writes a line of names; in one go, so that a kill leaves a whole line or none."""
         with self._lock:
             if not self._closed:
-                os.write(self._names, json.dumps(line).encode() + b"\n")  # one write a line: a kill leaves a whole line or none
+                os.write(self._names, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the files. The map stays valid for threads that are in the middle of a record."""
@@ -552,11 +548,10 @@ class _Files:
 def _detach(reference: weakref.ref[Recorder]) -> None:
     """Lets go of the files, in a process forked from the rank: the two would write to the same places."""
     recorder = reference()
-    if recorder is not None:
+    if recorder is not None and recorder._store is not None:
         recorder._stopped = recorder._closed = True
         recorder._lock, recorder._growing = threading.Lock(), threading.Lock()
-        if isinstance(recorder._store, _Files):
-            recorder._store.abandon()
+        recorder._store.abandon()
         recorder._use(bytearray(recorder._memory))
 
 
@@ -589,11 +584,19 @@ def _measure_cost_ns() -> int:
 class CallSites:
     """Finds the user's line: the innermost frame outside ringsim, the communication library and Python's own modules.
 
+    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading its function's table from the start, which
+    in a function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
+    object holds its instructions, so no two have one key while both live.
+
     Args:
         number: gives a user's file its number.
+
+    Attributes:
+        places: file and line joined, by instruction.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
+        self.places: dict[int, int] = {}
         self._number = number
         self._kinds: dict[str, int] = {}
         self._alive: list[CodeType] = []  # whose instructions are keys
@@ -603,6 +606,7 @@ class CallSites:
     def declare_library(self, directory: str, speaker: str) -> None:
         """Counts the files under ``directory`` as the library's, and ``speaker`` as the one whose functions name operations."""
         self._kinds.clear()
+        self.places.clear()
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
@@ -622,20 +626,14 @@ class CallSites:
             return LIBRARY
         return self._number(filename)
 
-    def locate(self, seen: dict[int, Site], posted: int, posted_as: Mapping[str, int]) -> Site:
-        """Returns where the user called what posts an operation, the record's last column, and how many frames out; for ``make_post``.
-
-        The site is remembered in ``seen``, for Python finds the line of a frame by reading its function's table from the start, which in a
-        function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
-        object holds its instructions, so no two have one key while both live. One instruction that is as far out as before has got
-        there by the same functions.
+    def locate(self, posted: int, posted_as: Mapping[str, int]) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
+        """Returns where the user called what posts an operation; and the record's last column, which the functions between tell, and these.
 
         Args:
-            seen: sites by instruction.
             posted: the last column.
             posted_as: better ones, by the name of the speaking function.
         """
-        depth = 2
+        way: list[CodeType] = []
         try:
             frame = innermost = _frame_at(3)
         except ValueError:  # a thread that begins in the library: no frame is the user's
@@ -644,14 +642,14 @@ class CallSites:
             if file == SPEAKER:
                 posted = posted_as.get(frame.f_code.co_name, posted)
             if frame.f_back is None:
-                return self.find_stand_in(innermost), posted, 2
-            frame, depth = frame.f_back, depth + 1
+                return self._find_stand_in(innermost), (posted, ())
+            way.append(frame.f_code)
+            frame = frame.f_back
         key = id(frame.f_code) + frame.f_lasti
-        if key not in seen:
+        if key not in self.places:
             self._alive.append(frame.f_code)  # first: the key is good only while it lives
-        place = seen[key][0] if key in seen else join(file, frame.f_lineno)
-        seen[key] = site = place, posted, depth
-        return site
+            self.places[key] = _join(file, frame)
+        return self.places[key], (posted, tuple(way))
 
     def find(self, frame: FrameType | None) -> FrameType | None:
         """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
@@ -660,22 +658,22 @@ class CallSites:
         return frame
 
     def place(self, frame: FrameType) -> int:
-        """Returns the place, file number and line joined, of the user's code that ``frame`` is, or was called by."""
+        """Returns the place of the user's code that ``frame`` is, or was called by."""
         found = self.find(frame)
-        return self.find_stand_in(frame) if found is None else join(self.kind(found.f_code.co_filename), found.f_lineno)
+        return self._find_stand_in(frame) if found is None else _join(self.kind(found.f_code.co_filename), found)
 
-    def find_stand_in(self, frame: FrameType) -> int:
+    def _find_stand_in(self, frame: FrameType) -> int:
         """Returns the place where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
         outward = frame.f_back
         while outward is not None and self.kind(outward.f_code.co_filename) != OURS:
             outward = outward.f_back
         found = outward or frame
-        return join(self._number(found.f_code.co_filename), found.f_lineno)
+        return _join(self._number(found.f_code.co_filename), found)
 
 
-def join(file: int, line: int) -> int:
+def _join(file: int, frame: FrameType) -> int:
     """Returns the columns file and line as one number."""
-    return line << 32 | file & 0xFFFFFFFF
+    return frame.f_lineno << 32 | file & 0xFFFFFFFF
 
 
 # -- operations whose peer is gone
@@ -693,19 +691,10 @@ LOST_PEER: Final = (
 
 
 def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
-    """Completes the record of an operation that raised when it was posted.
+    """Completes the record of an operation that raised when it was posted; returns whether it was refused.
 
-    A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. To the
-    user both are the same, a message to a rank that is gone, so both are recorded as a wait that broke. What was refused instead never
-    reached the wire, and says nothing of the other side.
-
-    Args:
-        recorder: has the record.
-        slot: where the record is.
-        error: what was raised.
-
-    Returns:
-        Whether the operation was refused: False where its peer is gone.
+    A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. That is
+    recorded as a wait that broke, too. What was refused never reached the wire, and says nothing of the other side.
     """
     lost = any(words in str(error) for words in LOST_PEER)
     if lost:

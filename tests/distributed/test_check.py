@@ -10,19 +10,14 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import test_check_exchanges
-import test_check_fewest
-import test_check_first_lessons as first_lessons
-import test_check_generation
-import test_check_ring
-import test_check_ring_all_reduce
-import test_check_schedules
-import test_check_stages
-from test_check_timed_op import around, looks_until_it_is_done
+import test_check_messages as messages
+import test_check_pipeline as pipeline
+import test_check_reading as reading
 from verdicts import never_ends, verdict
 
+import ringsim
 from ringsim import check
-from ringsim.check import examination
+from ringsim.check import examination, fits
 from ringsim.errors import Interrupted
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,24 +29,37 @@ Answer = Callable[..., Any]
 @pytest.mark.parametrize(
     ("examine", "answer"),
     [
-        (check.hello, first_lessons.share),
-        (check.pair_groups, first_lessons.pairs),
-        (check.ring, test_check_ring.pass_round),
-        (check.no_deadlock, test_check_exchanges.by_isend),
-        (check.partition, test_check_stages.last_stages_get_more),
-        (check.hand_over, test_check_stages.hand_over),
-        (check.gradients, test_check_stages.step),
-        (check.schedule, test_check_schedules.written_down),
-        (check.fast_schedule, test_check_schedules.zero_bubble),
-        (check.fewest_microbatches, test_check_fewest.by_simulation),
-        (check.token_ring, test_check_generation.posted_first),
-        (check.inner_iterations, test_check_generation.fewest),
-        (check.ring_all_reduce, test_check_ring_all_reduce.right),
-    ],  # test_check_timed_op and test_check_fits have their own
+        (check.hello, messages.share),
+        (check.pair_groups, messages.pairs),
+        (check.ring, messages.pass_round),
+        (check.no_deadlock, messages.by_isend),
+        (check.partition, pipeline.last_stages_get_more),
+        (check.hand_over, pipeline.hand_over),
+        (check.gradients, pipeline.step),
+        (check.schedule, pipeline.written_down),
+        (check.fast_schedule, pipeline.zero_bubble),
+        (check.fewest_microbatches, pipeline.by_simulation),
+        (check.token_ring, messages.posted_first),
+        (check.inner_iterations, pipeline.fewest),
+        (check.ring_all_reduce, messages.reduced),
+        (check.timed_op, messages.timed_op),
+        (check.alphabeta, reading.weighted),
+    ],
 )
 def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
     result = verdict(examine, answer)
     assert result.passed, result
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (messages.around(messages.loses_keywords), "share_gradients must get the arguments that it was called with"),
+        (messages.spans(around_the_call=False), "Rank 0 of 3 called share_gradients outside of its span."),
+    ],
+)
+def test_what_only_real_times_and_groups_show(answer: Answer, reason: str) -> None:
+    assert reason in verdict(check.timed_op, answer).reason
 
 
 def test_what_cannot_travel_is_a_reason() -> None:
@@ -77,7 +85,7 @@ def test_a_rank_that_dies_is_a_reason() -> None:
         (check.pair_groups, never_ends, "1 rank"),
         (check.no_deadlock, never_ends, "3 ranks"),  # which looks at the trace of a run that was ended
         (check.alphabeta, never_ends, "2 ranks"),
-        (check.timed_op, around(looks_until_it_is_done), "3 ranks"),  # waiting by looking
+        (check.timed_op, messages.around(messages.looks_until_it_is_done), "3 ranks"),  # waiting by looking
     ],
 )
 def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, examine: Answer, answer: Answer, size: str) -> None:
@@ -86,13 +94,13 @@ def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, exam
 
 
 def test_what_gloo_refuses_is_a_reason() -> None:
-    result = verdict(check.hand_over, test_check_stages.sent_as_it_lies)
+    result = verdict(check.hand_over, pipeline.sent_as_it_lies)
     assert "contiguous" in result.reason
     assert "must be contiguous" in result.hint
 
 
 def test_an_answer_that_is_stuck_is_told_before_the_limit() -> None:
-    reason = verdict(check.ring, test_check_ring.sends_first).reason
+    reason = verdict(check.ring, messages.sends_first).reason
     assert reason.startswith("The run never ended, because these waited in vain: rank 0 in send to rank 1 (line ")
 
 
@@ -112,4 +120,14 @@ def test_an_interrupt_is_not_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(examination, "run", interrupted)
     with pytest.raises(Interrupted):
-        check.hello(first_lessons.share)
+        check.hello(messages.share)
+
+
+def test_real_messages_are_timed_by_the_record() -> None:
+    trace = ringsim.trace(fits._messages_on_rank, world_size=2, args=(None,))
+    data = fits._measured(trace)
+    assert data.sizes_bytes == [size for size in fits.SIZES for _ in range(fits.REPEATS)]
+    table = trace.to_pandas()
+    mine = table[(table["rank"] == 0) & (table["size_bytes"] == 8)]
+    trips = (mine["done_ns"].to_numpy()[1::2] - mine["post_ns"].to_numpy()[::2])[1:] / 2
+    assert data.times_s[: fits.REPEATS] == pytest.approx((trips * 1e-9).tolist())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -130,8 +129,8 @@ def test_without_a_log_a_call_costs_a_few_plain_wrappers(name: str, args: Any, k
         return nothing(*args, **kwargs)
 
     costs = [[cost_ns(function, *args, **kwargs) for function in (nothing, ours, plainest)] for _ in range(41)]
-    ours_ns, plainest_ns = (statistics.median(each[i] - each[0] for each in costs) for i in (1, 2))
-    assert ours_ns < 4 * plainest_ns  # measured: 2.1 (0.2 us); the goal of 1 us is ten such wrappers
+    least_ns, ours_ns, plainest_ns = (min(each[i] for each in costs) for i in range(3))  # what else runs here only adds to it
+    assert ours_ns - least_ns < 1.7 * (plainest_ns - least_ns)  # measured: 1.5; the goal of 1 us is ten such wrappers
 
 
 def test_backend_of_the_docs_runs(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""Which of several failures is the cause: programs that fail on more than one rank, or wrap what went wrong, measured and simulated."""
+"""Which of several failures is the cause, on simulated ranks: programs that fail on several ranks, wrap what went wrong, or catch it.
+
+Those whose failures only Gloo can make are in distributed/test_faults.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,13 @@ from ringsim import comm as dist
 from ringsim.errors import Deadlock, MessageMismatch, RankFailed, RingError
 from ringsim.traces.findings import Diagnosis
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
-
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
-def on_ranks(worker: Callable[..., Any], size: int) -> None:
-    ringsim.trace(worker, world_size=size, limit_s=30)
-
-
-def simulated(worker: Callable[..., Any], size: int) -> None:
-    ringsim.simulate(worker, world_size=size, link=LINK)
-
-
-BOTH = pytest.mark.parametrize("run", [on_ranks, simulated])
-
-
-def fail(run: Callable[..., Any], worker: Callable[..., Any], size: int = 3) -> tuple[RingError, Diagnosis]:
+def fail(worker: Callable[..., Any], size: int = 3) -> tuple[RingError, Diagnosis]:
     """Returns the error of a run and its diagnosis, which a file of it repeats."""
     with pytest.raises(RingError) as caught:
-        run(worker, size)
+        ringsim.simulate(worker, world_size=size, link=LINK)
     error = caught.value
     assert error.trace is not None
     said, known = error.trace.explain(), error.diagnosis  # that of a verdict says how long ranks waited until then
@@ -81,71 +68,24 @@ def break_a_pipe() -> None:
     ask(1)
 
 
-@BOTH
 @pytest.mark.parametrize("worker", [raise_reset, raise_closed, raise_timed_out, break_a_pipe])
-def test_an_error_of_the_users_is_no_echo_whatever_it_says(run: Callable[..., Any], worker: Callable[[], None]) -> None:
-    error, diagnosis = fail(run, worker)
+def test_an_error_of_the_users_is_no_echo_whatever_it_says(worker: Callable[[], None]) -> None:
+    error, diagnosis = fail(worker)
     assert type(error) is RankFailed
     assert error.rank == 1
     assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("rank_failed", (1,))]
     assert sorted(echo.ranks for echo in diagnosis.findings[0].consequences) == [(0,), (2,)]
 
 
-# -- what peers make of a lost connection
-
-
-def wrap(*, chained: bool) -> None:
-    x = torch.zeros(4)
-    try:
-        for step in range(3):
-            if dist.get_rank() == 2 and step == 1:
-                time.sleep(0.1)
-                raise ValueError("nan loss")
-            dist.all_reduce(x)
-    except Exception as error:
-        if chained:
-            raise RuntimeError(f"rank {dist.get_rank()} failed in step") from error
-        raise RuntimeError("step failed") from None
-
-
-@pytest.mark.parametrize("chained", [True, False])
-def test_peers_that_wrap_the_lost_connection_are_no_cause(chained: bool) -> None:
-    error, diagnosis = fail(on_ranks, lambda: wrap(chained=chained))
-    assert error.rank == 2  # type: ignore[attr-defined]
-    assert "also failed" not in str(error)
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("rank_failed", (2,))]
-    assert ("after ValueError: nan loss (" in diagnosis.findings[0].message) is chained
-    assert sorted(echo.ranks for echo in diagnosis.findings[0].consequences) == [(0,), (1,)]
-
-
-def wrap_a_loss() -> None:
-    if dist.get_rank() == 1:
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        ask(1)
-    except Exception as error:
-        raise RuntimeError("lost my peer") from error
-
-
-def test_peers_that_wrap_a_death_are_no_cause() -> None:
-    error, diagnosis = fail(on_ranks, wrap_a_loss)
-    assert "rank 1 of 3 failed: its process was ended by signal 9" in str(error)
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("peer_exited", (0, 1, 2))]
-
-
 def fail_one_by_one() -> None:
     rank = dist.get_rank()
     dist.barrier()
-    if rank != 2:
-        time.sleep(0.1 * (2 - rank))
     ringsim.compute(0.001 * (3 - rank))
     raise ValueError(f"number {rank}")
 
 
-@BOTH
-def test_who_failed_first_comes_first(run: Callable[..., Any]) -> None:
-    error, diagnosis = fail(run, fail_one_by_one)
+def test_who_failed_first_comes_first() -> None:
+    error, diagnosis = fail(fail_one_by_one)
     assert "raised ValueError: number 2" in str(error)
     assert [finding.ranks for finding in diagnosis.findings] == [(2,), (1,), (0,)]
 
@@ -205,10 +145,13 @@ def meet_and_raise_again() -> None:
 WORKERS = [finish_in_a_barrier, leave_through_a_barrier, leave_a_generator_through_a_barrier, meet_and_raise_again]
 
 
-@BOTH
 @pytest.mark.parametrize("worker", WORKERS)
-def test_what_a_finally_hides_is_the_cause(run: Callable[..., Any], worker: Callable[[], None]) -> None:
-    error, diagnosis = fail(run, worker)
+def test_what_a_finally_hides_is_the_cause(worker: Callable[[], None]) -> None:
+    check_hidden(*fail(worker))
+
+
+def check_hidden(error: RingError, diagnosis: Diagnosis) -> None:
+    """Checks that the error of rank 1 is the cause, though it waited in vain on its way out."""
     assert type(error) is RankFailed
     assert str(error).startswith("rank 1 of 3 raised ValueError: root cause")
     assert "and waited in vain on its way out: " in str(error)
@@ -225,9 +168,8 @@ def fall_back() -> None:
         ask((dist.get_rank() + 1) % dist.get_world_size())
 
 
-@BOTH
-def test_what_an_except_clause_keeps_is_named_and_no_cause(run: Callable[..., Any]) -> None:
-    error, diagnosis = fail(run, fall_back)
+def test_what_an_except_clause_keeps_is_named_and_no_cause() -> None:
+    error, diagnosis = fail(fall_back)
     assert type(error) is Deadlock
     assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("deadlock", (0, 1, 2))]
     assert "after it had raised KeyError: 'here' (" in str(error)
@@ -253,10 +195,9 @@ def raise_noise() -> None:
     ask(1)
 
 
-@BOTH
 @pytest.mark.parametrize(("worker", "words"), [(raise_mute, "Mute: <exception str() failed>"), (raise_noise, r"half \udce9, red \x1b[31m")])
-def test_an_error_that_is_hard_to_say_is_said(run: Callable[..., Any], worker: Callable[[], None], words: str, tmp_path: Path) -> None:
-    error, diagnosis = fail(run, worker)
+def test_an_error_that_is_hard_to_say_is_said(worker: Callable[[], None], words: str, tmp_path: Path) -> None:
+    error, diagnosis = fail(worker)
     assert words in str(error)
     str(error).encode()
     assert words in diagnosis.findings[0].message
@@ -265,11 +206,69 @@ def test_an_error_that_is_hard_to_say_is_said(run: Callable[..., Any], worker: C
     diagnosis.plot().figure.savefig(tmp_path / "run.png")  # type: ignore[union-attr]
 
 
-@BOTH
-def test_only_the_users_frames_are_shown(run: Callable[..., Any]) -> None:
-    error, _ = fail(run, fall_back)
+def test_only_the_users_frames_are_shown() -> None:
+    error, _ = fail(fall_back)
     assert str(error).count("in fall_back") == 3 * 2  # where each waits, and what it had raised before
     assert "ringsim/" not in str(error).replace(__file__, "")
+
+
+# -- ranks that are woken from a wait without end, and catch the error: the trace says what the error says
+
+
+def receives_and_goes_on() -> str:
+    try:
+        dist.recv(torch.zeros(4), (dist.get_rank() + 1) % dist.get_world_size())
+    except RingError as error:
+        return type(error).__name__
+    return "received"
+
+
+def tries_again() -> None:
+    for _ in range(3):
+        try:
+            ask(1 - dist.get_rank())
+        except RingError:
+            continue
+
+
+def does_something_else_then() -> None:
+    if dist.get_rank() == 2:
+        return
+    try:
+        dist.recv(torch.zeros(4), 1 - dist.get_rank(), tag=dist.get_rank())
+    except RingError:
+        dist.send(torch.zeros(4), (dist.get_rank() + 1) % 3, tag=9)
+
+
+def waits_for_one_that_left() -> None:
+    if dist.get_rank() == 0:
+        with contextlib.suppress(RingError):
+            ask(1)
+
+
+@pytest.mark.parametrize(
+    ("worker", "size", "kind", "ranks"),
+    [
+        (receives_and_goes_on, 3, "deadlock", {0, 1, 2}),
+        (tries_again, 2, "deadlock", {0, 1}),
+        (does_something_else_then, 3, "deadlock", {0, 1}),
+        (waits_for_one_that_left, 3, "peer_exited", {0, 1}),
+    ],
+)
+def test_the_trace_explains_a_caught_verdict(worker: Callable[[], object], size: int, kind: str, ranks: set[int], tmp_path: Path) -> None:
+    check_caught(fail(worker, size)[0], kind, ranks, tmp_path)
+
+
+def check_caught(error: RingError, kind: str, ranks: set[int], tmp_path: Path) -> None:
+    """Compares what is found in the trace, and in its file, with what the error says."""
+    trace, said = error.trace, error.diagnosis
+    assert trace is not None
+    trace.save(tmp_path / "caught.ringtrace")
+    for diagnosis in (said, trace.explain(), ringsim.load(tmp_path / "caught.ringtrace").explain()):
+        assert [(one.kind, set(one.ranks)) for one in diagnosis.findings] == [(kind, ranks)], str(diagnosis)
+        assert diagnosis.findings[0].operations == said.findings[0].operations
+        assert diagnosis.findings[0].hint == said.findings[0].hint
+        assert [diagnosis.states[rank] for rank in ranks] == [said.states[rank] for rank in ranks]
 
 
 # -- ranks that disagree on a step
@@ -298,7 +297,7 @@ ANOTHER = r"another {} on rank \d than on rank \d"
     ],
 )
 def test_a_step_that_differs_is_one_finding_that_says_in_what(odd: dict[str, Any], words: str) -> None:
-    error, diagnosis = fail(on_ranks, lambda: disagree([{}, odd, {}, {}]), 4)
+    error, diagnosis = fail(lambda: disagree([{}, odd, {}, {}]), 4)
     assert type(error) is MessageMismatch
     (finding,) = diagnosis.findings
     assert finding.kind == "message_mismatch"

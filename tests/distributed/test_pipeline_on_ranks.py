@@ -1,0 +1,211 @@
+"""Pipelines on real ranks: what the tests on the virtual clock show, once over Gloo; several rings in a world; a ring that jams."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_cases import (
+    PROMPTS,
+    Case,
+    complaints,
+    difference,
+    generate_all,
+    gradients,
+    make_microbatches,
+    make_model,
+    one_by_one,
+    settings_for,
+    single_process,
+    small_model,
+    train_all,
+)
+from small_models import build
+from torch import Tensor
+
+import ringsim
+from ringsim.errors import Deadlock, MessageMismatch
+from ringsim.pipeline import (
+    average_gradients,
+    clip_grad_norm_pipeline,
+    generate,
+    new_replica_group,
+    recv_activation,
+    send_activation,
+    train_step_pipeline,
+    train_step_pipeline_afab,
+)
+from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules.engine import evaluate
+from ringsim.schedules.generation import time_generation
+from ringsim.schedules.lowering import lower_in_step
+from ringsim.schedules.schedule import SEND_KINDS, Action
+from ringsim.traces.events import NONE, OK, RECV, SEND
+
+pytestmark = pytest.mark.timeout(120)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
+
+SIZE = 3
+CASES = [
+    *(Case(seed=seed, options={"schedule": name}) for seed, name in enumerate(SCHEDULE_NAMES)),
+    Case(tied=True, options={"schedule": "zb_v"}),
+    Case(num_microbatches=7, same_shapes=False, make="sequential", options={"schedule": "interleaved_1f1b", "checkpoint": True}),
+    Case(num_layers=1, dtype=torch.float32, options={"schedule": lower_in_step(make_schedule("zb_h1", SIZE, 4))}),
+]
+SETTINGS = [{}, *settings_for(SIZE)]
+
+
+def do_everything() -> tuple[list[tuple[float, dict[str, Tensor]]], list[list[list[int]]], list[str]]:
+    """Steps, then generation, then messages and steps on which the ranks do not agree."""
+    steps, tokens, said = train_all(CASES), generate_all(SETTINGS, 4), []
+    rank = ringsim.current_ring().rank
+    try:
+        if rank == 0:
+            send_activation(torch.ones(1000), 1)
+        elif rank == 1:
+            recv_activation(0)
+    except MessageMismatch as error:
+        said.append(str(error))
+    try:
+        train_step_pipeline(make_model(Case()), *make_microbatches(Case()), schedule="gpipe" if rank == 1 else "1f1b")
+    except MessageMismatch as error:
+        said.append(str(error))
+    return steps, tokens, said
+
+
+@pytest.fixture(scope="module")
+def trace() -> ringsim.Trace:
+    return ringsim.trace(do_everything, world_size=SIZE, limit_s=90)
+
+
+def test_gradients_and_tokens_are_those_of_a_single_process(trace: ringsim.Trace) -> None:
+    assert complaints(CASES, [steps for steps, _, _ in trace.results]) == []
+    due = one_by_one(small_model(), PROMPTS, 4)
+    assert [tokens for _, tokens, _ in trace.results] == [[due] * len(SETTINGS)] * SIZE
+
+
+def test_ranks_that_do_not_agree_all_hear_of_it(trace: ringsim.Trace) -> None:
+    of_sender, of_receiver, of_other = (said for _, _, said in trace.results)
+    assert of_sender[0] == of_receiver[0]
+    assert "the activation of microbatch 0, got the activation of microbatch 1 (rank 0 to rank 1)" in of_sender[0]
+    assert all("another schedule on rank" in said[-1] for said in (of_sender, of_receiver, of_other))
+
+
+def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
+    """Computations and payloads in the order of the evaluation, rank by rank; each with its stage and microbatch."""
+    events = trace.to_pandas()
+    spans = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+    steps = [evaluate(make_schedule(name, SIZE, 4)) for name in SCHEDULE_NAMES]
+    for rank in range(SIZE):
+        own = events[events["rank"] == rank].sort_values("seq")
+        computed = [Action(row.stage, spans[row.label], row.microbatch) for row in own[own.label.isin(spans)].itertuples()]
+        due = [timed.action for step in steps for timed in step.get_computations(rank)]
+        assert computed[: len(due)] == due
+        payloads = own[(own.kind == "send") & (own.tag == 0) & (own.stage >= 0)]
+        sent = [(row.peer, row.stage, row.microbatch) for row in payloads.itertuples()]
+        due_sends = [
+            (step.schedule.stage_ranks[action.other_side.stage], action.stage, action.microbatch)
+            for step in steps
+            for action, _, _ in step.actions[rank]
+            if action.kind in SEND_KINDS
+        ]
+        assert sent[: len(due_sends)] == due_sends
+    assert not trace.unmatched
+    assert (events["status"][events["kind"] != "span"] == "ok").all()  # the spans of steps that were refused say so
+
+
+# -- several rings, and none
+
+
+def in_two_rings() -> tuple[float, float, list[list[int]]]:
+    """Two rings of two ranks, each with half of the microbatches, and with other prompts."""
+    torch.set_num_threads(1)
+    rank, rings = int(os.environ["RANK"]), [[0, 1], [2, 3]]
+    ringsim.initialize_distributed(ring_ranks=rings[rank // 2])
+    group = new_replica_group(rings)
+    case = Case(num_microbatches=6, tied=True)
+    reference, model = make_model(case), make_model(case)
+    inputs, targets = make_microbatches(case)
+    single_process(reference, inputs, targets)
+    half = slice(0, 3) if rank < 2 else slice(3, 6)
+    train_step_pipeline(model, inputs[half], targets[half])
+    average_gradients(model, group)
+    worst = difference(gradients(model), gradients(reference))
+    norm = clip_grad_norm_pipeline(model, 1e9) / float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
+    return worst, norm, generate(small_model(), PROMPTS if rank < 2 else PROMPTS[:3], 4)
+
+
+def test_two_rings_share_out_a_batch() -> None:
+    due = one_by_one(small_model(), PROMPTS, 4)
+    for rank, (worst, norm, tokens) in enumerate(ringsim.trace(in_two_rings, world_size=4, ring=False).results):
+        assert worst < 1e-10
+        assert norm == pytest.approx(1, abs=1e-10)
+        assert tokens == (due if rank < 2 else due[:3])
+
+
+def train_llama() -> tuple[float, dict[str, Tensor], list[int]]:
+    """One step of a model whose layers are watched by hooks."""
+    model, seen = build("llama"), list[int]()
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_hook(lambda *_, index=index: seen.append(index))
+        layer.register_full_backward_hook(lambda *_, index=index: seen.append(100 + index))
+    loss = train_step_pipeline_afab(model, *make_microbatches(Case(same_shapes=False)), torch.device("cpu"), torch.float64)
+    return loss, gradients(model), seen
+
+
+def train_twice(directory: str) -> list[tuple[float, dict[str, Tensor], list[int]]]:
+    """A script that makes a default group and no more."""
+    torch.set_num_threads(1)
+    rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
+    for start in range(2):  # the second time the ring of the first is still there, but its groups are gone
+        dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/{start}", world_size), rank=rank, world_size=world_size)
+        found.append(train_llama())
+        dist.destroy_process_group()
+    print("shown", rank)
+    return found
+
+
+def test_a_default_group_is_all_that_afab_needs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    trace = ringsim.trace(train_twice, world_size=2, ring=False, args=(str(tmp_path),))
+    reference = build("llama")
+    expected = single_process(reference, *make_microbatches(Case(same_shapes=False)))
+    for by_rank in zip(*trace.results, strict=True):
+        names = [name for _, held, _ in by_rank for name in held]
+        assert sorted(names) == sorted(gradients(reference))  # each parameter on one rank
+        for loss, held, _ in by_rank:
+            assert loss == pytest.approx(expected, rel=1e-10)
+            assert difference(held, gradients(reference)) < 1e-10
+        calls = sorted(call for _, _, seen in by_rank for call in seen)
+        assert calls == sorted([0, 1, 2, 100, 101, 102] * 4)  # each hook once for each of four microbatches
+    assert [f"shown {rank}" in output for rank, output in enumerate(trace.output)] == [True, True]
+
+
+# -- a ring that jams
+
+
+@pytest.mark.parametrize(("size", "turns", "async_comm"), [(2, 4, True), (3, 4, False)])
+def test_what_is_refused_would_really_jam(size: int, turns: int, async_comm: bool) -> None:
+    """Without the refusal the ranks wait for each other: each for the one that the plan, played on a clock, says."""
+
+    def worker() -> Any:
+        from ringsim.pipeline import generation
+
+        generation.check_can_finish = lambda *_: None
+        return generate(small_model(), PROMPTS, 3, turns, async_comm)
+
+    with pytest.raises(Deadlock) as failed:
+        ringsim.trace(worker, world_size=size, limit_s=30)
+    assert failed.value.diagnosis.kind == "deadlock"
+    events = failed.value.trace.events
+    stuck = np.flatnonzero((events.status != OK) & (events.wait_ns != NONE) & np.isin(events.kind, (SEND, RECV)))
+    due = time_generation(size, turns, 1, 3, 1, 1, async_comm=async_comm).blocked
+    assert {(int(events.rank[index]), int(events.peer[index])) for index in stuck} == {(each.rank, each.peer) for each in due}
+    assert len(due) == size

@@ -1,0 +1,151 @@
+"""Models, steps and prompts for the tests of pipelines, and the single process that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ringsim.pipeline.generation import generate
+from ringsim.pipeline.training import cross_entropy, train_step_pipeline
+from ringsim.pipeline.transformer import SmallTransformer
+from ringsim.schedules.generation import can_finish
+
+VOCABULARY = 13
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step: which model, which microbatches, how it is run."""
+
+    num_microbatches: int = 4
+    num_layers: int = 4
+    seed: int = 0
+    dtype: torch.dtype = torch.float64
+    same_shapes: bool = True
+    tied: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    make: str = "transformer"
+
+
+def make_model(case: Case) -> nn.Module:
+    """A transformer, or a sequential model whose width differs at every boundary."""
+    torch.manual_seed(case.seed)
+    if case.make == "transformer":
+        model: nn.Module = SmallTransformer(
+            VOCABULARY, hidden_size=8, num_layers=case.num_layers, num_heads=2, max_length=16, tied=case.tied
+        )
+        return model.to(case.dtype)
+    widths = [4, 6, 3, 7, 5, 2][: case.num_layers]
+    layers: list[nn.Module] = [nn.Embedding(VOCABULARY, widths[0])]
+    for before, after in zip(widths, [*widths[1:], VOCABULARY], strict=True):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers[:-1]).to(case.dtype)
+
+
+def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns token ids and aligned targets, some of them ignored; with ``same_shapes=False`` of several batch sizes and lengths."""
+    generator = torch.Generator().manual_seed(1000 + case.seed)
+    inputs, targets = [], []
+    for index in range(case.num_microbatches):
+        shape = (2, 5) if case.same_shapes else (1 + index % 3, 3 + index % 4)
+        tokens = torch.randint(VOCABULARY, (shape[0], shape[1] + 1), generator=generator)
+        target = tokens[:, 1:].clone()
+        target[0, index % shape[1]] = -100
+        inputs.append(tokens[:, :-1])
+        targets.append(target)
+    return inputs, targets
+
+
+def single_process(model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], masks: Sequence[Tensor] | None = None) -> float:
+    """The oracle: the whole model, one microbatch after the other; gradients land in the model."""
+    total = 0.0
+    for index, (tokens, target) in enumerate(zip(inputs, targets, strict=True)):
+        logits = model(tokens) if masks is None else model(tokens, masks[index])
+        loss = cross_entropy(getattr(logits, "logits", logits), target) / len(inputs)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Returns the worst difference of the gradients that there are, relative to the largest number of the reference."""
+    return max(
+        (float((grad - reference[n]).abs().max() / reference[n].abs().max().clamp(min=1e-30)) for n, grad in mine.items()), default=0.0
+    )
+
+
+def train_all(cases: Sequence[Case]) -> list[tuple[float, dict[str, Tensor]]]:
+    """Runs on each rank: the loss and the gradients of each case."""
+    torch.set_num_threads(1)  # two threads for tensors this small wait for each other most of the time
+    found = []
+    for case in cases:
+        model = make_model(case)
+        loss = train_step_pipeline(model, *make_microbatches(case), **case.options)
+        found.append((loss, gradients(model)))
+    return found
+
+
+def complaints(cases: Sequence[Case], results: Sequence[list[tuple[float, dict[str, Tensor]]]]) -> list[str]:
+    """Says what is wrong with what the ranks found."""
+    said = []
+    for case, *by_rank in zip(cases, *results, strict=True):
+        reference, tolerance = make_model(case), TOLERANCES[case.dtype]
+        expected = single_process(reference, *make_microbatches(case))
+        for rank, (loss, held) in enumerate(by_rank):
+            if loss != by_rank[0][0] or not abs(loss - expected) <= tolerance or not difference(held, gradients(reference)) <= tolerance:
+                said.append(
+                    f"{case}: rank {rank} has a loss of {loss}, expected {expected}; gradients {difference(held, gradients(reference))}"
+                )
+        if missing := set(gradients(reference)) - {name for _, held in by_rank for name in held}:
+            said.append(f"{case}: nobody has gradients of {sorted(missing)}")
+    return said
+
+
+# -- generation
+
+TOKENS = 61
+PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14], [15, 16], [17, 18, 19], [20, 21, 22, 23, 24]]
+
+
+def small_model(layers: int = 5, seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return SmallTransformer(TOKENS, hidden_size=32, num_layers=layers, num_heads=4, max_length=64).double()
+
+
+def one_by_one(model: nn.Module, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """The oracle: each prompt alone, the whole sequence read again for each token; no cache, no padding, no stages."""
+    model.eval()
+    rows = []
+    with torch.no_grad():
+        for prompt in prompts:
+            tokens = list(prompt)
+            for _ in range(num_tokens):
+                logits = model(torch.tensor([tokens]))
+                tokens.append(int(getattr(logits, "logits", logits)[0, -1].argmax()))
+            rows.append(tokens[len(prompt) :])
+    return rows
+
+
+def settings_for(world_size: int) -> list[dict[str, Any]]:
+    """All settings that finish, one round and several."""
+    return [
+        {"num_inner_iterations": turns, "async_comm": async_comm, "batch_size": batch_size}
+        for async_comm in (False, True)
+        for turns in range(1, 2 * world_size)
+        if can_finish(world_size, turns, async_comm)
+        for batch_size in (None, 1)
+    ]
+
+
+def generate_all(settings: list[dict[str, Any]], num_tokens: int) -> list[list[list[int]]]:
+    """Runs on each rank: the tokens with each of the settings."""
+    return [generate(small_model(), PROMPTS, num_tokens, **each) for each in settings]

@@ -1,0 +1,860 @@
+"""The checks of the lessons on messages, on simulated ranks: right answers pass, and each wrong one fails for its own reason."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import IPython.display
+import pytest
+import torch
+import torch.distributed as dist
+from verdicts import each_wrong, verdict
+
+import ringsim
+from ringsim import check
+from ringsim.errors import ArgumentError
+from ringsim.traces.findings import Diagnosis
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
+
+Answer = Callable[..., Any]
+
+# -- hello: shares of numbers; pair_groups
+
+
+def share(numbers: list[int]) -> int:
+    ring = ringsim.current_ring()
+    with ringsim.span("share"):
+        return sum(numbers[ring.rank :: ring.world_size])
+
+
+def share_in_a_loop(numbers: list[int]) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    total = torch.zeros(1, dtype=torch.float64)
+    with ringsim.span("share"):
+        for index, number in enumerate(numbers):
+            if index % ring.world_size == ring.rank:
+                total += number
+    return total
+
+
+def share_of_four(numbers: list[int]) -> int:
+    with ringsim.span("share"):
+        return sum(numbers[ringsim.current_ring().rank :: 4])
+
+
+def share_counted_from_one(numbers: list[int]) -> int:
+    ring = ringsim.current_ring()
+    with ringsim.span("share"):
+        return sum(numbers[(ring.rank + 1) % ring.world_size :: ring.world_size])
+
+
+def everything(numbers: list[int]) -> int:
+    with ringsim.span("share"):
+        return sum(numbers)
+
+
+def share_of_rank_0_only(numbers: list[int]) -> int | None:
+    return share(numbers) if ringsim.current_ring().rank == 0 else None
+
+
+def share_without_span(numbers: list[int]) -> int:
+    ring = ringsim.current_ring()
+    return sum(numbers[ring.rank :: ring.world_size])
+
+
+def share_with_another_span(numbers: list[int]) -> int:
+    with ringsim.span("work"):
+        return share_without_span(numbers)
+
+
+def share_with_span_on_rank_0(numbers: list[int]) -> int:
+    return share(numbers) if ringsim.current_ring().rank == 0 else share_without_span(numbers)
+
+
+def raises(numbers: list[int]) -> int:
+    return numbers[len(numbers)]
+
+
+def pairs(n: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % n) for rank in range(n)] if n > 1 else []
+
+
+# -- ring: numbers go round
+
+
+def pass_round(token: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    total = token.clone()
+    for _ in range(ring.world_size - 1):
+        sent = dist.isend(token, ring.succ, group=ring.succ_group)
+        received = torch.empty_like(token)
+        dist.recv(received, ring.pred, group=ring.pred_group)
+        sent.wait()
+        token = received
+        total += token
+    return total
+
+
+def pass_round_by_turns(token: torch.Tensor) -> float:
+    """No isend: even ranks send first, odd ones receive first."""
+    ring = ringsim.current_ring()
+    tokens = [token]
+    for step in range(ring.world_size - 1):
+        received = torch.empty(1)
+        if ring.rank % 2 == 0:
+            dist.send(tokens[-1], ring.succ, group=ring.succ_group, tag=step)
+        dist.recv(received, ring.pred, group=ring.pred_group, tag=step)
+        if ring.rank % 2 == 1:
+            dist.send(tokens[-1], ring.succ, group=ring.succ_group, tag=step)
+        tokens.append(received)
+    return sum(float(token) for token in tokens)
+
+
+def with_calls(**changes: Any) -> Answer:
+    """The right answer, with other arguments of its isend and recv."""
+
+    def answer(token: torch.Tensor) -> torch.Tensor:
+        ring = ringsim.current_ring()
+        choose = {"pred": ring.pred, "succ": ring.succ, "pred_group": ring.pred_group, "succ_group": ring.succ_group, "world": None}
+        total = token.clone()
+        for _ in range(ring.world_size - 1 + changes.get("more", 0)):
+            sent = dist.isend(token, choose[changes.get("to", "succ")], group=choose[changes.get("on", "succ_group")])
+            received = torch.empty_like(token)
+            dist.recv(received, choose[changes.get("source", "pred")], group=choose[changes.get("source_on", "pred_group")])
+            sent.wait()
+            token = received
+            total += token
+        return total
+
+    return answer
+
+
+def only_rank_0(token: torch.Tensor) -> torch.Tensor | None:
+    return pass_round(token) if ringsim.current_ring().rank == 0 else None
+
+
+def sends_first(token: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    dist.send(token, ring.succ, group=ring.succ_group)
+    dist.recv(token, ring.pred, group=ring.pred_group)
+    return token
+
+
+def hangs_in_recv(token: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    dist.recv(token, ring.pred, group=ring.pred_group)
+    return token
+
+
+def sends_but_adds_nothing(token: torch.Tensor) -> torch.Tensor:
+    own = token.clone()
+    pass_round(token)
+    return own
+
+
+def sends_the_same_token_again(token: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    total = token.clone()
+    for _ in range(ring.world_size - 1):
+        sent = dist.isend(token, ring.succ, group=ring.succ_group)
+        received = torch.empty_like(token)
+        dist.recv(received, ring.pred, group=ring.pred_group)
+        sent.wait()
+        total += received
+    return total
+
+
+def adds_by_all_reduce(token: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(token)
+    return token
+
+
+def looks_and_then_adds_by_all_reduce(token: torch.Tensor) -> torch.Tensor:
+    pass_round(token)
+    return adds_by_all_reduce(token)
+
+
+def calls_its_successor_on_the_other_group(token: torch.Tensor) -> None:
+    ring = ringsim.current_ring()
+    dist.isend(token, ring.succ, group=ring.pred_group)
+
+
+def recurses_at_one(token: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    if ring.world_size == 1:
+        dist.send(token, ring.succ, group=ring.succ_group)
+    return pass_round(token)
+
+
+def recv_from_anybody(token: torch.Tensor) -> None:
+    ring = ringsim.current_ring()
+    sent = dist.isend(token, ring.succ, group=ring.succ_group)
+    dist.recv(torch.empty(1), group=ring.pred_group)
+    sent.wait()
+
+
+# -- no_deadlock: exchanges that end
+
+
+def exchange(*names: str, sends: str = "send", tag_shift: int = 0, on_world: bool = False) -> Callable[[Any], Any]:
+    """An exchange that sends and receives in the order given."""
+
+    def answer(mine: torch.Tensor) -> torch.Tensor:
+        ring = ringsim.current_ring()
+        received = torch.empty_like(mine)
+        handle = None
+        for name in names:
+            if name == "send":
+                handle = getattr(dist, sends)(mine, ring.succ, group=ring.succ_group)
+            else:
+                dist.recv(received, ring.pred, group=None if on_world else ring.pred_group, tag=tag_shift)
+        if sends == "isend" and handle is not None:
+            handle.wait()
+        return received
+
+    return answer
+
+
+def by_order(mine: torch.Tensor) -> torch.Tensor:
+    return exchange("recv", "send")(mine) if ringsim.current_ring().rank == 0 else exchange("send", "recv")(mine)
+
+
+def by_parity(mine: torch.Tensor) -> torch.Tensor:
+    return exchange("recv", "send")(mine) if ringsim.current_ring().rank % 2 else exchange("send", "recv")(mine)
+
+
+def by_batch(mine: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    received = torch.empty_like(mine)
+    both = [
+        dist.P2POp(dist.irecv, received, ring.pred, group=ring.pred_group),
+        dist.P2POp(dist.isend, mine, ring.succ, group=ring.succ_group),
+    ]
+    handles = [handle for each in both for handle in dist.batch_isend_irecv([each])]  # a batch is of one group
+    for handle in handles:
+        handle.wait()
+    return received
+
+
+def by_one_batch_on_the_world(mine: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    received = torch.empty_like(mine)
+    both = [dist.P2POp(dist.isend, mine, ring.succ), dist.P2POp(dist.irecv, received, ring.pred)]
+    for handle in dist.batch_isend_irecv(both):
+        handle.wait()
+    return received
+
+
+by_isend = exchange("send", "recv", sends="isend")
+
+
+def returns_before_it_is_there(mine: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    received = torch.empty_like(mine)
+    handles = [dist.isend(mine, ring.succ, group=ring.succ_group), dist.irecv(received, ring.pred, group=ring.pred_group)]
+    copy = received.clone().fill_(-1.0)
+    for handle in handles:
+        handle.wait()
+    return copy
+
+
+def gathers(mine: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    every = [torch.empty_like(mine) for _ in range(ring.world_size)]
+    dist.all_gather(every, mine)
+    return every[ring.pred]
+
+
+def turns_round(mine: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    received = torch.empty_like(mine)
+    sent = dist.isend(mine, ring.pred, group=ring.pred_group)
+    dist.recv(received, ring.succ, group=ring.succ_group)
+    sent.wait()
+    return received
+
+
+# -- ring_all_reduce: chunks
+
+
+def all_reduce(steps: Callable[[int], int] = lambda n: 2 * (n - 1), **changes: Any) -> Answer:
+    """The right answer, or one with another number of steps, other chunks, or other arguments of its calls."""
+
+    def answer(tensor: torch.Tensor) -> Any:
+        ring = ringsim.current_ring()
+        n, shift = ring.world_size, changes.get("shift", 0)
+        pieces = 1 if changes.get("whole") else n
+        chunks = list(tensor.clone().chunk(pieces))
+        choose = {"succ": ring.succ, "pred": ring.pred, "succ_group": ring.succ_group, "pred_group": ring.pred_group, "world": None}
+        for step in range(steps(n)):
+            out, into = (ring.rank - step + shift) % n % pieces, (ring.rank - step - 1 + shift) % n % pieces
+            to, on = choose[changes.get("to", "succ")], choose[changes.get("on", "succ_group")]
+            sent = dist.isend(chunks[out], to, group=on)
+            received = torch.empty_like(chunks[into])
+            dist.recv(received, choose[changes.get("source", "pred")], group=choose[changes.get("source_on", "pred_group")])
+            sent.wait()
+            if step < n - 1 or changes.get("always_add"):
+                chunks[into] += received
+            else:
+                chunks[into] = received
+        return changes.get("end", torch.cat)(chunks)
+
+    return answer
+
+
+reduced = all_reduce()
+
+
+def reduced_by_turns(tensor: torch.Tensor) -> torch.Tensor:
+    """Right, in place, without isend: even ranks send first; and with messages of one number each."""
+    ring = ringsim.current_ring()
+    n = ring.world_size
+    chunks = tensor.view(n, -1)
+    for step in range(2 * (n - 1)):
+        out, into = (ring.rank - step) % n, (ring.rank - step - 1) % n
+        for place in range(chunks.shape[1]):
+            received = torch.empty(1)
+            if ring.rank % 2 == 0:
+                dist.send(chunks[out, place : place + 1], ring.succ, group=ring.succ_group)
+            dist.recv(received, ring.pred, group=ring.pred_group)
+            if ring.rank % 2 == 1:
+                dist.send(chunks[out, place : place + 1], ring.succ, group=ring.succ_group)
+            chunks[into, place] = received[0] + (chunks[into, place] if step < n - 1 else 0)
+    return tensor
+
+
+def reduced_by_torch(tensor: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def sends_all_of_it_first(tensor: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    dist.send(tensor, ring.succ, group=ring.succ_group)
+    dist.recv(tensor, ring.pred, group=ring.pred_group)
+    return tensor
+
+
+def round_and_back(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor is added up along the ring to the last rank, and the sum is sent round once more: right, and rank 0 sends more."""
+    ring = ringsim.current_ring()
+    total, first, last = tensor.clone(), ring.rank == 0, ring.rank == ring.world_size - 1
+    for lap in (0, 1):
+        if lap or not first:
+            received = torch.empty_like(total)
+            dist.recv(received, ring.pred, group=ring.pred_group)
+            total = received if lap else total + received
+        if not (lap and last):
+            dist.send(total, ring.succ, group=ring.succ_group)
+    return total
+
+
+def meets_itself(tensor: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    if ring.world_size == 1:
+        dist.barrier()
+    return reduced(tensor)
+
+
+def does_nothing_alone(tensor: torch.Tensor) -> torch.Tensor | None:
+    return reduced(tensor) if ringsim.current_ring().world_size > 1 else None
+
+
+def reduced_for_three(tensor: torch.Tensor) -> torch.Tensor:
+    return all_reduce(lambda n: 4)(tensor)
+
+
+# -- token_ring: an order that never jams
+
+
+def send(output: torch.Tensor | None) -> None:
+    ring = ringsim.current_ring()
+    if output is not None:
+        dist.send(output, ring.succ, group=ring.succ_group)
+
+
+def receive(space: torch.Tensor | None) -> None:
+    ring = ringsim.current_ring()
+    if space is not None:
+        dist.recv(space, ring.pred, group=ring.pred_group)
+
+
+def rank_0_receives_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    if ringsim.current_ring().rank == 0:
+        receive(space)
+        send(output)
+    else:
+        send(output)
+        receive(space)
+
+
+def posted_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    ring = ringsim.current_ring()
+    sent = dist.isend(output, ring.succ, group=ring.succ_group) if output is not None else None
+    receive(space)
+    if sent is not None:
+        sent.wait()
+
+
+def all_send_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    send(output)
+    receive(space)
+
+
+def all_receive_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    receive(space)
+    send(output)
+
+
+def into_another_tensor(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    posted_first(output, None if space is None else torch.empty_like(space))
+
+
+def on_the_world(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    ring = ringsim.current_ring()
+    if ring.rank == 0 and space is not None:
+        dist.recv(space, ring.pred)
+    if output is not None:
+        dist.send(output, ring.succ)
+    if ring.rank and space is not None:
+        dist.recv(space, ring.pred)
+
+
+def without_looking(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    ring = ringsim.current_ring()
+    dist.send(output, ring.succ, group=ring.succ_group)
+
+
+# -- timed_op: a decorator that changes nothing
+
+
+def timed_op(function: Answer) -> Answer:
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with ringsim.span(function.__name__):
+            return function(*args, **kwargs)
+
+    return timed
+
+
+def timed_by_hand(function: Answer) -> Answer:
+    """Right without functools.wraps and without with."""
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        span = ringsim.span(function.__name__)
+        span.__enter__()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            span.__exit__(None, None, None)
+
+    timed.__name__, timed.__doc__ = function.__name__, function.__doc__
+    timed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return timed
+
+
+def around(call: Callable[[Answer, tuple[Any, ...], dict[str, Any]], Any], **kept: Any) -> Answer:
+    """A decorator that makes its calls by ``call(function, args, kwargs)``."""
+
+    def decorator(function: Answer) -> Answer:
+        @functools.wraps(function, **kept)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with ringsim.span(function.__name__):
+                return call(function, args, kwargs)
+
+        return timed
+
+    return decorator
+
+
+def plain(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def waits(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = function(*args, **kwargs)
+    if hasattr(result, "wait"):
+        result.wait()
+    return result
+
+
+def looks_until_it_is_done(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = function(*args, **kwargs)
+    while hasattr(result, "wait") and not result.is_completed():
+        time.sleep(0.01)
+    return result
+
+
+def loses_the_result(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    function(*args, **kwargs)
+
+
+def loses_the_handle(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = function(*args, **kwargs)
+    return None if hasattr(result, "wait") else result
+
+
+def swallows_errors(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except LookupError:
+        return None
+
+
+def raises_another_error(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except LookupError as error:
+        raise KeyError("failed") from error
+
+
+def loses_keywords(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args) if args else function(kwargs["tensor"])
+
+
+def copies_tensors(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*(each.clone() if isinstance(each, torch.Tensor) else each for each in args), **kwargs)
+
+
+def calls_twice(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    function(*args, **kwargs)
+    return function(*args, **kwargs)
+
+
+def meets_first(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dist.barrier()
+    return function(*args, **kwargs)
+
+
+def reduces_the_time(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    start = time.perf_counter()
+    result = function(*args, **kwargs)
+    dist.all_reduce(torch.tensor([time.perf_counter() - start]))
+    return result
+
+
+def spans(name: str | None = None, *, times: int = 1, around_the_call: bool = True) -> Answer:
+    """A decorator with spans of other names, in other numbers or elsewhere."""
+
+    def decorator(function: Answer) -> Answer:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            for _ in range(times - around_the_call):
+                with ringsim.span(name or function.__name__):
+                    pass
+            if not around_the_call:
+                return function(*args, **kwargs)
+            with ringsim.span(name or function.__name__):
+                return function(*args, **kwargs)
+
+        return timed
+
+    return decorator
+
+
+def takes_one_tensor(function: Answer) -> Answer:
+    @functools.wraps(function)
+    def timed(tensor: torch.Tensor) -> Any:
+        return function(tensor)
+
+    return timed
+
+
+def unwrapped(function: Answer) -> Answer:
+    del function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
+RIGHT: dict[Answer, list[Answer]] = {
+    check.hello: [share, share_in_a_loop],
+    check.pair_groups: [pairs, lambda n: tuple([a, b] for a, b in pairs(n))],
+    check.ring: [pass_round, with_calls(), pass_round_by_turns],
+    check.ring_all_reduce: [reduced, reduced_by_turns],
+    check.token_ring: [rank_0_receives_first, posted_first],
+    check.timed_op: [timed_op, timed_by_hand],
+}
+WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the reason, and of the hint
+    check.hello: [
+        (lambda numbers: None, "Rank 0 of 3 must return the sum of its share, "),
+        (lambda numbers: 7, "All 3 ranks returned 7, and each must return the sum of its own share."),
+        (lambda numbers: "7", "got '7'."),
+        (lambda numbers: [1], "got [1]."),
+        (everything, "Every rank added up all the numbers"),
+        (share_of_four, "Rank 0 of 3 took every 4th number, and must take every 3rd"),
+        (share_counted_from_one, "Rank 0 of 3 returned the share of rank 1."),
+        (lambda numbers: -share(numbers), "Rank 0 of 3 must return the sum of its share, "),
+        (share_of_rank_0_only, "Rank 1 of 3 must return the sum of its share, "),
+        (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
+        (share_with_another_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
+        (share_with_span_on_rank_0, 'Rank 1 of 3 must record one span named "share", got 0.'),
+        (lambda numbers: share(numbers) + share(numbers) - share(numbers), "got 3."),
+        (raises, "of 3 raised IndexError: list index out of range (line "),
+        (lambda: 3, "takes 0 positional arguments but 1 was given"),
+        (3, "The answer must be a function, got 3."),
+    ],
+    check.pair_groups: [
+        (lambda n: [], "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got none."),
+        (lambda n: None, "For 1 rank the answer must be a list of pairs of ranks, got None."),
+        (lambda n: "01", "must be a list of pairs of ranks, got '01'."),
+        (lambda n: list(range(n)), "must be a list of pairs of ranks, got [0]."),
+        (lambda n: [(0, 1), (1, 2), (2, 3), (3, 0)], "A ring of 1 rank has no pairs, got 4"),
+        (lambda n: [(rank, (rank + 1) % n) for rank in range(n)], "A ring of 1 rank has no pairs, got 1: (0, 0)."),
+        (lambda n: [(rank, rank + 1) for rank in range(n - 1)], "The ring of 2 ranks is not closed: (1, 0) is missing."),
+        (lambda n: [(rank, rank + 1) for rank in range(n)] if n > 1 else [], "The ring of 2 ranks has no pair (1, 2)"),
+        (lambda n: pairs(n) if n != 2 else [(0, 1), (0, 1)], "A ring of 2 ranks has 2 pairs"),
+        (lambda n: pairs(n) if n != 2 else [(0, 1)], "(1, 0) is missing."),
+        (lambda n: [(b, a) for a, b in pairs(n)], "must come in order"),
+        (lambda n: [(b, a) for a, b in pairs(n)] if n > 2 else pairs(n), "the wrong way round: (1, 0) instead of (0, 1)."),
+        (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, got 4: some are there twice."),
+        (lambda n: pairs(n)[::-1] if n > 2 else pairs(n), "must come in order"),
+        (lambda n: pairs(n) if n < 5 else pairs(4), "has no pair (3, 0), because rank 3's successor is not rank 0."),
+        (lambda n: pairs(n) if n < 5 else pairs(n)[:3], "lacks"),
+        (lambda n: pairs(n) if n < 10 else [], "lacks"),
+    ],
+    check.ring: [
+        (lambda token: None, "Rank 0 of 3 must send 2 tokens to its successor, sent none."),
+        (lambda token: 6.0, "Rank 0 of 3 must send 2 tokens to its successor, sent none."),
+        (lambda token: (pass_round(token), None)[1], "Rank 0 of 3 must return the sum of all numbers, "),
+        (lambda token: (pass_round(token), 1234.0)[1], ", got 1234."),
+        (sends_but_adds_nothing, ", its own number alone."),
+        (sends_the_same_token_again, "Rank 0 of 3 must return the sum of all numbers, "),
+        (only_rank_0, "waited in vain: rank 0 in recv from rank 2 (line "),
+        (with_calls(more=-1), "Rank 0 of 3 must send 2 tokens to its successor, sent 1."),
+        (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, sent 3."),
+        (with_calls(to="pred", on="pred_group", source="succ", source_on="succ_group"), "Rank 0 of 3 sent to rank 2, its predecessor"),
+        (with_calls(source="succ", source_on="succ_group"), "Rank 0 of 3 received from rank 1, its successor"),
+        (with_calls(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
+        (with_calls(source_on="world"), 'on the group "world", and must do so on its predecessor group "ring:2>0".'),
+        (recv_from_anybody, "Rank 0 of 3 must send 2 tokens"),
+        (adds_by_all_reduce, "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
+        (looks_and_then_adds_by_all_reduce, "Rank 0 of 3 called all_reduce"),
+        (sends_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1 (line "),
+        (hangs_in_recv, "rank 2 in recv from rank 1 (line "),
+        (calls_its_successor_on_the_other_group, "ust be a global rank of the group, one of [2, 0], got 1 "),
+        (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),
+    ],
+    check.no_deadlock: [
+        (lambda mine: mine, "Rank 0 of 3 must send 3 tensors to its successor, sent none."),
+        (turns_round, "Rank 0 of 3 must send 3 tensors to its successor, sent none, and 3 others."),
+        (gathers, "Rank 0 of 3 called all_gather, and only messages between neighbours are allowed."),
+        (lambda mine: (by_isend(mine), None)[1], "Rank 0 of 3 must return the tensor of its predecessor, of shape (1,), got None."),
+        (lambda mine: (by_isend(mine), mine)[1], "of shape (1,), got its own."),
+        (lambda mine: by_isend(mine)[:1], ", got one of shape (1,)."),
+        (returns_before_it_is_there, ", and number 0 of it differs."),
+    ],
+    check.ring_all_reduce: [
+        (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent none."),
+        (all_reduce(lambda n: n - 1), "must send 2 * 2/3 * 492 = 656 bytes, sent 328 in 2 messages."),
+        (all_reduce(lambda n: n - 1, whole=True), "must send 2 * 2/3 * 492 = 656 bytes, sent 984 in 2 messages."),
+        (all_reduce(lambda n: 2 * n), "sent 984 in 6 messages."),
+        (reduced_for_three, "Rank 0 of 2 must send 2 * 1/2 * "),
+        (round_and_back, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent 984 in 2 messages."),
+        (reduced_by_torch, "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
+        (sends_all_of_it_first, "waited in vain: rank 0 in send to rank 1 (line "),
+        (all_reduce(to="pred", on="pred_group", source="succ", source_on="succ_group"), "Rank 0 of 3 sent to rank 2, its predecessor"),
+        (all_reduce(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
+        (all_reduce(always_add=True), "must return the sum of all tensors: number "),
+        (lambda tensor: (reduced(tensor), tensor)[1], "number 0, in chunk 0, must be "),
+        (lambda tensor: (reduced(tensor), tensor)[1], ", its own number alone."),
+        (lambda tensor: (reduced(tensor), None)[1], "must return a tensor of shape (123,), got None."),
+        (all_reduce(end=lambda chunks: chunks[0]), "must return a tensor of shape (123,), got a tensor of shape (41,)."),
+        (all_reduce(end=lambda chunks: chunks), "must return a tensor of shape (123,), got [tensor(["),
+        (meets_itself, "A single rank has nobody to talk to, and called barrier."),
+        (does_nothing_alone, "Rank 0 of 1 must return a tensor of shape ("),
+        (all_reduce(lambda n: n - 1), "", "That is one of the two halves."),
+        (all_reduce(lambda n: n - 1, whole=True), "", "The whole tensor goes round here."),
+    ],
+    check.token_ring: [
+        (all_send_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1", "if every rank sends first"),
+        (all_receive_first, "The run never ended, because these waited in vain: rank 0 in recv from rank 2", "needs a send to meet"),
+        (into_another_tensor, "Token 0 of batch 0 must be ", "Receive into space itself"),
+        (on_the_world, 'on the group "world", and must do so on its', "Name the group"),
+        (without_looking, "ust be a torch.Tensor, got NoneType", "Send output unless it is None"),
+        (lambda output, space: None, "Rank 0 of 3 must send 12 outputs, sent none.", "Send output unless it is None"),
+    ],
+    check.timed_op: [
+        (lambda function: function, "called share_gradients twice and must record one span of that name for each call, got 0."),
+        (lambda function: None, "On rank 0 of 3 the decorator must return a function, got None."),
+        (
+            lambda function: function(torch.ones(1)),
+            "the decorator called share_gradients, and must return a function that does so when it is called.",
+        ),
+        (around(plain, assigned=("__doc__",)), "the decorated function must keep its name, share_gradients, got timed."),
+        (around(plain, assigned=("__name__",)), "share_gradients must keep its docstring, got None."),
+        (
+            lambda function: unwrapped(timed_op(function)),
+            "must keep its signature, (tensor, factor=2.0, *, group=None), got (*args, **kwargs).",
+        ),
+        (around(waits), "returns a handle, and the decorator waited for it."),
+        (around(loses_the_result), "the decorated share_gradients must return what the function returns, got None."),
+        (around(loses_the_handle), " must return the handle, got None."),
+        (around(swallows_errors), " must raise what the function raises, and nothing was raised."),
+        (around(raises_another_error), " must raise what the function raises, and got KeyError: 'failed'."),
+        (around(copies_tensors), "share_gradients must get the arguments that it was called with"),
+        (around(calls_twice), "each of 4 calls must call the function once, and it was called 7 times."),
+        (around(lambda function, args, kwargs: None), "each of 4 calls must call the function once, and it was called 0 times."),
+        (around(meets_first), "Rank 0 of 3 called barrier in the decorator, which must not communicate."),
+        (around(reduces_the_time), "Rank 0 of 3 called all_reduce in the decorator, which must not communicate."),
+        (spans("all_reduce"), "one span of that name for each call, got 0, and one named all_reduce."),
+        (spans(times=2), "one span of that name for each call, got 4."),
+        (takes_one_tensor, "raised TypeError: share_gradients() got an unexpected keyword argument 'group'."),
+        (lambda: None, "takes 0 positional arguments but 1 was given"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in RIGHT.items() for answer in answers])
+def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
+    for seed in (1, None):
+        result = verdict(examine, answer, seed)
+        assert result.passed, result
+
+
+@pytest.mark.parametrize(("examine", "answer", "words", "hint"), list(each_wrong(WRONG)))
+def test_a_wrong_answer_is_told_why(examine: Answer, answer: Any, words: str, hint: str) -> None:
+    result = verdict(examine, answer)
+    assert not result.passed
+    assert words in result.reason
+    assert hint in result.hint
+
+
+def test_an_answer_for_one_size_alone_does_not_pass() -> None:
+    def only_for_three(numbers: list[int]) -> int:
+        with ringsim.span("share"):
+            return sum(numbers[ringsim.current_ring().rank :: 3])
+
+    result = verdict(check.hello, only_for_three)
+    assert "took every 3rd number, and must take every" in result.reason
+    assert result.world_size != 3
+
+
+def test_pair_groups_draws_the_groups_of_the_answer() -> None:
+    result = verdict(check.pair_groups, lambda n: [(0, rank) for rank in range(1, n)])
+    assert result.trace is not None
+    assert result.trace.metadata["ring_groups"] == [["ring:0>1", [0, 1]]]
+    assert "image/png" in result.trace._repr_mimebundle_()[0]
+    strange = verdict(check.pair_groups, lambda n: [(-1, 10**9)] if n > 1 else [])
+    assert strange.trace is not None
+    assert strange.trace.metadata["ring_groups"] == []
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    def fails_late(n: int) -> list[tuple[int, int]]:
+        return pairs(n) if n < 5 else []
+
+    first, second = (verdict(check.pair_groups, fails_late, seed=77) for _ in range(2))
+    assert first.as_dict() == second.as_dict()
+    sizes = {check.pair_groups(fails_late).world_size for _ in range(12)}
+    assert len(sizes) > 1, "another seed must draw another size"
+
+
+def test_a_ring_of_two_must_use_the_right_one_of_its_two_groups() -> None:
+    def turned(token: torch.Tensor) -> torch.Tensor:
+        """Right but for two ranks, where predecessor and successor are the same rank."""
+        ring = ringsim.current_ring()
+        if ring.world_size == 2:
+            return with_calls(on="pred_group", source_on="succ_group")(token)
+        return pass_round(token)
+
+    result = verdict(check.ring, turned)
+    assert result.reason == 'Rank 0 of 2 sent to rank 1 on the group "ring:1>0", and must do so on its successor group "ring:0>1".'
+
+
+def test_a_failing_result_shows_text_and_then_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[Any] = []
+    monkeypatch.setattr(IPython.display, "display", lambda value, **options: displayed.append(value))
+    wrong = verdict(check.ring, with_calls(on="world", source_on="world"))
+    wrong._ipython_display_()
+    assert displayed == [{"text/plain": repr(wrong)}, wrong.trace]
+    data, about = wrong.trace._repr_mimebundle_()  # type: ignore[union-attr]
+    assert "image/png" in data
+    assert about["image/png"]["alt"]
+    displayed.clear()
+    right = verdict(check.ring, pass_round)
+    right._ipython_display_()
+    assert displayed == [{"text/plain": repr(right)}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "way"),
+    [
+        (by_order, "order"),
+        (by_parity, "order"),
+        (by_isend, "isend"),
+        (by_batch, "batch"),
+        (by_one_batch_on_the_world, "batch"),
+        (by_isend, None),
+    ],
+)
+def test_no_deadlock_passes_every_way_out(answer: Answer, way: str | None) -> None:
+    result = verdict(lambda function, seed: check.no_deadlock(function, way=way, seed=seed), answer)
+    assert result.passed, result
+    assert "rings of 2, 3, 4 and 5 ranks" in result.reason
+    assert result.trace.world_size == 5
+    assert result.diagnosis is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (exchange("send", "recv"), "In a ring of 3, ranks 0, 1 and 2 wait for each other: rank 0 waits "),
+        (exchange("recv", "send"), "In a ring of 3, ranks 0, 2 and 1 wait for each other: rank 0 waits "),
+        (exchange("send", "recv", sends="isend", tag_shift=1), "never meet: tag 0 is not tag 1. The same holds for 2 more pairs of ranks."),
+        (exchange("send", "recv", sends="isend", on_world=True), "never meet: group "),
+        (exchange("recv"), "ranks 0, 2 and 1 wait for each other"),
+        (exchange("send", "recv", "recv", sends="isend"), "wait for each other"),
+    ],
+)
+def test_no_deadlock_names_who_waits_for_whom(answer: Answer, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = verdict(check.no_deadlock, answer)
+    assert not result.passed
+    assert reason in result.reason
+    assert "test_check_messages.py:" in result.reason
+    assert result.diagnosis.edges
+    shown: list[Any] = []
+    monkeypatch.setattr(IPython.display, "display", lambda what, raw=False: shown.append(what))
+    result._ipython_display_()
+    assert isinstance(shown[1], Diagnosis), "the picture of who waits for whom"
+
+
+@pytest.mark.parametrize(
+    ("answer", "way", "reason"),
+    [
+        (by_isend, "order", "with isend and recv: this exercise is about the way called order."),
+        (by_order, "isend", "with recv and send: this exercise"),
+        (by_order, "batch", "with recv and send: this exercise"),
+        (by_batch, "isend", "with batch_irecv and batch_isend: this exercise"),
+    ],
+)
+def test_no_deadlock_wants_the_way_that_was_asked_for(answer: Answer, way: str, reason: str) -> None:
+    result = verdict(lambda function, seed: check.no_deadlock(function, way=way, seed=seed), answer)
+    assert not result.passed
+    assert reason in result.reason
+
+
+def test_no_deadlock_refuses_a_way_that_there_is_not() -> None:
+    with pytest.raises(ArgumentError, match="way must be one of 'order', 'isend', 'batch' or None, got 'luck'"):
+        check.no_deadlock(by_order, way="luck")
+
+
+def test_the_verdict_states_the_bytes() -> None:
+    result = verdict(check.ring_all_reduce, reduced)
+    assert result.trace is not None
+    size = result.trace.world_size
+    sent = result.trace.to_pandas("messages").groupby("src")["size_bytes"].sum().tolist()
+    assert len(set(sent)) == 1
+    assert len(sent) == size
+    assert result.reason.endswith(f"each sent 2 * {size - 1}/{size} * {sent[0] * size // (2 * (size - 1))} = {sent[0]} bytes.")
+
+
+def test_names_are_drawn() -> None:
+    reasons = {verdict(check.timed_op, lambda function: function, seed).reason for seed in range(5)}
+    assert len(reasons) > 1

@@ -1,0 +1,440 @@
+"""The checks of the lessons on pipelines, on simulated ranks: right answers pass, and each wrong one fails for its own reason."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from verdicts import each_wrong, verdict
+
+import ringsim
+from ringsim import check
+from ringsim.pipeline import (
+    Costs,
+    backward_stage,
+    by_count,
+    forward_stage,
+    one_f_one_b,
+    recv_activation,
+    recv_gradient,
+    send_activation,
+    send_gradient,
+    zb_h1,
+)
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
+
+Answer = Callable[..., Any]
+Tensor = Any  # as from a notebook, where nobody checks types
+
+# -- partition
+
+
+def last_stages_get_more(num_layers: int, num_stages: int) -> list[list[int]]:
+    cuts = [stage * num_layers // num_stages for stage in range(num_stages + 1)]
+    return [list(range(start, stop)) for start, stop in itertools.pairwise(cuts)]
+
+
+def rest_to_the_last(num_layers: int, num_stages: int) -> list[range]:
+    share = num_layers // num_stages
+    starts = [stage * share for stage in range(num_stages)] + [num_layers]
+    return [range(start, stop) for start, stop in itertools.pairwise(starts)]
+
+
+def without_empty_stages(num_layers: int, num_stages: int) -> list[range]:
+    return [layers for layers in by_count(num_layers, num_stages) if layers]
+
+
+def dealt_out(num_layers: int, num_stages: int) -> list[range]:
+    return [range(stage, num_layers, num_stages) for stage in range(num_stages)]
+
+
+# -- hand_over: a tensor of any shape
+
+
+def hand_over(
+    tensor: Tensor, header_of: Callable[[Tensor], list[int]] | None = None, group_of: Callable[[Any], Any] | None = None
+) -> Tensor | None:
+    ring = ringsim.current_ring()
+    sends: list[Any] = []
+    if ring.rank < ring.world_size - 1:
+        padded = [tensor.dim(), *tensor.shape, 0, 0, 0][:5] if header_of is None else header_of(tensor)
+        sends = [dist.isend(part, ring.succ, group=ring.succ_group) for part in (torch.tensor(padded), tensor.contiguous())]
+    received = None
+    if ring.rank > 0:
+        header = torch.empty(5, dtype=torch.int64)
+        dist.recv(header, ring.pred, group=ring.pred_group if group_of is None else group_of(ring))
+        received = torch.empty(header[1 : 1 + int(header[0])].tolist())
+        dist.recv(received, ring.pred, group=ring.pred_group)
+    for sent in sends:
+        sent.wait()
+    return received
+
+
+def dimension_by_dimension(tensor: Tensor) -> Tensor | None:
+    ring = ringsim.current_ring()
+    sends: list[Any] = []
+    if ring.rank < ring.world_size - 1:
+        numbers = [torch.tensor([number]) for number in (tensor.dim(), *tensor.shape)]
+        sends = [dist.isend(part, ring.succ, group=ring.succ_group) for part in (*numbers, tensor.contiguous())]
+    received = None
+    if ring.rank > 0:
+        number = torch.empty(1, dtype=torch.int64)
+        dist.recv(number, ring.pred, group=ring.pred_group)
+        shape = []
+        for _ in range(int(number)):
+            dist.recv(number, ring.pred, group=ring.pred_group)
+            shape.append(int(number))
+        received = torch.empty(shape)
+        dist.recv(received, ring.pred, group=ring.pred_group)
+    for sent in sends:
+        sent.wait()
+    return received
+
+
+def sent_as_it_lies(tensor: Tensor) -> Tensor | None:
+    ring = ringsim.current_ring()
+    if ring.rank < ring.world_size - 1:
+        dist.send(tensor, ring.succ, group=ring.succ_group)
+    return None
+
+
+def all_round_the_ring(tensor: Tensor) -> Tensor:
+    ring = ringsim.current_ring()
+    if ring.world_size > 1:
+        sent: Any = dist.isend(tensor.contiguous(), ring.succ, group=ring.succ_group)
+        dist.recv(torch.empty(10_000), ring.pred, group=ring.pred_group)
+        sent.wait()
+    return tensor
+
+
+def flat(tensor: Tensor) -> Tensor | None:
+    received = hand_over(tensor)
+    return None if received is None else received.flatten()
+
+
+def numbers_in_another_order(tensor: Tensor) -> Tensor | None:
+    received = hand_over(tensor)
+    return None if received is None else received.flatten().flip(0).view(received.shape)
+
+
+# -- gradients
+
+
+def step(
+    stage: Any,
+    inputs: list[Tensor],
+    targets: list[Tensor],
+    loss_fn: Answer,
+    *,
+    leaf: Callable[[Tensor], Tensor] = torch.Tensor.requires_grad_,
+    scale: float | None = None,
+    backwards: Callable[[int], list[int]] = lambda m: list(range(m)),
+) -> None:
+    ring = ringsim.current_ring()
+    first, last = ring.rank == 0, ring.rank == ring.world_size - 1
+    kept = []
+    for i, (x, target) in enumerate(zip(inputs, targets, strict=True)):
+        x = x if first else leaf(recv_activation(i))
+        y = stage(x)
+        if last:
+            y = loss_fn(y, target) / (len(inputs) if scale is None else scale)
+        else:
+            send_activation(y, i)
+        kept.append((x, y))
+    for i, matching in zip(range(len(inputs)), backwards(len(inputs)), strict=True):
+        x, y = kept[matching]
+        grad = None if last else recv_gradient(i)
+        y.backward(grad)
+        if not first:
+            send_gradient(x.grad, i)
+
+
+def one_after_the_other(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+    ring = ringsim.current_ring()
+    first, last = ring.rank == 0, ring.rank == ring.world_size - 1
+    for i, target in enumerate(targets):
+        x = inputs[i] if first else recv_activation(i)
+        y = forward_stage(stage, x)
+        if last:
+            y = loss_fn(y, target) / len(inputs)
+        else:
+            send_activation(y, i)
+        grad: Any = backward_stage(x, y, None if last else recv_gradient(i))
+        if not first:
+            send_gradient(grad, i)
+
+
+def forgets_the_first_microbatches(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+    for x, target in zip(inputs, targets, strict=True):
+        for parameter in stage.parameters():
+            parameter.grad = None
+        step(stage, [x], [target], loss_fn, scale=len(inputs))
+
+
+def first_stage_forgets_the_backward(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+    step(stage, inputs, targets, loss_fn)
+    if ringsim.current_ring().rank == 0:
+        stage.zero_grad()
+
+
+def sends_zeros(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+    def zeroed(x: Tensor) -> Tensor:
+        x.requires_grad_().register_hook(torch.zeros_like)
+        return x
+
+    step(stage, inputs, targets, loss_fn, leaf=zeroed)
+
+
+def first_stage_mixes_up(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+    turned = ringsim.current_ring().rank == 0
+    step(stage, inputs, targets, loss_fn, backwards=lambda m: list(range(m))[:: -1 if turned else 1])
+
+
+# -- schedule, fast_schedule
+
+
+def written_down(rank: int, p: int, m: int) -> list[str]:
+    warm_up = min(p - rank - 1, m)
+    row = [f"{rank}F{i}" for i in range(warm_up)]
+    for i in range(m - warm_up):
+        row += [f"{rank}F{i + warm_up}", f"{rank}B{i}"]
+    return row + [f"{rank}B{i}" for i in range(m - warm_up, m)]
+
+
+def generated(rank: int, p: int, m: int) -> Iterable[Any]:
+    return one_f_one_b(p, m).actions[rank]
+
+
+def as_one_text(rank: int, p: int, m: int) -> str:
+    return " ".join(written_down(rank, p, m))
+
+
+def all_forwards_first(rank: int, p: int, m: int) -> list[str]:
+    return [f"{rank}{kind}{i}" for kind in "FB" for i in range(m)]
+
+
+def one_at_a_time(rank: int, p: int, m: int) -> list[str]:
+    return [f"{rank}{kind}{i}" for i in range(m) for kind in "FB"]
+
+
+def one_forward_more(rank: int, p: int, m: int) -> list[str]:
+    return written_down(rank, p + 1, m)
+
+
+def one_forward_less(rank: int, p: int, m: int) -> list[str]:
+    return written_down(rank, max(p - 1, rank + 1), m)
+
+
+def only_with_enough(rank: int, p: int, m: int) -> list[str]:
+    return written_down(rank, p, m) if m >= p else one_at_a_time(rank, p, m)
+
+
+def in_a_circle(rank: int, p: int, m: int) -> list[str]:
+    return one_at_a_time(rank, p, m) if rank == 0 or m < 2 else [f"{rank}F1", f"{rank}B1", *one_at_a_time(rank, p, m)[:2]]
+
+
+def with_halves(rank: int, p: int, m: int) -> list[str]:
+    return [half for action in written_down(rank, p, m) for half in ([action] if "F" in action else [action.replace("B", x) for x in "IW"])]
+
+
+def zero_bubble(rank: int, p: int, m: int) -> list[str]:
+    warm_up = p - 1 - rank
+    row = [f"{rank}F{i}" for i in range(warm_up)]
+    for i in range(m):
+        row += [f"{rank}F{i + warm_up}"] if i + warm_up < m else []
+        row += [f"{rank}I{i}"]
+        row += [f"{rank}W{i - rank}"] if i >= rank else []
+    return row + [f"{rank}W{i}" for i in range(m - rank, m)]
+
+
+def all_weights_at_the_end(rank: int, p: int, m: int) -> list[str]:
+    row = with_halves(rank, p, m)
+    return [action for action in row if "W" not in action] + [f"{rank}W{i}" for i in range(m)]
+
+
+# -- fewest_microbatches, inner_iterations
+
+
+def by_simulation(num_ranks: int, costs: Costs, limit: float) -> int:
+    number = 1
+    while simulated_bubble(num_ranks, costs, number) > limit:
+        number += 1
+    return number
+
+
+def simulated_bubble(num_ranks: int, costs: Costs, number: int) -> float:
+    return ringsim.simulate_schedule("1f1b", costs, num_ranks=num_ranks, num_microbatches=number, semantics="buffered").bubble
+
+
+def without_messages(num_ranks: int, costs: Costs, limit: float) -> int:
+    return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
+
+
+def fewest(stages: int) -> tuple[int, bool]:
+    return math.ceil(4 * stages / 5), True
+
+
+def fewest_counted(stages: int) -> tuple[int, bool]:
+    turns = 1
+    while turns < 0.8 * stages:
+        turns += 1
+    return turns, True
+
+
+RIGHT: dict[Answer, list[Answer]] = {
+    check.partition: [by_count, last_stages_get_more],
+    check.gradients: [step, one_after_the_other],
+    check.schedule: [written_down, generated, as_one_text],
+    check.fast_schedule: [zero_bubble, lambda rank, p, m: zb_h1(p, m).actions[rank]],
+    check.fewest_microbatches: [by_simulation, lambda *case: np.int64(by_simulation(*case))],
+    check.inner_iterations: [fewest, fewest_counted],
+}
+WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the reason, and of the hint
+    check.partition: [
+        (rest_to_the_last, "With 10 layers and 4 stages stages must differ by one layer at most, got [2, 2, 2, 4] layers."),
+        (without_empty_stages, "With 3 layers and 4 stages the answer must have one entry for each stage, got 3."),
+        (dealt_out, "With 8 layers and 4 stages the layers must be in order, got [[0, 4], [1, 5], [2, 6], [3, 7]]."),
+        (lambda layers, stages: [range(layers)] * stages, "With 8 layers and 4 stages layer 0 is in more than one place."),
+        (lambda layers, stages: [range(1, 3), range(3, 5), range(5, 7), range(7, 9)], "there is no layer 8."),
+        (lambda layers, stages: [range(2), range(2, 4), range(4, 6), range(6, 7)], "1 layer is lost, the first of them layer 7."),
+        (lambda layers, stages: [len(each) for each in by_count(layers, stages)], "must be a list of ranges, one for each stage, got [2"),
+        (lambda layers, stages: None, "must be a list of ranges, one for each stage, got None."),
+        (lambda layers, stages: "0123", "must be a list of ranges, one for each stage, got '0123'."),
+    ],
+    check.hand_over: [
+        (dimension_by_dimension, "messages to rank 1, a header and a payload, sent ", "A message for each dimension"),
+        (lambda tensor: None, "Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.", "Two messages"),
+        (all_round_the_ring, "must ", ""),
+        (flat, "must return a tensor of shape (", "the shape from the header"),
+        (numbers_in_another_order, "must return the numbers that rank ", ""),
+        (lambda tensor: (hand_over(tensor), None)[1], "must return a tensor of shape (", ""),
+        (lambda tensor: (hand_over(tensor), tensor)[1], "Rank 0 of 3 has nobody before it and must return None, got a tensor.", ""),
+        (lambda tensor: hand_over(tensor, group_of=lambda ring: None), 'on the group "world"', "Name the group"),
+    ],
+    check.gradients: [
+        (lambda *args: None, "Stage 0 of 3 has no gradient for its parameter 0.weight, with 4 microbatches.", "recv_gradient"),
+        (lambda *args: step(*args, scale=1), "The gradients of stage 0 of 3 are 4 times those of one process", "divide each one's loss"),
+        (lambda *args: step(*args, scale=16), "The gradients of stage 0 of 3 are 0.25 times those of one process", "divided twice"),
+        (lambda *args: step(*args, leaf=lambda x: x), "must be a tensor, got None", "requires_grad_()"),
+        (lambda *args: step(*args, leaf=lambda x: x.requires_grad_().clone()), "must be a tensor, got None", "requires_grad_()"),
+        (forgets_the_first_microbatches, "Stage 0 of 3 has another gradient for 0.weight than one process", "nothing may be set to zero"),
+        (first_stage_forgets_the_backward, "Stage 0 of 3 has no gradient for its parameter 0.weight", "recv_gradient"),
+        (sends_zeros, "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
+        (first_stage_mixes_up, "Stage 0 of 3 has another gradient for 0.weight than one process", "microbatch i goes with the x and the y"),
+    ],
+    check.schedule: [
+        (all_forwards_first, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
+        (one_forward_more, "With 2 ranks and 4 microbatches rank 0 holds 3 live activations at a time, and may hold 2."),
+        (one_at_a_time, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
+        (one_forward_less, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
+        (only_with_enough, "With 4 ranks and 2 microbatches the step takes 24 units, and must take 15 at most."),
+        (with_halves, "1F1B does a backward in one piece, got 0I0."),
+        (in_a_circle, "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch 2, got none (rank 1). Add 1F2."),
+        (lambda rank, p, m: written_down(rank, p, m)[:-1], "stage 0 must do the backward pass of microbatch 3, got none (rank 0)."),
+        (lambda rank, p, m: written_down(rank, p, m) * 2, "must be done once, got a second one (rank 0, position 8). Take one out."),
+        (lambda rank, p, m: written_down(rank, p, m)[::-1], "0B3 must come after 0F3, got it before or without (rank 0, position 0)."),
+        (lambda rank, p, m: written_down(rank, p, m + 1), "0F4 must be of a microbatch below 4, got 4 (rank 0, position 7)."),
+        (lambda rank, p, m: written_down(0, p, m), "0F0 must be done by rank 0, which has stage 0, got rank 1"),
+        (lambda rank, p, m: ["forward 0", "backward 0"], "an action must be a stage, one of F, B, I, W, "),
+        (lambda rank, p, m: None, "With 2 ranks and 4 microbatches the answer must be a list of actions, got None."),
+    ],
+    check.fast_schedule: [
+        (written_down, "With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most."),
+        (with_halves, "With 2 ranks and 4 microbatches the step takes 14 units, and must take 13 at most."),
+        (all_weights_at_the_end, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
+        (lambda rank, p, m: zero_bubble(rank, p, m)[:-1], "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3"),
+        (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
+    ],
+    check.fewest_microbatches: [
+        (without_messages, "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed."),
+        (lambda *case: by_simulation(*case) + 1, "26 microbatches are more than needed: 25 would do."),
+        (lambda *case: 1, "With 4 ranks, F 1, B 2 and 0 a message, 1 microbatch has a bubble of 75.0 %, and 11 % is allowed."),
+        (lambda *case: 10**15, "25 would do."),
+        (lambda *case: 0, "must be a number of microbatches, got 0."),
+        (lambda *case: None, "must be a number of microbatches, got None."),
+        (lambda *case: 27.5, "must be a number of microbatches, got 27.5."),
+    ],
+    check.inner_iterations: [
+        (
+            lambda stages: (stages, False),
+            "With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would",
+        ),
+        (lambda stages: (stages - 1, True), "With 10 stages (9, True) keeps a stage at work 90 % of the time, and 8 inner iterations"),
+        (lambda stages: (1, False), "With 10 stages (1, False) never finishes."),
+        (lambda stages: (stages + 1, False), "With 10 stages (11, False) never finishes."),
+        (lambda stages: (2 * stages, True), "With 10 stages (20, True) never finishes."),
+        (lambda stages: (math.ceil(0.8 * stages), False), "(8, False) keeps a stage at work 78 % of the time, which is less than 80 %."),
+        (lambda stages: (max(stages // 2, 1), True), "(5, True) keeps a stage at work 50 % of the time, which is less than 80 %."),
+        (lambda stages: stages, "the answer must be a number of 1 or more and True or False, got 10."),
+        (lambda stages: (0.8 * stages + 0.5, True), "got (8.5, True)."),
+        (lambda stages: (0, True), "got (0, True)."),
+        (lambda stages: None, "got None."),
+    ],
+}
+
+
+@pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in RIGHT.items() for answer in answers])
+def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
+    for seed in (1, None):
+        result = verdict(examine, answer, seed)
+        assert result.passed, result
+
+
+@pytest.mark.parametrize(("examine", "answer", "words", "hint"), list(each_wrong(WRONG)))
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_wrong_answer_is_told_why(examine: Answer, answer: Any, words: str, hint: str) -> None:
+    result = verdict(examine, answer)
+    assert not result.passed
+    assert words in result.reason
+    assert hint in result.hint
+
+
+def test_hand_over_passes_a_right_answer() -> None:
+    for seed in (1, 2, 3, 4, None):  # the number of dimensions follows from the seed
+        result = verdict(check.hand_over, hand_over, seed)
+        assert result.passed, result
+        assert "a header of 40 bytes" in result.reason
+
+
+def test_a_header_that_depends_on_the_shape_does_not_pass() -> None:
+    def own_length(tensor: Tensor) -> Tensor | None:
+        ring = ringsim.current_ring()
+        sends: list[Any] = []
+        if ring.rank < ring.world_size - 1:
+            header = torch.tensor([tensor.dim(), *tensor.shape])
+            sends = [dist.isend(part, ring.succ, group=ring.succ_group) for part in (header, tensor.contiguous())]
+        if ring.rank > 0:
+            header = torch.empty(10, dtype=torch.int64)
+            dist.recv(header[: 3 + ring.rank % 2], ring.pred, group=ring.pred_group)  # only the author knows how long
+        for sent in sends:
+            sent.wait()
+        return None
+
+    result = verdict(check.hand_over, own_length)
+    assert not result.passed
+
+
+def test_schedule_names_the_circle_of_a_deadlock() -> None:
+    def turned_round(rank: int, p: int, m: int) -> list[str]:
+        return one_at_a_time(rank, p, m) if rank == 0 else [action for i in reversed(range(m)) for action in (f"{rank}F{i}", f"{rank}B{i}")]
+
+    result = verdict(check.schedule, turned_round)
+    assert not result.passed
+    assert "must let every rank go on, got a circle: rank " in result.reason
+
+
+def test_a_schedule_that_runs_but_is_not_good_enough_is_shown_as_it_ran() -> None:
+    trace = verdict(check.schedule, all_forwards_first).trace
+    assert trace is not None
+    spans = trace.to_pandas().query("kind == 'span' and label in ('forward', 'backward') and rank == 0")
+    assert spans["label"].tolist() == ["forward"] * 4 + ["backward"] * 4

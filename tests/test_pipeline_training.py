@@ -1,0 +1,545 @@
+"""Training on simulated ranks: with every schedule and model the gradients are those of a single process, and the trace shows the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from pipeline_cases import (
+    TOLERANCES,
+    Case,
+    complaints,
+    difference,
+    gradients,
+    make_microbatches,
+    make_model,
+    single_process,
+    train_all,
+)
+from small_models import KINDS, build, tokens
+from torch import Tensor, nn
+
+import ringsim
+from ringsim.errors import MessageMismatch, RingError
+from ringsim.pipeline import (
+    SmallTransformer,
+    backward_stage,
+    build_stages,
+    clip_grad_norm_pipeline,
+    compare_gradients,
+    cross_entropy,
+    eval_step_pipeline,
+    forward_stage,
+    gradient_report,
+    partition_model,
+    recv_activation,
+    recv_gradient,
+    send_activation,
+    send_gradient,
+    single_process_step,
+    train_step_pipeline,
+)
+from ringsim.pipeline.messages import HEADER_TAG, PAYLOAD_TAG, Route, _send
+from ringsim.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs, make_schedule
+from ringsim.schedules.closed_forms import Step, peak_live
+from ringsim.schedules.lowering import lower, lower_in_step
+from ringsim.schedules.schedule import Schedule, parse_action
+from ringsim.traces.steps import count_steps, find_step
+
+LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
+NAMES = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
+
+
+def simulate(worker: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> ringsim.Trace:
+    return ringsim.simulate(worker, world_size=world_size, args=args, link=LINK, **options)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# -- gradients
+
+
+def read(stage_ranks: Sequence[int], *rows: str) -> Schedule:
+    return Schedule("mine", 2, tuple(stage_ranks), tuple(tuple(map(parse_action, row.split())) for row in rows))
+
+
+# Stages in an order that no generator makes: backwards over the ring, microbatches exchanged, between ranks that are no neighbours.
+OWN = {
+    2: [make(2, 4, chunks) for make in (interleaved_1f1b, looped_bfs) for chunks in (1, 3, 4)],
+    3: [
+        read((2, 1, 0), "2F0 2B0 2F1 2B1", "1F0 1F1 1B0 1B1", "0F0 0F1 0B0 0B1"),
+        read((0, 1, 2), "0F0 0F1 0B1 0B0", "1F1 1F0 1B1 1B0", "2F1 2F0 2B0 2B1"),
+        read((0, 2, 0, 1), "0F0 0F1 2F0 2F1 2B0 0B0 2B1 0B1", "3F0 3I0 3F1 3I1 3W1 3W0", "1F0 1F1 1B0 1B1"),
+    ],
+    4: [read((0, 2, 1, 3), "0F0 0F1 0B0 0B1", "2F0 2F1 2B0 2B1", "1F0 1F1 1B0 1B1", "3F0 3B0 3F1 3B1")],
+}
+CUTS = {2: [[0, 3], [3, 0], [1, 2]], 4: [[0, 3, 0, 0], [0, 0, 0, 3], [3, 0, 0, 0], [1, 0, 2, 0]]}
+
+
+def cases(size: int) -> Iterator[Case]:
+    for seed, name in enumerate(NAMES):
+        schedule = make_schedule(name, size, 5)
+        for count, dtype in ((1, torch.float64), (2, torch.float32), (8, torch.float64)):
+            yield Case(num_microbatches=count, seed=seed, dtype=dtype, options={"schedule": name})
+        yield Case(seed=seed, tied=True, options={"schedule": name})
+        yield Case(num_microbatches=7, same_shapes=False, make="sequential", options={"schedule": name, "checkpoint": True})
+        for written, alike in ((lower(schedule, ahead=0), True), (lower(schedule, ahead=99), False), (lower_in_step(schedule), False)):
+            yield Case(num_microbatches=5, same_shapes=alike, options={"schedule": written})
+        for layers in (0, 1):
+            yield Case(num_layers=layers, options={"schedule": name})
+    for schedule in OWN.get(size, ()):
+        yield Case(schedule.num_microbatches, num_layers=6, tied=size == 4, options={"schedule": schedule})
+    for cut in CUTS.get(size, ()):
+        for name in ("gpipe", "1f1b", "zb_h1"):
+            yield Case(num_layers=3, options={"partition": cut, "schedule": name})
+    yield Case(num_layers=2, make="sequential", options={"partition": [0] * (size - 1) + [4]})  # token ids pass through
+    yield Case(num_layers=6, options={"partition": "parameters"})
+    yield Case(num_layers=3, options={"partition": [range(3)] + [range(3, 3)] * (size - 1)})
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_gradients_are_those_of_a_single_process(size: int) -> None:
+    wanted = list(cases(size))
+    trace = simulate(train_all, size, wanted)
+    assert complaints(wanted, trace.results) == []
+    assert not trace.unmatched
+
+
+def test_bfloat16_travels_as_it_is() -> None:
+    wanted = [Case(dtype=torch.bfloat16, seed=2, options={"schedule": name}) for name in ("gpipe", "zb_v")]
+    trace = simulate(train_all, 2, wanted)
+    assert complaints(wanted, trace.results) == []
+    assert {payload.dtype for payload in trace.events.tables.payloads} == {"bfloat16", "int64", "float64"}  # headers, and the loss
+
+
+SHAPES = [(2, 6), (2, 6), (1, 9), (3, 4)]  # microbatches of several sizes
+INPUTS = [tokens(*shape, seed=index) for index, shape in enumerate(SHAPES)]
+MASKS = [torch.ones_like(ids) for ids in INPUTS]
+MASKS[0][1, :2] = 0  # padding on the left
+MASKS[3][2, 3:] = 0  # on the right
+TARGETS = [
+    tokens(*shape, seed=100 + index).masked_fill(mask == 0, -100) for index, (shape, mask) in enumerate(zip(SHAPES, MASKS, strict=True))
+]
+TARGETS[1][0, :4] = -100
+MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((kind, {}, {"partition": [1, 0, 2]}) for kind in KINDS),
+    *((kind, {}, {"attention_masks": MASKS, "schedule": "afab", "partition": [0, 3, 0]}) for kind in KINDS),
+    ("small", {"tied": True}, {}),
+    ("llama", {"tie_word_embeddings": True}, {}),
+    ("gpt2", {"tie_word_embeddings": False}, {"checkpoint": True}),
+    ("llama", {"attn_implementation": "eager"}, {}),
+]
+
+
+def test_models_train_as_in_one_process() -> None:
+    pytest.importorskip("transformers")
+
+    def train() -> list[tuple[float, dict[str, Tensor]]]:
+        found = []
+        for kind, changes, options in MODELS:
+            model = build(kind, **changes)
+            found.append((train_step_pipeline(model, INPUTS, TARGETS, **options), gradients(model)))
+        return found
+
+    for (kind, changes, options), *by_rank in zip(MODELS, *simulate(train, 3).results, strict=True):
+        expected = single_process_step(build(kind, **changes), INPUTS, TARGETS, attention_masks=options.get("attention_masks"))
+        assert [loss for loss, _ in by_rank] == pytest.approx([expected.loss] * 3), (kind, changes, options)
+        for _, held in by_rank:
+            assert compare_gradients(held, {name: expected.gradients[name] for name in held}, tolerance=1e-10), (kind, changes, options)
+        assert {name for _, held in by_rank for name in held} == set(expected.gradients)
+
+
+# -- what training loops do with a step
+
+
+def compare_to(reference: nn.Module, model: nn.Module) -> float:
+    return difference(gradients(model), gradients(reference))
+
+
+def accumulate(case: Case) -> float:
+    """Three steps without zeroing the gradients, each with other data; tied parameters must not be added up twice."""
+    reference, model = make_model(case), make_model(case)
+    for seed in range(3):
+        inputs, targets = make_microbatches(Case(seed=seed))
+        single_process(reference, inputs, targets)
+        train_step_pipeline(model, inputs, targets)
+    return compare_to(reference, model)
+
+
+def optimise(case: Case) -> float:
+    """Five steps of AdamW with clipping: losses and norms as in a single process."""
+    reference, model = make_model(case), make_model(case)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (reference, model)]
+    worst = 0.0
+    for step in range(5):
+        inputs, targets = make_microbatches(Case(seed=step, num_microbatches=3))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        expected = single_process(reference, inputs, targets)
+        loss = train_step_pipeline(model, inputs, targets)
+        expected_norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        norm = clip_grad_norm_pipeline(model, 0.1)
+        for optimizer in optimizers:
+            optimizer.step()
+        worst = max(worst, abs(loss / expected - 1), abs(norm / float(expected_norm) - 1))
+    return worst
+
+
+def freeze(case: Case) -> float:
+    """The first stage frozen, then the last, then all but one parameter in the middle."""
+    inputs, targets = make_microbatches(case)
+    names, worst = [name for name, _ in make_model(case).named_parameters()], 0.0
+    for frozen in [] if case.tied else (names[:-2], names[-3:], [name for name in names if "blocks.1" not in name], names[:3]):
+        for schedule in ("1f1b", "zb_h1", "zb_v"):
+            reference, model = make_model(case), make_model(case)
+            for each in (reference, model):
+                for name, parameter in each.named_parameters():
+                    parameter.requires_grad_(name not in frozen)
+            single_process(reference, inputs, targets)
+            train_step_pipeline(model, inputs, targets, schedule=schedule)
+            assert not set(gradients(model)) & set(frozen)
+            worst = max(worst, compare_to(reference, model))
+    return worst
+
+
+def mask_padding(case: Case) -> float:
+    inputs, targets = make_microbatches(case)
+    masks = [torch.ones_like(each) for each in inputs]
+    for index, mask in enumerate(masks):
+        mask[0, : index % 3] = 0
+    reference, model = make_model(case), make_model(case)
+    expected = single_process(reference, inputs, targets, masks)
+    return max(abs(train_step_pipeline(model, inputs, targets, attention_masks=masks) - expected), compare_to(reference, model))
+
+
+def evaluate_only(case: Case) -> float:
+    inputs, targets = make_microbatches(case)
+    reference, model = make_model(case), make_model(case)
+    expected = single_process(reference, inputs, targets)
+    worst = max(abs(eval_step_pipeline(model, inputs, targets, schedule=name) - expected) for name in NAMES)
+    assert gradients(model) == {}
+    return worst
+
+
+@pytest.mark.parametrize("do", [accumulate, optimise, freeze, mask_padding, evaluate_only])
+def test_what_a_training_loop_does_equals_a_single_process(do: Callable[[Case], float]) -> None:
+    for size, tied in ((1, False), (2, True), (3, False)):
+        assert max(simulate(do, size, Case(tied=tied)).results) < TOLERANCES[torch.float64], size
+
+
+def drop(ways: list[tuple[str, bool, int | None]]) -> list[tuple[float, dict[str, Tensor]]]:
+    found = []
+    for schedule, checkpoint, seed in ways:
+        torch.manual_seed(5)
+        model = SmallTransformer(13, hidden_size=8, num_layers=4, num_heads=2, max_length=16, dropout=0.3).double()
+        torch.manual_seed(100 + ringsim.current_ring().rank)
+        before = torch.get_rng_state()
+        loss = train_step_pipeline(model, *make_microbatches(Case()), schedule=schedule, checkpoint=checkpoint, dropout_seed=seed)
+        assert seed is None or torch.equal(before, torch.get_rng_state())
+        found.append((loss, gradients(model)))
+    return found
+
+
+def test_seeded_dropout_is_the_same_on_any_ring_and_in_any_schedule() -> None:
+    ways = [(name, checkpoint, 3) for name in ("gpipe", "interleaved_1f1b", "zb_v") for checkpoint in (False, True)]
+    (alone,) = simulate(drop, 1, [*ways, ("gpipe", False, 4), ("gpipe", False, None)]).results
+    expected_loss, expected = alone[0]
+    assert len({round(loss, 9) for loss, _ in alone}) == 3  # another seed, and none, drop otherwise
+    for size in (2, 3):
+        for found in simulate(drop, size, ways).results:
+            for loss, held in found:
+                assert loss == pytest.approx(expected_loss, rel=1e-12)
+                assert difference(held, expected) < 1e-10
+
+
+def spoil(how: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Trains, breaks one gradient on one rank, and returns what the report says is wrong: name, verdict, ranks."""
+    rank, model = ringsim.current_ring().rank, build("small")
+    train_step_pipeline(model, INPUTS, TARGETS)
+    head = model.head.weight
+    if how == "missing":
+        head.grad = None
+    elif how == "scaled" and rank == 1:
+        head.grad *= 4
+    elif how == "different" and rank == 0:
+        head.grad = torch.ones_like(head)
+    return [(row.parameter, row.verdict, row.ranks) for row in gradient_report(model, INPUTS, TARGETS).wrong]
+
+
+@pytest.mark.parametrize(("how", "ranks"), [("missing", ()), ("scaled", (1,)), ("different", (0, 1)), ("equal", None)])
+def test_the_report_puts_together_what_the_ranks_hold(how: str, ranks: tuple[int, ...] | None) -> None:
+    assert simulate(spoil, 2, how).results == [[] if ranks is None else [("head.weight", how, ranks)]] * 2
+
+
+# -- what a rank keeps
+
+
+class Ledger:
+    """How many activations autograd holds."""
+
+    def __init__(self) -> None:
+        self.live = self.peak = 0
+
+    def keep(self, tensor: Tensor) -> Any:
+        """Called by autograd with each tensor that it saves."""
+        return Kept(tensor, self) if tensor.ndim else tensor  # the weight, a scalar, is no activation
+
+
+class Kept:
+    """A saved tensor; autograd drops it when it frees the graph."""
+
+    def __init__(self, tensor: Tensor, ledger: Ledger) -> None:
+        self.tensor, self._ledger = tensor, ledger
+        ledger.live += 1
+        ledger.peak = max(ledger.peak, ledger.live)
+
+    def __del__(self) -> None:
+        self._ledger.live -= 1
+
+
+class OneActivation(nn.Module):
+    """A layer for which autograd saves one activation: its input."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5))
+        self._ledger = ledger
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(self._ledger.keep, lambda kept: getattr(kept, "tensor", kept)):
+            return x * self.weight
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_more_is_kept_than_the_closed_form_says(name: str) -> None:
+    size = 4
+
+    def count_kept(num_microbatches: int) -> tuple[int, int]:
+        ledger, schedule = Ledger(), make_schedule(name, size, num_microbatches)
+        model = nn.Sequential(*(OneActivation(ledger) for _ in range(schedule.num_stages)))
+        data = [torch.full((2,), float(1 + index)) for index in range(num_microbatches)]
+        train_step_pipeline(model, data, data, schedule=schedule, loss_fn=lambda y, _: y.sum())
+        return ledger.peak, ledger.live
+
+    for count in (2 * size, 4 * size):
+        assert simulate(count_kept, size, count).results == [(peak, 0) for peak in peak_live(Step(name, size, count))]
+
+
+# -- what the trace shows
+
+NUM_MICROBATCHES = 8
+
+
+def steps() -> None:
+    """One training step with each schedule, then one without gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    inputs, targets = [torch.ones(2, 4)] * NUM_MICROBATCHES, [torch.zeros(2, dtype=torch.int64)] * NUM_MICROBATCHES
+    for name in NAMES:
+        train_step_pipeline(model, inputs, targets, schedule=name)
+    eval_step_pipeline(model, inputs, targets)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def trace(request: pytest.FixtureRequest) -> ringsim.Trace:
+    return simulate(steps, request.param, compute=ringsim.FlopCosts(1e6))
+
+
+def test_steps_are_what_their_schedules_and_closed_forms_say(trace: ringsim.Trace) -> None:
+    size = trace.world_size
+    assert count_steps(trace.events) == len(NAMES) + 1
+    for number, name in enumerate(NAMES):
+        actions, schedule = find_step(trace, number), make_schedule(name, size, NUM_MICROBATCHES)
+        assert actions.schedule == name
+        assert [actions.list_actions(rank) for rank in range(size)] == list(schedule.actions)
+        assert actions.find_known() == Step(name, size, NUM_MICROBATCHES, schedule.num_stages // size)
+        peaks, bubble = trace.peak_activations(number), trace.bubble(number)
+        assert peaks.peaks == peaks.bounds, name
+        assert bubble.closed_form is not None
+        assert (bubble.of_total > 0) == (size > 1)
+        assert bubble.of_ideal == pytest.approx(bubble.of_total / (1 - bubble.of_total))
+        assert all(0 <= span_idle <= idle + 1e-12 for span_idle, idle in zip(bubble.span_idle, bubble.idle, strict=True))
+    actions = find_step(trace)  # the last: forward passes alone
+    assert (set(actions.kind), len(actions)) == ({"F"}, size * NUM_MICROBATCHES)
+    assert trace.bubble().closed_form is None
+
+
+def test_every_message_knows_its_stage_and_microbatch(trace: ringsim.Trace) -> None:
+    messages, events = trace.messages, trace.events
+    in_a_stage = events.stage[messages.send] >= 0  # the others are what ranks agree on before a step, and the loss after it
+    sent, received = messages.send[in_a_stage], messages.recv[in_a_stage]
+    assert (len(sent) > 0) == (trace.world_size > 1)
+    assert (events.microbatch[sent] == events.microbatch[received]).all()
+    assert (abs(events.stage[sent] - events.stage[received]) == 1).all()
+    tags = events.tag[sent].tolist()
+    crossed = [lower(make_schedule(name, trace.world_size, NUM_MICROBATCHES)) for name in [*NAMES, "1f1b"]]
+    forward = [sum(action.kind == "SEND_F" for row in schedule.actions for action in row) for schedule in crossed]
+    assert tags.count(HEADER_TAG) == sum(forward) / NUM_MICROBATCHES  # microbatches are alike: one header a boundary
+    assert tags.count(PAYLOAD_TAG) == 2 * sum(forward[:-1]) + forward[-1]  # the last step goes forward only
+
+
+def test_pictures_name_the_step_that_they_show(trace: ringsim.Trace) -> None:
+    for number in (0, NAMES.index("zb_v")):
+        title = trace.plot_timeline(step=number).get_title(loc="left")
+        assert f"{trace.world_size} rank" in title
+        assert "closed form" in title
+    plt.close("all")
+
+
+def test_the_same_step_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        torch.manual_seed(len(name))  # of the caller: simulated ranks have their own
+        simulate(train_all, 4, [Case()], seed=3).save(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+# -- messages, one at a time
+
+PAYLOADS = [
+    torch.arange(6.0).reshape(2, 3),
+    torch.arange(6, dtype=torch.int64).reshape(2, 3).T,  # not contiguous
+    torch.tensor(7.0, dtype=torch.bfloat16),
+    torch.zeros(0, 4),
+    torch.ones(1, 1, 1, 1, 1, 1, 1, 2, dtype=torch.float64),
+    torch.tensor([True, False]),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_tensor_arrives_as_it_was(size: int) -> None:
+    def pass_on() -> list[Tensor]:
+        """Every payload goes from rank to rank as an activation, and comes back as a gradient."""
+        ring, back = ringsim.current_ring(), []
+        for index, payload in enumerate(PAYLOADS):
+            tensor = payload if ring.rank == 0 else recv_activation(index)
+            if ring.rank < ring.world_size - 1:
+                send_activation(tensor, index)
+                tensor = recv_gradient(index)
+            if ring.rank > 0:
+                send_gradient(tensor, index)
+            back.append(tensor)
+        return back
+
+    for received in simulate(pass_on, size).results:
+        for tensor, payload in zip(received, PAYLOADS, strict=True):
+            assert (tensor.dtype, tensor.shape) == (payload.dtype, payload.shape)
+            assert torch.equal(tensor, payload)
+
+
+def catch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    try:
+        function(*args, **kwargs)
+    except RingError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_both_sides_learn_of_a_mismatch_and_can_go_on() -> None:
+    def disagree() -> list[str]:
+        ring = ringsim.current_ring()
+        if ring.rank == 0:
+            found = [catch(send_activation, torch.ones(1000), 1), catch(send_activation, torch.ones(3), 0)]
+            send_activation(torch.ones(2), 5)
+            return [*found, catch(recv_gradient, 0)]
+        found = [catch(recv_activation, 0), catch(recv_activation, 7)]
+        assert recv_activation(5).tolist() == [1, 1]
+        # An activation where the predecessor waits for a gradient, as a wrong neighbour would send it.
+        return [*found, catch(_send, "activation", torch.ones(2), 0, Route.over_edge(ring, 0, 1))]
+
+    of_sender, of_receiver = simulate(disagree, 2).results
+    assert of_sender == of_receiver
+    assert of_sender[0] == (
+        "a message must be what its receiver waits for, the activation of microbatch 0, got the activation of microbatch 1 "
+        "(rank 0 to rank 1). Send and receive in the same order."
+    )
+    assert "the gradient of microbatch 0, got the activation of microbatch 0 (rank 1 to rank 0)" in of_sender[2]
+
+
+def test_a_ring_of_one_has_nobody_to_send_to() -> None:
+    (found,) = simulate(lambda: catch(send_activation, torch.ones(1), 0), 1).results
+    assert found == "a ring must have two ranks or more for a message, got one. Hand the tensor from stage to stage directly."
+
+
+def sequential_step(model: nn.Module, count: int = 4, **options: Any) -> float:
+    return train_step_pipeline(model, [torch.ones(2, 3)] * count, [torch.tensor([0, 1])] * count, **options)
+
+
+def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
+    def differ() -> list[str]:
+        """Runs steps whose arguments differ between ranks, and a sound one after them."""
+        torch.manual_seed(0)
+        step = partial(sequential_step, nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))))
+        first = ringsim.current_ring().rank == 0
+        differences = [{"count": 4 if first else 3}, {"schedule": "gpipe" if first else "1f1b"}, {"partition": [3, 1] if first else [2, 2]}]
+        found = [catch(step, **each) for each in differences]
+        step()
+        return found
+
+    for rank, (count, schedule, partition) in enumerate(simulate(differ, 2).results):
+        other = 1 - rank
+        assert "a step must be the same on every rank" in count
+        assert f"got one of {4 - rank} microbatches on rank {rank} and one of {4 - other} on rank {other}. Call" in count
+        assert f"got another schedule on rank {other} than on rank {rank}. Call" in schedule
+        assert f"got another partition of the model on rank {other} than on rank {rank}. Call" in partition
+
+
+def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
+    def grow() -> None:
+        sizes = iter((2, 1, 2))
+
+        class Growing(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x[: next(sizes)]
+
+        sequential_step(nn.Sequential(nn.Linear(3, 3), Growing(), nn.Linear(3, 3), nn.Linear(3, 3)), count=2)
+
+    with pytest.raises(MessageMismatch, match="the activations of a boundary must be alike if all microbatches are"):
+        simulate(grow, 2)
+
+
+def test_a_schedule_for_another_ring_is_refused() -> None:
+    with pytest.raises(RingError, match=r"must be for 1 ranks and 1 microbatches, got one \(mine\) for 2 and 2"):
+        sequential_step(nn.Linear(3, 3), count=1, schedule=read((0, 1), "0F0 0B0", "1F0 1B0"), partition=[1])
+
+
+def by_hand(middle_stage_source: str) -> float:
+    """AFAB with the four functions: the first stage, the one of the document, and the last; returns the worst gradient's difference."""
+    rank, reference, model = ringsim.current_ring().rank, make_model(Case()), make_model(Case())
+    inputs, targets = make_microbatches(Case())
+    single_process(reference, inputs, targets)
+    stage = build_stages(model, partition_model(model, 3))[rank]
+    if rank == 0:
+        outputs = [stage(each) for each in inputs]
+        for index, y in enumerate(outputs):
+            send_activation(y, index)
+        for index, y in enumerate(outputs):
+            backward_stage(inputs[index], y, recv_gradient(index))
+    elif rank == 1:
+        scope: dict[str, Any] = {}
+        exec(middle_stage_source, scope)
+        scope["middle_stage"](stage, len(inputs))
+    else:
+        kept = []
+        for index, target in enumerate(targets):
+            x = recv_activation(index)
+            kept.append((x, cross_entropy(forward_stage(stage, x), target) / len(inputs)))
+        for index, (x, loss) in enumerate(kept):
+            send_gradient(backward_stage(x, loss, None), index)
+    return compare_to(reference, model)
+
+
+def test_the_stage_of_the_document_works() -> None:
+    document = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text()
+    (source,) = [block.partition("\n```")[0] for block in document.split("```python\n") if "def middle_stage" in block]
+    assert max(simulate(by_hand, 3, source).results) < 1e-10
