@@ -151,8 +151,9 @@ def _run(
     """Runs an operation where another backend, or a log, is in force; ``extras`` are the log's, None where it does not count."""
     state = get_state()
     backend, log = state.backend or TORCH, state.log if extras else None
-    if log is None and backend.direct and backend.supports(name):
-        return getattr(backend, name)(*args, **kwargs)
+    own = getattr(backend, name, None) if log is None and backend.direct else None
+    if own is not None:
+        return own(*args, **kwargs)
     if state.backend is not None:
         args, kwargs = parameters.place(args, kwargs)
 

@@ -25,7 +25,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -62,8 +62,9 @@ class Part(Operation):
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root
-        super().__init__(OP_CODES[self.name], rank, slots, call.group, kind)
-        self.place = self.group.places[rank.number]
+        group: Any = call.group
+        super().__init__(OP_CODES[self.name], rank, slots, group, kind)
+        self.place = group.places[rank.number]
 
     def describe(self) -> str:
         """Returns the operation in words."""

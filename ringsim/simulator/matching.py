@@ -91,7 +91,8 @@ def check_tensor(what: str, tensor: Any) -> torch.Tensor:
 
 def check_storage(tensor: torch.Tensor) -> int:
     """Returns the size of a tensor in bytes, all of which its storage must still hold: torch would read and write beyond its end."""
-    size_bytes = needed = tensor.nbytes
+    size_bytes: int = tensor.nbytes
+    needed: Any = size_bytes
     try:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:  # a subclass without memory of its own, which itself says how it is copied
@@ -108,7 +109,7 @@ def check_storage(tensor: torch.Tensor) -> int:
     return size_bytes
 
 
-def _move(source: torch.Tensor, target: torch.Tensor) -> None:
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a tensor into another one of as many elements; of tensors without data nothing."""
     if source.is_meta or target.is_meta:
         if source.is_meta and target.is_meta:
@@ -168,11 +169,12 @@ class Operation:
             self.rank.recorder.wait(slot)
         if self.done_s > clock.now:
             self._block(timeout)
-        if self.slots:
-            self.close_record(OK if self.error is None else ERROR)
-        if self.error is not None:
-            raise self.error
-        return True
+        if self.error is None:
+            if self.slots:
+                self.close_record(OK)
+            return True
+        self.close_record(ERROR)
+        raise self.error
 
     def _block(self, timeout: Any) -> None:
         clock = self.rank.clock
@@ -368,36 +370,40 @@ class Rendezvous:
     def _find_other_side(self, channel: Channel, sends: bool) -> deque[Message]:
         """Returns the queue whose first message a new one meets, of those that recvs from anybody make possible: the oldest."""
         group, dst = channel.group, channel.dst
-        if sends:
-            sources = (channel.src, ANY_SOURCE)
-        else:
-            sources = group.ranks if channel.src == ANY_SOURCE else (channel.src,)
+        sources = group.ranks if channel.src == ANY_SOURCE else (channel.src, ANY_SOURCE) if sends else (channel.src,)
         found = [self._channels.get((group, src, dst, channel.tag)) for src in sources]
         queues = [each.waiting for each in found if each is not None and each.waiting and each.waiting[0].sends is not sends]
         return min(queues, key=lambda queue: queue[0].number, default=channel.waiting)
 
     def _meet(self, send: Message, recv: Message, last: Message) -> None:
-        """Begins to carry a message, of whose sides ``last`` has just been posted."""
-        self._move(send, recv, last)
-        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, send.arrive)
-        if arrives_s is not None:
-            send.arrive(arrives_s)
+        """Brings the data over, and begins to carry a message, of whose sides ``last`` has just been posted.
 
-    def _move(self, send: Message, recv: Message, last: Message) -> None:
-        """Brings the data over. Where that is impossible, ``last`` raises as it is posted, and the wait for the other side does."""
+        Where the data cannot be brought over, ``last`` raises as it is posted, and the wait for the other side does.
+        """
         send.met = recv
         if recv.peer == ANY_SOURCE:
             recv.peer = send.rank.number
             for slot in recv.slots[:1]:
                 recv.rank.recorder.amend(slot, peer=recv.peer)
         try:
-            _move(send.tensor, recv.tensor)
+            _copy(send.tensor, recv.tensor)
         except Exception as error:
             first = recv if last is send else send
             last.close_record(ERROR)
             first.error = type(error)(*error.args)
             first.complete(self._clock.now)
             raise
+        self._begin(send, recv)
+
+    def _begin(self, send: Message, recv: Message) -> None:
+        """Begins to carry a message."""
+        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, send.arrive)
+        if arrives_s is not None:
+            send.done_s = recv.done_s = arrives_s
+            if recv.waiting:
+                recv.complete(arrives_s)
+            if send.waiting:
+                send.complete(arrives_s)
 
 
 class Buffered(Rendezvous):
@@ -433,12 +439,10 @@ class Buffered(Rendezvous):
         if arrives_s is not None:
             arrive(arrives_s)
 
-    def _meet(self, send: Message, recv: Message, last: Message) -> None:
+    def _begin(self, send: Message, recv: Message) -> None:
         if send.kind.size_bytes > self._limit:
-            super()._meet(send, recv, last)
-            return
-        self._move(send, recv, last)
-        if send.arrives_s is None:  # its recv was there first
+            super()._begin(send, recv)
+        elif send.arrives_s is None:  # its recv was there first
             self._leave(send)
         elif send.arrives_s < NEVER:
             recv.complete(max(send.arrives_s, self._clock.now))
@@ -504,15 +508,13 @@ class InOrder(Rendezvous):
         queue = self._entries[messages[0].rank.number, messages[0].group]
         queue.append(entry)
         if len(queue) == 1:
-            self._begin(entry)
+            self._post_all(entry)
 
-    def _begin(self, entry: _Entry) -> None:
+    def _post_all(self, entry: _Entry) -> None:
         for message in entry.messages:
             super().post(message)
 
-    def _meet(self, send: Message, recv: Message, last: Message) -> None:
-        self._move(send, recv, last)
-
+    def _begin(self, send: Message, recv: Message) -> None:
         def arrive(time_s: float) -> None:
             self._arrive(send, time_s)
             self._arrive(recv, time_s)
@@ -537,7 +539,7 @@ class InOrder(Rendezvous):
         if not queue:
             return
         try:
-            self._begin(queue[0])
+            self._post_all(queue[0])
         except (MessageMismatch, ArgumentError) as error:  # whoever posted it is gone from there: its wait raises
             for message in queue[0].messages:
                 message.error = error
@@ -549,10 +551,9 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
     buffered = re.fullmatch(r"buffered(?:\((\d+)\))?", semantics) if isinstance(semantics, str) else None
     if buffered is not None:
         return Buffered(clock, links, int(buffered[1]) if buffered[1] else math.inf)
-    if semantics == "rendezvous":
-        return Rendezvous(clock, links)
-    if semantics == "grouped":
-        return InOrder(clock, links)
+    for name, matcher in (("rendezvous", Rendezvous), ("grouped", InOrder)):
+        if isinstance(semantics, str) and semantics == name:
+            return matcher(clock, links)
     known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
     raise ArgumentError(f"semantics must be {known}, got {say(semantics)}. Choose one of these.")
 

@@ -107,6 +107,7 @@ class SimulatedRank(Rank, Membership, Backend):
 
     name = "simulator"
     direct = True
+    barrier: Callable[..., Any]  # as all collectives: begun by `start`
 
     def __init__(self, world: World, number: int, seed: int, fails_at: int | None = None) -> None:
         super().__init__(number, seed, world.clock)
@@ -311,9 +312,7 @@ class SimulatedRank(Rank, Membership, Backend):
     def _batch(self) -> AbstractContextManager[Any]:
         return self.world.matcher.batch(self)
 
-    def _begin(
-        self, sends: bool, op: int, tensor: Tensor, peer: int | None, group: Any, tag: int, group_peer: int | None
-    ) -> Message:
+    def _begin(self, sends: bool, op: int, tensor: Tensor, peer: int | None, group: Any, tag: int, group_peer: int | None) -> Message:
         """Begins to send or to receive, as the operation of a code."""
         channel = self._channels.get((sends, group, peer, tag)) if group_peer is None else None
         if channel is None:
