@@ -38,7 +38,7 @@ MUTATIONS = {
         "ringsim/diagnose/waitfor.py",
         "            missing[rank] -= 1",
         "            missing[rank] -= 2",
-        "test_diagnose_waitfor.py test_golden.py",
+        "test_diagnose_analyse.py test_golden.py",
     ),
     "schedule 1F1B": Mutation(
         "ringsim/schedules/linear.py",

@@ -16,20 +16,6 @@ from random import Random
 
 from ringsim.errors import ArgumentError, RankFailed, is_number, say
 
-__all__ = [
-    "Degrade",
-    "Fail",
-    "Injection",
-    "Jitter",
-    "Slow",
-    "check_injections",
-    "degraded_by",
-    "fails_at",
-    "jitter_of",
-    "make_failure",
-    "slowed_by",
-]
-
 
 @dataclass(frozen=True)
 class Slow:
@@ -155,18 +141,10 @@ Injection = Slow | Degrade | Fail | Jitter
 
 
 def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
-    """Checks what a run is to inject; returns it as a tuple.
-
-    Args:
-        inject: any number of injections.
-        world_size: number of ranks of the run.
+    """Returns what a run is to inject as a tuple.
 
     Raises:
         ArgumentError: something is not an injection, or names a rank that the run does not have.
-
-    Example:
-        >>> check_injections([Slow(0, 2)], world_size=2)
-        (Slow(rank=0, factor=2),)
     """
     try:
         checked = tuple(inject)
@@ -182,54 +160,28 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
 
 
 def slowed_by(inject: Iterable[Injection], rank: int) -> float:
-    """Returns how many times as long a rank computes, 1.0 if nothing slows it.
-
-    Example:
-        >>> slowed_by([Slow(1, 2), Slow(1, 1.5), Slow(0, 9)], rank=1)
-        3.0
-    """
+    """Returns how many times as long a rank computes, 1.0 if nothing slows it."""
     return float(math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank))
 
 
 def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | None:
-    """Returns a function that draws how many times as long a rank's next computation takes; None without jitter.
-
-    Example:
-        >>> draw, again = (jitter_of([Jitter(0.25, seed=1)], rank=3) for _ in range(2))
-        >>> [draw(), draw()] == [again(), again()]
-        True
-    """
+    """Returns a function that draws how many times as long a rank's next computation takes; None without jitter."""
     streams = [(each.fraction, Random(f"{each.seed} {rank}")) for each in inject if isinstance(each, Jitter)]
     return (lambda: math.prod(1 + fraction * stream.uniform(-1, 1) for fraction, stream in streams)) if streams else None
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
-    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 if nothing degrades the link.
-
-    Example:
-        >>> degraded_by([Degrade(0, 1, 5)], 0, 1), degraded_by([Degrade(0, 1, 5)], 1, 0)
-        (5.0, 1.0)
-    """
+    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 if nothing degrades the link."""
     return float(math.prod(each.factor for each in inject if isinstance(each, Degrade) and (each.src, each.dst) == (src, dst)))
 
 
 def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
-    """Returns the number of the operation in place of which a rank raises, None if it does not.
-
-    Example:
-        >>> fails_at([Fail(2, 7), Fail(2, 3)], rank=2), fails_at([], rank=2)
-        (3, None)
-    """
+    """Returns the number of the operation in place of which a rank raises, None if it does not."""
     return min((each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank), default=None)
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
-    """Makes the error that a rank raises in place of an operation, the same on both clocks.
-
-    Example:
-        >>> print(make_failure(2, 7, world_size=4))
-        rank 2 of 4 was made to fail in place of its operation 7, counted from 0. Leave Fail(rank=2, at_op=7) out of inject to let it go on.
-    """
+    """Makes the error that a rank raises in place of an operation, the same on both clocks."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, counted from 0. "
         f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",

@@ -1,7 +1,8 @@
-"""Processes, as Linux tells of them in /proc."""
+"""Processes and sockets, as Linux tells of them in /proc."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,3 +36,13 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+def listening() -> set[str]:
+    """Returns the addresses on which this process listens, in hexadecimal digits."""
+    links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+    lines = [
+        (name, line.split()) for name in ("tcp", "tcp6", "udp", "udp6") for line in read(Path(f"/proc/self/net/{name}")).splitlines()[1:]
+    ]
+    return {words[1].split(":")[0] for name, words in lines if words[9] in inodes and (words[3] == "0A" or name.startswith("udp"))}

@@ -17,6 +17,8 @@ from ringsim.traces.parts import join_events
 
 WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (1, 3))
 TABLES = Tables((WORLD, PAIR), (Payload("uint8", (1000,), 1000), Payload("uint8", (4000,), 4000)), ("gradients", "mine"))
+REPEATING = TABLES._replace(labels=("all_reduce",))
+SOME = [11, 13, 17, 19, 23, 29, 400]
 US = 1000  # ns
 
 
@@ -41,35 +43,69 @@ def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, 
     return make_rows(events, np.zeros(len(events), dtype=bool) if first is None else np.array(first), **options)
 
 
-def test_each_operation_counts_its_own_time() -> None:
+NAN = math.nan
+# What the program did, and what its one row says.
+ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
     # DeepSpeed 0.19.8 logs five operations of 10 ms as 13.8, 23.9, 37.7, 47.8 and 57.8 ms: its timer is read without being reset.
-    (row,) = rows_of(reductions((0, 1, 2, 3), 0, [10_000] * 5))
-    assert (row.count, row.mean_us, row.median_us, row.p10_us, row.p90_us, row.total_us) == (5, 10_000, 10_000, 10_000, 10_000, 50_000)
-
-
-def test_statistics_are_those_of_numpy() -> None:
-    durations = [11, 13, 17, 19, 23, 29, 400]
-    (row,) = rows_of(reductions((0, 1, 2, 3), 0, durations))
-    assert row.mean_us == pytest.approx(np.mean(durations))
-    assert row.median_us == 19
-    assert (row.p10_us, row.p90_us) == pytest.approx(tuple(np.percentile(durations * 4, [10, 90])))
-    assert row.total_us == pytest.approx(sum(durations))
-
-
-def test_bus_bandwidth_takes_the_size_of_the_group() -> None:
+    "each operation counts its own time": (
+        reductions((0, 1, 2, 3), 0, [10_000] * 5),
+        None,
+        {"count": 5, "mean_us": 10_000, "median_us": 10_000, "p10_us": 10_000, "p90_us": 10_000, "total_us": 50_000},
+    ),
+    "statistics are those of numpy": (
+        reductions((0, 1, 2, 3), 0, SOME),
+        None,
+        {"mean_us": np.mean(SOME), "median_us": 19, "total_us": sum(SOME)}
+        | dict(zip(("p10_us", "p90_us"), np.percentile(SOME * 4, [10, 90]), strict=True)),
+    ),
     # DeepSpeed 0.19.8 takes the size of the world for every group, and doubles the algorithm bandwidth of all_reduce.
-    world, pair = rows_of(reductions((0, 1, 2, 3), 0, [10])) + rows_of(reductions((1, 3), 1, [10]))
-    assert (world.group_size, pair.group_size) == (4, 2)
-    assert world.algbw_gb_per_s == pair.algbw_gb_per_s == pytest.approx(0.1)
-    assert world.busbw_gb_per_s == pytest.approx(0.15)
-    assert pair.busbw_gb_per_s == pytest.approx(0.1)
-
-
-def test_reduce_scatter_is_not_multiplied_by_the_ranks_again() -> None:
+    "bus bandwidth of four": (
+        reductions((0, 1, 2, 3), 0, [10]),
+        None,
+        {"group_size": 4, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.15},
+    ),
+    "bus bandwidth of a pair": (reductions((1, 3), 1, [10]), None, {"group_size": 2, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.1}),
     # DeepSpeed 0.19.8 takes the full input and multiplies it by the number of ranks.
-    (row,) = rows_of(operations([(rank, "reduce_scatter_tensor", 0, 1, NONE, 0, 0, 10) for rank in range(4)]))
-    assert row.size_bytes == 4000
-    assert (row.algbw_gb_per_s, row.busbw_gb_per_s) == pytest.approx((0.4, 0.3))
+    "reduce_scatter is not multiplied by the ranks again": (
+        operations([(rank, "reduce_scatter_tensor", 0, 1, NONE, 0, 0, 10) for rank in range(4)]),
+        None,
+        {"size_bytes": 4000, "algbw_gb_per_s": 0.4, "busbw_gb_per_s": 0.3},
+    ),
+    "first messages are kept apart": (
+        reductions((0, 1, 2, 3), 0, [700_000, 10, 10]),
+        [True, False, False] * 4,
+        {"first_count": 4, "first_mean_us": 700_000, "count": 3, "mean_us": 10, "p90_us": 10, "total_us": 700_020},
+    ),
+    "only first messages leave no steady state": (
+        reductions((0, 1, 2, 3), 0, [7]),
+        [True] * 4,
+        {"first_mean_us": 7, "mean_us": NAN, "algbw_gb_per_s": NAN},
+    ),
+    # DeepSpeed 0.19.8 times an asynchronous operation on the CPU at the moment it is posted only.
+    #   post 0 ........ wait 80 === done 100
+    "an asynchronous operation keeps post, wait and done apart": (
+        operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]),
+        None,
+        {"mean_us": 100, "overlap_mean_us": 80, "blocked_mean_us": 20, "lower_bound": True},
+    ),
+    "a label that is the name of the operation says nothing more": (
+        make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, REPEATING),
+        None,
+        {"name": "all_reduce", "count": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_the_row_says(what: str) -> None:
+    events, first, expected = ROWS[what]
+    (row,) = rows_of(events, first)
+    assert {name: getattr(row, name) for name in expected} == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_bandwidth_says_when_it_is_a_lower_bound_or_missing() -> None:
+    assert ">= 0.010" in str(LogTable(rows_of(operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]))))
+    assert "-" in str(LogTable(rows_of(reductions((0, 1, 2, 3), 0, [7]), [True] * 4)))
 
 
 @pytest.mark.parametrize("op", sorted(set(OP_NAMES) - {"mark"}))
@@ -96,38 +132,6 @@ def test_rows_are_by_name_operation_group_size_and_size() -> None:
         ("gradients", "all_reduce", 4, 1000),
         ("isend", "isend", 2, 1000),
     ]
-
-
-def test_a_label_that_is_the_name_of_the_operation_says_nothing_more() -> None:
-    tables = TABLES._replace(labels=("all_reduce",))
-    events = make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, tables)
-    (row,) = rows_of(events)
-    assert (row.name, row.count) == ("all_reduce", 1)
-
-
-def test_first_messages_are_kept_apart() -> None:
-    events = reductions((0, 1, 2, 3), 0, [700_000, 10, 10])
-    (row,) = rows_of(events, [True, False, False] * 4)
-    assert (row.first_count, row.first_mean_us) == (4, 700_000)
-    assert (row.count, row.mean_us, row.p90_us) == (3, 10, 10)
-    assert row.total_us == 700_020
-
-
-def test_only_first_messages_leave_no_steady_state() -> None:
-    (row,) = rows_of(reductions((0, 1, 2, 3), 0, [7]), [True] * 4)
-    assert row.first_mean_us == 7
-    assert math.isnan(row.mean_us)
-    assert math.isnan(row.algbw_gb_per_s)
-    assert "-" in str(LogTable((row,)))
-
-
-def test_asynchronous_operation_keeps_post_wait_and_done_apart() -> None:
-    # DeepSpeed 0.19.8 times an asynchronous operation on the CPU at the moment it is posted only.
-    #   post 0 ........ wait 80 === done 100
-    (row,) = rows_of(operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]))
-    assert (row.mean_us, row.overlap_mean_us, row.blocked_mean_us) == (100, 80, 20)
-    assert row.lower_bound
-    assert ">= 0.010" in str(LogTable((row,)))
 
 
 def test_what_is_not_done_is_counted_and_not_timed() -> None:

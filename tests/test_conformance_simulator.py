@@ -42,7 +42,3 @@ def test_simulated_ranks_keep_the_rules(tmp_path: Path, world_size: int) -> None
         return ""
 
     conformance.check_job(tmp_path, world_size, SKIPS, run)
-
-
-def test_every_exception_names_a_rule_and_its_reason() -> None:
-    conformance.check_skips(SKIPS)

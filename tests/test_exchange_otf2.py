@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from random_traces import traces
-from synthetic import Story
 from trace_mutations import DATA, flip, read_in_full
 
 import ringsim
@@ -47,34 +46,6 @@ def test_a_real_trace_comes_back(tmp_path: Path, file: Path) -> None:
     assert theirs == mine
     assert len(there.messages) == len(trace.messages)
     read_in_full(there, draw=False)
-
-
-@needs_otf2
-def test_it_says_this(tmp_path: Path) -> None:
-    import otf2
-
-    story = Story(2)
-    story.span(0, "forward", 0, 2, microbatch=1)
-    story.message(0, 1, (2, 5, 6), (1, 1, 7), size_bytes=4000, tag=3)
-    story.op(0, "all_reduce", (8, 8, 12), group="world", size_bytes=4000)
-    story.op(1, "all_reduce", (9, 9, 12), group="world", size_bytes=4000)
-    story.trace().to_otf2(tmp_path / "run")
-    lines = []
-    with otf2.reader.open(str(tmp_path / "run" / "traces.otf2")) as archive:
-        for location, event in archive.events:
-            region = f" {event.region.name}" if hasattr(event, "region") else ""
-            lines.append(f"{event.time // 1_000_000} {location.group.name}: {type(event).__name__}{region}")
-    assert [line for line in lines if "rank 0" in line] == [
-        "0 rank 0: Enter forward",
-        "2 rank 0: Leave forward",
-        *("2 rank 0: Enter isend", "2 rank 0: MpiIsend", "2 rank 0: Leave isend"),
-        *("5 rank 0: Enter wait isend", "6 rank 0: MpiIsendComplete", "6 rank 0: Leave wait isend"),
-        *("8 rank 0: Enter all_reduce", "8 rank 0: NonBlockingCollectiveRequest"),
-        *("12 rank 0: NonBlockingCollectiveComplete", "12 rank 0: Leave all_reduce"),
-    ]
-    assert [line for line in lines if "rank 1" in line][:4] == [
-        *("1 rank 1: Enter irecv", "1 rank 1: MpiIrecvRequest", "7 rank 1: MpiIrecv", "7 rank 1: Leave irecv"),
-    ]
 
 
 @needs_otf2
@@ -146,7 +117,7 @@ def test_damage_gives_one_error(tmp_path: Path) -> None:
     """In a process of its own: the library in C writes to its standard error, and if it fell, this would be seen."""
     ringsim.load(DATA / "straggler.ringtrace").to_otf2(tmp_path / "whole")
     paths = []
-    for seed in range(60):
+    for seed in range(30):
         choices = random.Random(seed)
         path = tmp_path / f"damaged-{seed}"
         shutil.copytree(tmp_path / "whole", path)
@@ -155,7 +126,7 @@ def test_damage_gives_one_error(tmp_path: Path) -> None:
         paths.append(str(path))
     done = subprocess.run([sys.executable, "-c", HARMED, *paths], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.split()) == 60
+    assert len(done.stdout.split()) == 30
     assert "refused" in done.stdout
 
 

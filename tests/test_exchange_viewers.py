@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from trace_mutations import DATA, flip, read_in_full
 
 import ringsim
 from ringsim.errors import TraceFileError
-from ringsim.exchange import read_chrome, read_perfetto
+from ringsim.exchange import read_chakra, read_chrome, read_goal, read_perfetto, read_profiler
 from ringsim.exchange.slices import place_apart, place_nested, unfold
 from ringsim.traces.value import Trace
 
@@ -52,7 +53,17 @@ def test_a_real_trace_comes_back(tmp_path: Path, file: Path, name: str) -> None:
 @pytest.mark.parametrize("name", READERS)
 @given(trace=traces)
 def test_any_trace_comes_back(tmp_path: Path, trace: Trace, name: str) -> None:
-    assert READERS[name](export(trace, name, tmp_path / "file")) == trace
+    written = export(trace, name, tmp_path / "file")
+    assert READERS[name](written) == trace
+    open_slices: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for packet in read_packets(written) if name == "perfetto" else ():
+        event = packet.track_event
+        if packet.HasField("track_event"):
+            assert packet.timestamp >= times.get(event.track_uuid, 0)
+            times[event.track_uuid] = packet.timestamp
+            open_slices[event.track_uuid] = open_slices.get(event.track_uuid, 0) + {1: 1, 2: -1, 3: 0}[event.type]
+            assert open_slices[event.track_uuid] >= 0, "slices nest on every lane"
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -63,127 +74,80 @@ def test_the_same_trace_gives_the_same_bytes_and_may_be_packed(tmp_path: Path, n
     assert READERS[name](tmp_path / "packed") == small()
 
 
-def test_chrome_says_this(tmp_path: Path) -> None:
-    events = json.loads(export(small(), "chrome", tmp_path / "run.json").read_text())["traceEvents"]
-    lanes = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    drawn = [
-        f"{one['pid']} {lanes[one['pid'], one['tid']]}: {one['ph']} {one['name']} {one['ts']:g} +{one.get('dur', 0):g}"
-        for one in events
-        if one["ph"] in "XBi"
-    ]
-    assert drawn == [
-        "0 spans: X outer 0 +9000",
-        "0 spans: X inner 1000 +1000",
-        "0 operations: X isend to 1 1000 +3000",
-        "0 operations: X blocked 3000 +1000",
-        "0 operations (2): X isend to 1 2000 +3000",
-        "0 operations (2): X blocked 4000 +1000",
-        "1 spans: i here 8000 +0",
-        "1 operations: X irecv from 0 0 +4000",
-        "1 operations: X blocked 0 +4000",
-        "1 operations: X irecv from 0 4000 +2000",
-        "1 operations: X blocked 4000 +2000",
-        "1 operations: B irecv from 0 7000 +0",
-    ]
-    flows = [(one["ph"], one["id"], one["pid"], one["ts"]) for one in events if one["ph"] in "sf"]
-    assert flows == [("s", 1, 0, 1000), ("s", 2, 0, 2000), ("f", 1, 1, 3999.999), ("f", 2, 1, 5999.999)]
-    told = next(one["args"] for one in events if one["name"] == "outer")
-    assert (told["microbatch"], told["status"]) == (1, "ok")
-
-
-def test_perfetto_says_the_same_by_the_published_schema(tmp_path: Path) -> None:
-    packets = read_packets(export(small(), "perfetto", tmp_path / "run.pftrace"))
-    tracks = {one.track_descriptor.uuid: one.track_descriptor for one in packets if one.HasField("track_descriptor")}
-    assert [one.process.process_name for one in tracks.values() if one.HasField("process")] == ["rank 0", "rank 1"]
-    names: dict[int, str] = {}
-    drawn, flows = [], []
-    for packet in packets:
-        names |= {one.iid: one.name for one in packet.interned_data.event_names}
-        event = packet.track_event
-        if packet.HasField("track_event") and event.name_iid | (event.type == 2):
-            track = tracks[event.track_uuid]
-            rank = tracks[track.parent_uuid].process.pid - 1
-            drawn.append(f"{rank} {track.name}: {packet.timestamp // 1000} {'?[].'[event.type]}{names.get(event.name_iid, '')}")
-            flows += [("out", one, rank, packet.timestamp) for one in event.flow_ids]
-            flows += [("in", one, rank, packet.timestamp) for one in event.terminating_flow_ids]
-    assert drawn == [
-        *("0 spans: 0 [outer", "0 spans: 1000 [inner", "0 spans: 2000 ]", "0 spans: 9000 ]"),
-        *("0 operations: 1000 [isend to 1", "0 operations: 3000 [blocked", "0 operations: 4000 ]", "0 operations: 4000 ]"),
-        *("0 operations (2): 2000 [isend to 1", "0 operations (2): 4000 [blocked"),
-        *("0 operations (2): 5000 ]", "0 operations (2): 5000 ]"),
-        "1 spans: 8000 .here",
-        *("1 operations: 0 [irecv from 0", "1 operations: 0 [blocked", "1 operations: 4000 ]", "1 operations: 4000 ]"),
-        *("1 operations: 4000 [irecv from 0", "1 operations: 4000 [blocked", "1 operations: 6000 ]", "1 operations: 6000 ]"),
-        "1 operations: 7000 [irecv from 0",
-    ]
-    ms = 1_000_000
-    assert flows == [("out", 1, 0, ms), ("out", 2, 0, 2 * ms), ("in", 1, 1, 4 * ms), ("in", 2, 1, 6 * ms)]
-
-
 def read_packets(path: Path) -> list[Any]:
     return list(parse_whole(compile_schema("perfetto", PERFETTO)["Trace"], path.read_bytes()).packet)
 
 
-@given(trace=traces)
-def test_slices_of_perfetto_nest_on_every_lane(tmp_path: Path, trace: Trace) -> None:
-    open_slices: dict[int, int] = {}
-    times: dict[int, int] = {}
-    for packet in read_packets(export(trace, "perfetto", tmp_path / "run.pftrace")):
-        event = packet.track_event
-        if packet.HasField("track_event"):
-            assert packet.timestamp >= times.get(event.track_uuid, 0)
-            times[event.track_uuid] = packet.timestamp
-            open_slices[event.track_uuid] = open_slices.get(event.track_uuid, 0) + {1: 1, 2: -1, 3: 0}[event.type]
-            assert open_slices[event.track_uuid] >= 0
-
-
 def test_slices_of_others_become_spans(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.json"
-    path.write_text(
-        json.dumps(
-            [
-                {"ph": "B", "pid": 70, "tid": "main", "ts": 10, "name": "load"},
-                {"ph": "X", "pid": 31, "tid": 1, "ts": 11.5, "dur": 2, "name": "one"},
-                {"ph": "E", "pid": 70, "tid": "main", "ts": 12},
-                {"ph": "i", "pid": 31, "tid": 1, "ts": 13, "name": "here"},
-                {"ph": "M", "pid": 31, "name": "process_name", "args": {"name": "x"}},
-            ]
-        )
-    )
-    frame = read_chrome(path).to_pandas()
-    assert frame[["rank", "kind", "label", "post_ns"]].to_numpy().tolist() == [
-        [0, "span", "one", 1500],
-        [0, "mark", "here", 3000],
-        [1, "span", "load", 0],
+    theirs = [
+        {"ph": "B", "pid": 70, "tid": "main", "ts": 10, "name": "load"},
+        {"ph": "X", "pid": 31, "tid": 1, "ts": 11.5, "dur": 2, "name": "one"},
+        {"ph": "E", "pid": 70, "tid": "main", "ts": 12},
+        {"ph": "i", "pid": 31, "tid": 1, "ts": 13, "name": "here"},
+        {"ph": "M", "pid": 31, "name": "process_name", "args": {"name": "x"}},
     ]
-    assert frame["done_ns"].tolist()[2] == 2000
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs))
+    frame = read_chrome(tmp_path / "theirs.json").to_pandas()[["rank", "kind", "label", "post_ns", "done_ns"]].astype(object)
+    assert frame.where(frame.notna(), None).to_numpy().tolist() == [
+        [0, "span", "one", 1500, 3500], [0, "mark", "here", 3000, None], [1, "span", "load", 0, 2000],
+    ]  # fmt: skip
 
 
 def test_packets_of_others_become_spans(tmp_path: Path) -> None:
-    kinds = compile_schema("perfetto", PERFETTO)
-    theirs = kinds["Trace"]()
-    process = theirs.packet.add(sequence=7, flags=1).track_descriptor
-    process.uuid, process.process.pid = 5, 900
-    track = theirs.packet.add(sequence=7).track_descriptor
-    track.uuid, track.parent_uuid = 6, 5
-    begin = theirs.packet.add(sequence=7, timestamp=1000)
-    begin.interned_data.event_names.add(iid=1, name="work")
-    begin.track_event.type, begin.track_event.track_uuid, begin.track_event.name_iid = 1, 6, 1
-    end = theirs.packet.add(sequence=7, timestamp=1500).track_event
-    end.type, end.track_uuid = 2, 6
+    theirs = compile_schema("perfetto", PERFETTO)["Trace"]()
+    for number, packet in enumerate(
+        (
+            {"track_descriptor": {"uuid": 5, "process": {"pid": 900}}},
+            {"track_descriptor": {"uuid": 6, "parent_uuid": 5}},
+            {"timestamp": 1000, "interned_data": {"event_names": [{"iid": 1, "name": "work"}]},
+             "track_event": {"type": 1, "track_uuid": 6, "name_iid": 1}},
+            {"timestamp": 1500, "track_event": {"type": 2, "track_uuid": 6}},
+        )
+    ):  # fmt: skip
+        theirs.packet.add(sequence=7, flags=int(number == 0), **packet)
     (tmp_path / "theirs").write_bytes(theirs.SerializeToString())
     trace = read_perfetto(tmp_path / "theirs")
     assert (trace.world_size, trace.events.tables.labels, trace.events.done_ns.tolist()) == (1, ("work",), [500])
 
 
-@pytest.mark.parametrize("name", READERS)
+PROFILED = {
+    "distributedInfo": {"rank": 0, "world_size": 2, "backend": "gloo", "pg_config": [{"ranks": [0, 1]}]},
+    "traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "c10d::send", "ts": 1, "dur": 1, "tid": 1, "args": {"Concrete Inputs": ["", "", "1", "3"]}},
+        {"ph": "X", "cat": "user_annotation", "name": "gloo:send", "ts": 1.5, "dur": 2, "tid": 2,
+         "args": {"Input type": ["float"], "Input Dims": [[6]]}},
+        {"ph": "X", "cat": "user_annotation", "name": "mine", "ts": 0, "dur": 9, "tid": 1},
+    ],
+}  # fmt: skip
+
+
+def test_a_file_of_the_profiler_says_what_a_rank_did(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(PROFILED))
+    frame = read_profiler(tmp_path).to_pandas()[["op", "peer", "tag", "size_bytes", "post_ns", "done_ns"]].astype(object)
+    assert frame.where(frame.notna(), None).to_numpy().tolist() == [["span", None, None, None, 0, 9000], ["isend", 1, 3, 24, 1000, 3500]]
+
+
+LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
+WRITTEN = {  # how a whole file is written, and how it is read
+    "perfetto": (lambda path: small().to_perfetto(path), read_perfetto),
+    "chrome": (lambda path: small().to_chrome(path), read_chrome),
+    "profiler": (lambda path: path.write_text(json.dumps(PROFILED)), read_profiler),
+    "goal": (lambda path: small().to_goal(path), lambda path: read_goal(path, link=LINK)),
+    "chakra": (lambda path: small().to_chakra(path), lambda path: read_chakra(path, link=LINK)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 @given(data=st.data())
 def test_damage_gives_one_error(tmp_path: Path, data: st.DataObject, name: str) -> None:
-    whole = export(small(), name, tmp_path / "whole").read_bytes()
-    path = tmp_path / "damaged"
-    path.write_bytes(flip(whole, lambda low, high: data.draw(st.integers(low, high))))
+    write, read = WRITTEN[name]
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    write(tmp_path / "run")
+    file = tmp_path / "run"
+    file = data.draw(st.sampled_from(sorted(file.iterdir()))) if file.is_dir() else file
+    file.write_bytes(flip(file.read_bytes(), lambda low, high: data.draw(st.integers(low, high))))
     try:
-        trace = READERS[name](path)
+        trace = read(tmp_path / "run")
     except TraceFileError as error:
         assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
     else:
@@ -198,16 +162,15 @@ def test_a_number_in_the_place_of_a_name_asks_for_no_memory(tmp_path: Path) -> N
     assert read_perfetto(tmp_path / "hostile").events.tables.labels == ("",)
 
 
-@pytest.mark.parametrize("reader", READERS.values())
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 30, b"{}", b"[1]", b"\x1f\x8b", b"[" * 100_000, gzip.compress(b"x" * 100, mtime=0)[:-9]]
-)
-def test_something_else_is_refused(tmp_path: Path, reader: Any, content: bytes) -> None:
-    (tmp_path / "other").write_bytes(content)
-    with pytest.raises(TraceFileError, match="A file to import must be"):
-        reader(tmp_path / "other")
+@pytest.mark.parametrize("name", READERS)
+def test_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    packed = gzip.compress(b"x" * 100, mtime=0)
+    for content in (b"", b"\xff" * 30, b"{}", b"[1]", b"\x1f\x8b", b"[" * 100_000, packed[:-9]):
+        (tmp_path / "other").write_bytes(content)
+        with pytest.raises(TraceFileError, match="A file to import must be"):
+            READERS[name](tmp_path / "other")
     with pytest.raises(TraceFileError, match="must exist"):
-        reader(tmp_path / "none")
+        READERS[name](tmp_path / "none")
 
 
 SLICES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=20).map(
@@ -235,13 +198,13 @@ def test_lanes_hold_what_they_promise(slices: list[tuple[int, int]]) -> None:
 def test_slices_unfold_in_time_and_in_pairs(slices: list[tuple[int, int]]) -> None:
     lanes = place_nested([start for start, _ in slices], [end for _, end in slices])
     placed = [one for one, lane in zip(slices, lanes, strict=True) if lane == 0]
+    told = list(unfold([start for start, _ in placed], [end for _, end in placed]))
+    times = [placed[index][0 if begins else 1] for index, begins in told]
+    assert times == sorted(times)
     stack: list[int] = []
-    times = []
-    for index, begins in unfold([start for start, _ in placed], [end for _, end in placed]):
-        times.append(placed[index][0 if begins else 1])
+    for index, begins in told:
         if begins:
             stack.append(index)
         else:
             assert stack.pop() == index
     assert stack == []
-    assert times == sorted(times)

@@ -54,10 +54,9 @@ def world() -> Iterator[ProcessGroup]:
 
 
 @pytest.fixture
-def read(gpu: StandInGpu, world: ProcessGroup, tmp_path: Path) -> Iterator[Read]:
-    """Records until it is called, a second after the last operation; then gives the events, and what the rank says of itself."""
+def start(gpu: StandInGpu, world: ProcessGroup, tmp_path: Path) -> Iterator[Callable[[], Read]]:
+    """Begins to record; what it returns ends that, a second after the last operation, and gives the events and what the rank says."""
     recorder = Recorder(tmp_path, rank=0, world_size=4, now=gpu.now)
-    install(recorder)
 
     def stop() -> tuple[Events, dict[str, Any]]:
         uninstall(recorder)
@@ -65,9 +64,18 @@ def read(gpu: StandInGpu, world: ProcessGroup, tmp_path: Path) -> Iterator[Read]
         recorder.close()
         return read_parts(tmp_path, start_ns=0)
 
-    yield stop
+    def begin() -> Read:
+        install(recorder)
+        return stop
+
+    yield begin
     if recorder.users:
         uninstall(recorder)
+
+
+@pytest.fixture
+def read(start: Callable[[], Read]) -> Read:
+    return start()
 
 
 @pytest.fixture
@@ -99,37 +107,32 @@ def test_a_handle_is_done_when_the_stream_is(gpu: StandInGpu, read: Read, tensor
 
 
 def test_a_collective_on_the_programs_own_stream_has_no_handle(
-    gpu: StandInGpu, world: ProcessGroup, tensor: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: StandInGpu, world: ProcessGroup, tensor: torch.Tensor, start: Callable[[], Read], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # torch 2.8 and later run one that is not asynchronous on the current stream, and return no Work (pytorch 150398).
     monkeypatch.setattr(ProcessGroup, "allreduce", lambda self, tensors, opts: gpu.queue(7 * MS))
-    recorder = Recorder(tmp_path, rank=0, world_size=4, now=gpu.now)
-    install(recorder)
+    read = start()
     gpu.queue(40 * MS)
     dist.all_reduce(tensor)
     world.allreduce([tensor], None)  # without options nothing says beforehand that there is to be no handle
-    uninstall(recorder)
-    gpu.now_ns += 1000 * MS
-    recorder.close()
-    events, facts = read_parts(tmp_path, start_ns=0)
+    events, facts = read()
     assert blocked_ns(events) == pytest.approx([7 * MS, 0], abs=3000)
     assert "1 operation kept the host's times" in facts["not_recorded"][-1]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_operations_of_a_batch_are_done_together(
+    asynchronous: bool,
     gpu: StandInGpu,
     world: ProcessGroup,
     tensor: torch.Tensor,
-    tmp_path: Path,
+    start: Callable[[], Read],
     monkeypatch: pytest.MonkeyPatch,
-    asynchronous: bool,
 ) -> None:
     work = dist.all_reduce(tensor, async_op=True)
     monkeypatch.setattr(ProcessGroup, "_start_coalescing", lambda self, device: None)
     monkeypatch.setattr(ProcessGroup, "_end_coalescing", lambda self, device: work if asynchronous else gpu.queue(3 * MS))
-    recorder = Recorder(tmp_path, rank=0, world_size=4, now=gpu.now)
-    install(recorder)
+    read = start()
     world._start_coalescing(tensor.device)
     for root in range(2):
         options = dist.BroadcastOptions()
@@ -138,10 +141,7 @@ def test_the_operations_of_a_batch_are_done_together(
     handle = world._end_coalescing(tensor.device)
     if handle is not None:
         handle.wait()
-    uninstall(recorder)
-    gpu.now_ns += 1000 * MS
-    recorder.close()
-    events, facts = read_parts(tmp_path, start_ns=0)
+    events, facts = read()
     assert blocked_ns(events) == pytest.approx([3 * MS] * 2, abs=3000)
     assert events.done_ns[0] == events.done_ns[1]
     assert "2 operations got the times of CUDA events" in facts["not_recorded"][-1]
@@ -158,15 +158,13 @@ def test_tensors_of_the_host_have_the_times_of_the_host(gpu: StandInGpu, read: R
     assert facts["not_recorded"] == [*NOT_RECORDED, NOT_READ]
 
 
-def test_a_rank_that_is_killed_says_what_its_times_are(gpu: StandInGpu, read: Read, tensor: torch.Tensor, tmp_path: Path) -> None:
-    dist.all_reduce(tensor)
-    assert read_parts(tmp_path)[1]["not_recorded"] == [*NOT_RECORDED, NOT_READ]
-
-
-def test_an_operation_in_a_captured_graph_has_the_times_of_the_host(gpu: StandInGpu, read: Read, tensor: torch.Tensor) -> None:
+def test_an_operation_in_a_captured_graph_has_the_times_of_the_host(
+    gpu: StandInGpu, read: Read, tensor: torch.Tensor, tmp_path: Path
+) -> None:
     gpu.capturing = True
     dist.all_reduce(tensor)
     gpu.capturing = False
+    assert read_parts(tmp_path)[1]["not_recorded"] == [*NOT_RECORDED, NOT_READ]  # as where the rank is killed now
     events, facts = read()
     assert blocked_ns(events)[0] < MS
     assert any("1 operation kept the host's times" in sentence for sentence in facts["not_recorded"])

@@ -20,9 +20,25 @@ MS = 10**6
 Written = dict[int, tuple[int, int]]  # slot: wait, done
 
 
-def make_times(gpu: StandInGpu) -> tuple[GpuTimes, Written]:
-    written: Written = {}
-    return GpuTimes(lambda slot, wait_ns, done_ns: written.__setitem__(slot, (wait_ns, done_ns)), 3, gpu.now), written
+def make_times(gpu: StandInGpu, written: Written) -> GpuTimes:
+    return GpuTimes(lambda slot, wait_ns, done_ns: written.__setitem__(slot, (wait_ns, done_ns)), 3, gpu.now)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
+    gpu = StandInGpu(drift=1e-4)
+    gpu.install(monkeypatch)
+    return gpu
+
+
+@pytest.fixture
+def written() -> Written:
+    return {}
+
+
+@pytest.fixture
+def times(gpu: StandInGpu, written: Written) -> GpuTimes:
+    return make_times(gpu, written)
 
 
 def run(gpu: StandInGpu, times: GpuTimes, slot: int, *, before_ns: int = 0, work_ns: int = MS) -> tuple[int, int]:
@@ -50,8 +66,8 @@ def test_times_are_within_what_is_stated_and_in_order(offset_ns: int, drift: flo
     gpu = StandInGpu(offset_ns, drift)
     with pytest.MonkeyPatch.context() as monkeypatch:
         gpu.install(monkeypatch)
-        times, written = make_times(gpu)
-        truth = {}
+        written: Written = {}
+        times, truth = make_times(gpu, written), {}
         for slot, (before_ns, work_ns, pause_ns) in enumerate(program):
             truth[slot] = run(gpu, times, slot, before_ns=before_ns, work_ns=work_ns)
             gpu.now_ns += pause_ns
@@ -67,10 +83,7 @@ def test_times_are_within_what_is_stated_and_in_order(offset_ns: int, drift: flo
     assert within_ns(said) <= 2 * LOOK_NS + rounding_ns + 100  # an anchor is one call and one look; and the bound is no excuse
 
 
-def test_a_stream_that_works_through_a_queue_does_not_count_as_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
-    times, written = make_times(gpu)
+def test_a_stream_that_works_through_a_queue_does_not_count_as_blocked(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     run(gpu, times, 7, before_ns=100 * MS, work_ns=2 * MS)
     assert gpu.now_ns < gpu.busy_until_ns - 90 * MS, "nothing waited for the GPU"
     gpu.now_ns += 200 * MS
@@ -79,10 +92,7 @@ def test_a_stream_that_works_through_a_queue_does_not_count_as_blocked(monkeypat
     assert done_ns - wait_ns == pytest.approx(2 * MS, abs=2 * within_ns(said))
 
 
-def test_what_has_not_passed_is_counted_and_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu(drift=1e-4)
-    gpu.install(monkeypatch)
-    times, written = make_times(gpu)
+def test_what_has_not_passed_is_counted_and_read_later(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     run(gpu, times, 0)
     gpu.now_ns += 5 * MS
     truth = run(gpu, times, 1, work_ns=900 * MS)
@@ -98,10 +108,7 @@ def test_what_has_not_passed_is_counted_and_read_later(monkeypatch: pytest.Monke
     assert times.read() == [said]
 
 
-def test_clocks_may_drift_otherwise_after_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu(drift=1e-4)
-    gpu.install(monkeypatch)
-    times, written = make_times(gpu)
+def test_clocks_may_drift_otherwise_after_a_reading(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     run(gpu, times, 0)
     gpu.now_ns += 1_000_000 * MS
     times.read()
@@ -112,10 +119,7 @@ def test_clocks_may_drift_otherwise_after_a_reading(monkeypatch: pytest.MonkeyPa
     assert written[1] == pytest.approx(truth, abs=within_ns(said) + 2)
 
 
-def test_no_event_is_asked_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
-    times, _ = make_times(gpu)
+def test_no_event_is_asked_until_the_record_is_read(gpu: StandInGpu, times: GpuTimes) -> None:
     run(gpu, times, 0)
     asked = gpu.asked  # for the first anchor
     for slot in range(1, 100):
@@ -123,10 +127,7 @@ def test_no_event_is_asked_until_the_record_is_read(monkeypatch: pytest.MonkeyPa
     assert gpu.asked == asked
 
 
-def test_the_capture_of_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
-    times, written = make_times(gpu)
+def test_the_capture_of_a_graph_is_left_alone(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     gpu.capturing = True  # an event that is recorded fails the test
     times.end(times.begin(GPU), [0, 1])
     assert "2 operations kept the host's times, done is when wait() returned: they were captured" in times.read()[1]
@@ -141,11 +142,8 @@ def test_the_capture_of_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     assert list(written) == [2]
 
 
-def test_a_maximum_of_events_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
+def test_a_maximum_of_events_is_kept(gpu: StandInGpu, times: GpuTimes, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_times, "MAX_KEPT", 2)
-    times, written = make_times(gpu)
     for slot in range(2):
         run(gpu, times, slot)
     times.end(times.begin(GPU), [2])
@@ -159,21 +157,15 @@ def test_a_maximum_of_events_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(written) == [0, 1, 3]
 
 
-def test_a_clock_that_cannot_be_tied_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
+def test_a_clock_that_cannot_be_tied_is_not(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     gpu.pool_busy_until_ns = 10**15
-    times, written = make_times(gpu)
     for slot in range(3):
         times.end(times.begin(GPU), [slot])
     assert "3 operations kept the host's times, done is when wait() returned: they could not be tied" in times.read()[1]
     assert not written
 
 
-def test_a_gpu_that_is_busy_at_the_end_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
-    times, written = make_times(gpu)
+def test_a_gpu_that_is_busy_at_the_end_is_read_later(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     run(gpu, times, 0)
     gpu.now_ns += 5 * MS
     gpu.pool_busy_until_ns = gpu.now_ns + 50 * MS
@@ -184,10 +176,7 @@ def test_a_gpu_that_is_busy_at_the_end_is_read_later(monkeypatch: pytest.MonkeyP
     assert list(written) == [0]
 
 
-def test_trouble_with_the_gpu_is_left_to_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = StandInGpu()
-    gpu.install(monkeypatch)
-    times, written = make_times(gpu)
+def test_trouble_with_the_gpu_is_left_to_the_program(gpu: StandInGpu, times: GpuTimes, written: Written) -> None:
     run(gpu, times, 0)
     gpu.now_ns += 5 * MS
     gpu.broken = True

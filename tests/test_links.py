@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
 from ringsim.errors import ArgumentError
-from ringsim.links.plan import SIZES, STREAM, Block, combine, is_steady, make_plan, make_rows, samples_of, step_ns, timed_ranks
+from ringsim.links import worker
+from ringsim.links.api import _gpus, _take_gpu_times
+from ringsim.links.plan import SIZES, STREAM, Block, is_steady, make_plan, make_rows, samples_of, step_ns, timed_ranks
 from ringsim.traces.events import OP_CODES, Tables, make_events
 
 
@@ -92,18 +95,9 @@ def test_what_a_step_is_divided_by() -> None:
 
 
 def test_small_copies_come_in_dozens() -> None:
-    small, large = Block("memcpy", "copy", -1, -1, 8), Block("memcpy", "copy", -1, -1, 2**20)
-    assert (small.copies, large.copies) == (64, 1)
-    assert step_ns(small, np.array([0]), np.array([6400])).tolist() == [100.0]
-    assert step_ns(large, np.array([0]), np.array([6400])).tolist() == [6400.0]
-
-
-def test_a_step_that_was_cut_off_does_not_count() -> None:
-    assert step_ns(Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100]), np.array([50, -1])).tolist() == [25]
-
-
-def test_the_slowest_rank_has_the_say() -> None:
-    assert combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])]).tolist() == [4.0, 5.0]
+    for size, copies in ((8, 64), (2**20, 1)):
+        block = Block("memcpy", "copy", -1, -1, size)
+        assert (block.copies, step_ns(block, np.array([0]), np.array([6400])).tolist()) == (copies, [6400 / copies])
 
 
 def test_who_tells_the_time() -> None:
@@ -178,3 +172,90 @@ def test_what_was_not_measured_has_no_row() -> None:
     events = events_of("bandwidth gloo all_reduce -1 -1 1000", [(rank, 0, 100) for rank in range(3)])
     assert make_rows(samples_of(events), (0, 1, 2, 3)) == []
     assert samples_of(events_of("something else", [(0, 0, 1)])) == {}
+
+
+# -- between GPUs, with a pretended CUDA
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, count: int, peers: set[tuple[int, int]] | None = None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) in (peers or set()))
+    for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "advice"), [(0, 1, 'Ask for comm_device="cpu"'), (1, 2, "Ask for world_size=1, which measures copies")]
+)
+def test_two_ranks_never_share_a_gpu(monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, advice: str) -> None:
+    pretend(monkeypatch, count)
+    with pytest.raises(ArgumentError, match=f"got {ranks} with {count}: NCCL refuses") as caught:
+        worker.check_gpus(ranks)
+    assert advice in str(caught.value)
+    pretend(monkeypatch, 4)
+    worker.check_gpus(4)
+
+
+def test_what_lies_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 3, {(0, 1), (1, 0)})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    places = [worker.place_of(number) for number in range(3)]
+    assert [place["peers"] for place in places] == [[1], [0], []]
+    elsewhere = {**places[0], "host": "another"}
+    assert worker.paths_between((0, 1, 2, 3), [*places, elsewhere]) == {
+        "0>1": "p2p",
+        "1>2": "host-staged",
+        "2>3": "network",
+        "3>0": "network",
+    }
+    assert worker.paths_between((0,), places) == {}
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert worker.paths_between((0, 1), [worker.place_of(0), worker.place_of(1)]) == {"0>1": "host-staged", "1>0": "host-staged"}
+
+
+def test_the_table_says_what_lies_between_its_gpus() -> None:
+    place = {"host": "one", "name": "GPU", "peers": [1]}
+    results = [{"place": {**place, "gpu": 0}}, {"place": {**place, "gpu": 1}}]
+    assert _gpus((0, 1), results) == {"gpus": ["GPU", "GPU"], "paths": {"0>1": "p2p", "1>0": "host-staged"}}
+    assert _gpus((0, 1), [{"place": None}] * 2) == {}
+    assert _gpus((0, 1), []) == {}
+
+
+class Event:
+    """Stands in for a CUDA event: the GPU's clock is the number of steps that were queued, in ms."""
+
+    clock = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = float("nan")
+
+    def record(self) -> None:
+        self.at = Event.clock
+
+    def synchronize(self) -> None:
+        Event.clock += 100  # what happens after the last event does not count
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at - self.at
+
+
+def test_events_around_each_step_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    lengths_ms = iter([1.0, 2.5, 4.0])
+
+    def step() -> None:
+        Event.clock += next(lengths_ms)
+
+    assert worker.time_steps(step, 3) == [1e6, 2.5e6, 4e6]
+
+
+def test_events_replace_what_the_record_says() -> None:
+    queued, other = Block("nccl", "pingpong", 0, 1, 8), Block("memcpy", "copy", -1, -1, 8)
+    samples: Any = {queued: {0: np.array([1.0])}, other: {0: np.array([2.0])}}
+    _take_gpu_times(samples, [{"gpu_ns": {queued.label: [500.0, 600.0]}}, {"gpu_ns": {}}])
+    assert {block: {rank: times.tolist() for rank, times in by_rank.items()} for block, by_rank in samples.items()} == {
+        queued: {0: [500.0, 600.0]},
+        other: {0: [2.0]},
+    }

@@ -1,4 +1,4 @@
-"""The ring's picture: where ranks are, which groups are tubes, how wide the arrows are, and what the words say."""
+"""Pictures of ranks: the ring with its groups, the matrix of many ranks, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from synthetic import Story, pipeline
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+from pictures import assert_apart, assert_within, drawn, overlap, title, words
+from synthetic import Story
 
-from ringsim.plot.ring import CLOSING_COLOUR, MOST_CHORD_LABELS, THINNEST, bytes_matrix, communication_graph, plot_ring
+from ringsim.plot import style
+from ringsim.plot.ring import CLOSING_COLOUR, MOST_CHORD_LABELS, THINNEST, arc, arrow, beside, bytes_matrix, communication_graph, plot_ring
+from ringsim.plot.waitfor import plot_waitfor
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.value import Trace
 
 NOW = (0.0, 0.0, 1.0)
-
-
-@pytest.fixture(autouse=True)
-def no_figures_left():
-    yield
-    plt.close("all")
 
 
 def ring_trace(world_size: int, *, both_ways: bool = False, closing: bool = True) -> Trace:
@@ -38,98 +38,74 @@ def ring_trace(world_size: int, *, both_ways: bool = False, closing: bool = True
 
 
 def patches(ax: Axes, prefix: str) -> dict[str, Any]:
-    return {patch.get_gid(): patch for patch in ax.patches if (patch.get_gid() or "").startswith(prefix)}
+    return drawn(ax.patches, prefix)
 
 
-def tip(arrow: Any) -> np.ndarray:
-    corners = arrow.get_xy()[:-1]  # the last closes the polygon
-    return corners[len(corners) // 2]
-
-
-def shaft(arrow: Any) -> tuple[np.ndarray, float]:
-    """Where the arrow begins, and its width there."""
-    corners = arrow.get_xy()[:-1]
-    return (corners[0] + corners[-1]) / 2, float(np.hypot(*(corners[0] - corners[-1])))
-
-
-def words(ax: Axes) -> str:
-    return "\n".join(text.get_text() for text in ax.texts)
+def ends(one: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """Where the arrow begins, its tip, and its width at the beginning."""
+    corners = one.get_xy()[:-1]  # the last closes the polygon
+    return (corners[0] + corners[-1]) / 2, corners[len(corners) // 2], float(np.hypot(*(corners[0] - corners[-1])))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 16])
-def test_ranks_go_clockwise_from_the_top(world_size: int) -> None:
-    nodes = patches(plot_ring(ring_trace(world_size)), "rank-")
-    assert len(nodes) == world_size
+def test_ranks_go_clockwise_and_each_arrow_leads_from_its_sender_to_its_receiver(world_size: int) -> None:
+    ax = plot_ring(ring_trace(world_size, both_ways=True))
+    nodes, arrows = patches(ax, "rank-"), patches(ax, "forward-") | patches(ax, "backward-")
+    assert (len(nodes), len(arrows), len(patches(ax, "group-"))) == (world_size, 2 * world_size, world_size)
     for rank in range(world_size):
         angle = 2 * np.pi * rank / world_size
         assert nodes[f"rank-{rank}"].center == pytest.approx((np.sin(angle), np.cos(angle)), abs=1e-9)
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4, 16])
-def test_each_arrow_leads_from_its_sender_to_its_receiver(world_size: int) -> None:
-    ax = plot_ring(ring_trace(world_size, both_ways=True))
-    nodes, arrows = patches(ax, "rank-"), patches(ax, "forward-") | patches(ax, "backward-")
-    assert len(arrows) == 2 * world_size
-    for name, arrow in arrows.items():
+    for name, one in arrows.items():
         pred, succ = (int(rank) for rank in name.split("ring:")[1].split(">"))
-        src, dst = (pred, succ) if name.startswith("forward") else (succ, pred)
-        for point, rank in ((shaft(arrow)[0], src), (tip(arrow), dst)):
+        start, tip, _ = ends(one)
+        for point, rank in zip((start, tip), (pred, succ) if name.startswith("forward") else (succ, pred), strict=True):
             distance = {other: np.hypot(*(point - np.array(node.center))) for other, node in nodes.items()}
             assert min(distance, key=distance.__getitem__) == f"rank-{rank}"
-            assert distance[f"rank-{rank}"] >= nodes[f"rank-{rank}"].radius  # nothing under a node
+            assert distance[f"rank-{rank}"] >= nodes[f"rank-{rank}"].radius, "nothing under a node"
 
 
-def test_arrows_are_as_wide_as_their_bytes() -> None:
+def test_arrows_are_as_wide_as_their_bytes_and_can_be_seen() -> None:
     arrows = patches(plot_ring(ring_trace(4)), "forward-")
-    widths = [shaft(arrows[f"forward-ring:{rank}>{(rank + 1) % 4}"])[1] for rank in range(4)]
+    widths = [ends(arrows[f"forward-ring:{rank}>{(rank + 1) % 4}"])[2] for rank in range(4)]
     assert widths == pytest.approx([widths[3] * (rank + 1) / 4 for rank in range(4)], rel=1e-3)
-
-
-def test_an_arrow_of_few_bytes_can_still_be_seen() -> None:
     story = Story(3)
     story.message(0, 1, NOW, NOW, 4)
     story.message(1, 2, NOW, NOW, 1 << 30)
-    assert shaft(patches(plot_ring(story.trace()), "forward-")["forward-ring:0>1"])[1] == pytest.approx(THINNEST)
+    assert ends(patches(plot_ring(story.trace()), "forward-")["forward-ring:0>1"])[2] == pytest.approx(THINNEST)
+    path = arc(0.0, 1.0)
+    corners = arrow(path, 0.05, head=0.1)
+    assert corners[len(corners) // 2].tolist() == path[-1].tolist()
+    assert np.hypot(*(corners[0] - corners[-1])) == pytest.approx(0.05)
+    assert np.hypot(*beside(path, 0.1).T) == pytest.approx(np.full(len(path), 1.1), abs=2e-3), "the left of clockwise is outside"
 
 
 def test_groups_built_and_messages_sent_are_told_apart() -> None:
     ax = plot_ring(ring_trace(4, closing=False))
-    tubes = patches(ax, "group-")
-    assert len(tubes) == 4
-    solid = [name for name, tube in tubes.items() if tube.get_linestyle() in ("solid", "-")]
+    solid = [name for name, tube in patches(ax, "group-").items() if tube.get_linestyle() in ("solid", "-")]
     assert sorted(solid) == ["group-ring:0>1", "group-ring:1>2", "group-ring:2>3"]
     assert "ring:3>0\nnothing sent" in words(ax)
     assert "4 pair groups built, 3 used" in words(ax)
+    some = Story(4, ring=False)  # a ring over some of the ranks
+    some.ring_groups = [["ring:0>2", [0, 2]], ["ring:2>0", [0, 2]], ["ring:1>3", [1, 3]], ["ring:3>1", [1, 3]]]
+    assert len(patches(plot_ring(some.trace()), "group-")) == 4
 
 
-def test_the_closing_edge_has_a_colour_of_its_own() -> None:
-    arrows = patches(plot_ring(ring_trace(4)), "forward-")
-    colours = {name: arrow.get_facecolor() for name, arrow in arrows.items()}
-    closing = colours.pop("forward-ring:3>0")
-    assert plt.matplotlib.colors.to_hex(closing).upper() == CLOSING_COLOUR
-    assert closing not in colours.values()
-
-
-@pytest.mark.parametrize("world_size", [5, 8, 16])
+@pytest.mark.parametrize("world_size", [4, 5, 8, 16])
 def test_neighbouring_groups_never_look_alike(world_size: int) -> None:
     arrows = patches(plot_ring(ring_trace(world_size)), "forward-")
     colours = [arrows[f"forward-ring:{rank}>{(rank + 1) % world_size}"].get_facecolor() for rank in range(world_size)]
     assert all(colours[rank] != colours[rank - 1] for rank in range(world_size))
+    assert plt.matplotlib.colors.to_hex(colours[-1]).upper() == CLOSING_COLOUR
+    assert colours[-1] not in colours[:-1]
 
 
-def test_one_rank_is_a_node_without_edges_and_says_so() -> None:
+def test_one_rank_is_a_node_without_edges_and_two_have_two_tubes() -> None:
     ax = plot_ring(ring_trace(1))
-    assert list(patches(ax, "rank-")) == ["rank-0"]
-    assert not patches(ax, "group-")
-    assert "no edges" in ax.get_title(loc="left")
-
-
-def test_two_ranks_have_two_parallel_tubes() -> None:
-    ax = plot_ring(ring_trace(2))
-    right, left = (patches(ax, "group-")[f"group-ring:{name}"].get_xy().mean(axis=0)[0] for name in ("0>1", "1>0"))
-    assert right > 0.4
-    assert left < -0.4
-    assert len(patches(ax, "forward-")) == 2
+    assert (list(patches(ax, "rank-")), patches(ax, "group-")) == (["rank-0"], {})
+    assert "no edges" in title(ax)
+    tubes = patches(plot_ring(ring_trace(2)), "group-")
+    right, left = (tubes[f"group-ring:{name}"].get_xy().mean(axis=0)[0] for name in ("0>1", "1>0"))
+    assert left < -0.4 < 0.4 < right
 
 
 def test_messages_outside_the_ring_cross_it() -> None:
@@ -137,19 +113,16 @@ def test_messages_outside_the_ring_cross_it() -> None:
     story.message(0, 2, NOW, NOW, group="world")
     story.message(0, 1, NOW, NOW, group="world")  # neighbours, but not on their pair group
     ax = plot_ring(story.trace())
-    assert sorted(patches(ax, "outside-")) == ["outside-0-1-world", "outside-0-2-world"]
+    across = patches(ax, "outside-")
+    assert sorted(across) == ["outside-0-1-world", "outside-0-2-world"]
+    assert all(np.hypot(*path.get_xy().T).max() < 1 for path in across.values()), "inside the circle"
     assert not patches(ax, "forward-")
-    assert "none on the ring" in ax.get_title(loc="left")
+    assert "none on the ring" in title(ax)
     assert words(ax).count("nothing sent") == 4
-    for path in patches(ax, "outside-").values():
-        assert np.hypot(*path.get_xy().T).max() < 1  # inside the circle
-
-
-def test_every_crossing_arrow_is_drawn_and_missing_labels_are_said() -> None:
-    story = Story(8, ring=False)
+    many = Story(8, ring=False)
     for src, dst in combinations(range(8), 2):
-        story.message(src, dst, NOW, NOW, 1024 * (8 * src + dst), group="world")
-    ax = plot_ring(story.trace())
+        many.message(src, dst, NOW, NOW, 1024 * (8 * src + dst), group="world")
+    ax = plot_ring(many.trace())
     assert len(patches(ax, "outside-")) == 28
     assert f"all 28 are drawn, the {MOST_CHORD_LABELS} widest are labelled" in words(ax)
 
@@ -175,17 +148,15 @@ def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() ->
     assert graph.graph["unfinished"] == 1
 
 
-@pytest.mark.parametrize(("world_size", "is_matrix"), [(16, False), (17, True)])
-def test_above_sixteen_ranks_a_matrix_is_drawn(world_size: int, is_matrix: bool) -> None:
-    ax = plot_ring(ring_trace(world_size, closing=False))
-    assert bool(ax.images) == is_matrix
-    assert bool(patches(ax, "rank-")) != is_matrix
-    if is_matrix:
-        assert ax.get_ylabel() == "sending rank"
-        assert ax.images[0].colorbar.ax.get_ylabel() == "bytes sent"
-        ax.figure.canvas.draw()
-        assert any("KiB" in label.get_text() for label in ax.images[0].colorbar.ax.get_yticklabels())
-        assert ax.get_ylim()[0] > ax.get_ylim()[1]  # rank 0 on top
+def test_above_sixteen_ranks_a_matrix_is_drawn() -> None:
+    assert not plot_ring(ring_trace(16, closing=False)).images
+    ax = plot_ring(ring_trace(17, closing=False))
+    (picture,) = ax.images
+    assert not patches(ax, "rank-")
+    assert (ax.get_ylabel(), picture.colorbar.ax.get_ylabel()) == ("sending rank", "bytes sent")
+    ax.figure.canvas.draw()
+    assert any("KiB" in label.get_text() for label in picture.colorbar.ax.get_yticklabels())
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "rank 0 on top"
 
 
 @pytest.mark.parametrize("most_cells", [5, 8, 64])
@@ -198,22 +169,8 @@ def test_the_matrix_keeps_every_byte(most_cells: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", range(1, 17))
-@pytest.mark.parametrize("both_ways", [False, True])
-def test_no_words_overlap_and_none_is_cut_off(world_size: int, both_ways: bool) -> None:
-    ax = plot_ring(ring_trace(world_size, both_ways=both_ways))
-    ax.figure.canvas.draw()
-    legend = ax.get_legend()
-    boxes = [text.get_window_extent() for text in [*ax.texts, *(legend.get_texts() if legend else [])]]
-    canvas = ax.figure.bbox
-    for box in boxes:
-        assert canvas.x0 <= box.x0
-        assert box.x1 <= canvas.x1
-        assert canvas.y0 <= box.y0
-        assert box.y1 <= canvas.y1
-    for one, other in combinations(boxes, 2):
-        wide = min(one.x1, other.x1) - max(one.x0, other.x0)
-        high = min(one.y1, other.y1) - max(one.y0, other.y0)
-        assert min(wide, high) < 1.5, "pixels of overlap"
+def test_no_words_overlap_and_none_is_cut_off(world_size: int) -> None:
+    assert_apart(assert_within(plot_ring(ring_trace(world_size, both_ways=world_size % 2 == 0))))
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans(), st.integers(0, 3)), max_size=30))
@@ -232,14 +189,68 @@ def test_the_graph_counts_every_finished_send_once(world_size: int, sends: list[
     assert len(graph) == world_size
 
 
-def test_a_ring_over_some_of_the_ranks() -> None:
-    story = Story(4, ring=False)
-    story.ring_groups = [["ring:0>2", [0, 2]], ["ring:2>0", [0, 2]], ["ring:1>3", [1, 3]], ["ring:3>1", [1, 3]]]
-    assert len(patches(plot_ring(story.trace()), "group-")) == 4
+# -- who waits for whom
+
+ROTATED = {size: [(rank, (rank + 1) % size) for rank in range(size)] for size in range(2, 13)}
+NAMES = ("a.py", "pipeline_training.py", "a_file_with_a_name_that_nobody_would_want_to_type.py")
 
 
-def test_it_draws_on_axes_that_it_is_given() -> None:
-    _, (left, right) = plt.subplots(1, 2)
-    assert plot_ring(pipeline(3), ax=right) is right
-    assert len(plt.get_fignums()) == 1
-    assert not left.patches
+def diagnosis(size: int, waits: list[tuple[int, int]], *, name: str = NAMES[1], states: tuple[str, ...] = ()) -> Diagnosis:
+    edges = tuple(
+        Edge(a, b, Operation(a, "recv", b, 0, "world", file=name, line=123), in_cycle=index < 2) for index, (a, b) in enumerate(waits)
+    )
+    finding = Finding("deadlock", tuple(range(min(size, 2))), (), "ranks wait for each other.")
+    return Diagnosis((finding,), size, edges, states or ("blocked",) * size)
+
+
+def labels_of(ax: Axes) -> dict[str, Bbox]:
+    """Every label that is written, by its words."""
+    return {text.get_text(): text.get_window_extent() for text in ax.texts if "→" in text.get_text()}
+
+
+def assert_readable(ax: Axes) -> None:
+    """No label covers a label, a node or other words; what is not labelled is said to be."""
+    ax.figure.canvas.draw()
+    labels = labels_of(ax)
+    taken = [patch.get_window_extent() for patch in patches(ax, "rank-").values()]
+    taken += [text.get_window_extent() for text in ax.texts if "→" not in text.get_text()]
+    assert_apart([*labels.values()], 1)
+    for one, box in labels.items():
+        assert all(overlap(box, other) < 1 for other in taken), f"{one!r} covers something"
+        assert ax.figure.bbox.x0 <= box.x0 < box.x1 <= ax.figure.bbox.x1
+    missing = [text.get_text() for text in ax.texts if text.get_text().startswith("No room was left")]
+    assert len(labels) + (int(missing[0].split()[6]) if missing else 0) == len(patches(ax, "waits-"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("size", "waits"),
+    [*((size, ROTATED[size]) for size in (2, 3, 4, 6)), (3, [(0, 1), (1, 0), (2, 0)]), (4, [(0, 2), (2, 0), (1, 3), (3, 1)])],
+)  # fmt: skip
+def test_few_ranks_have_all_their_labels(size: int, waits: list[tuple[int, int]], name: str) -> None:
+    """Two opposite arrows had their labels one over the other, and so had a ring of three."""
+    ax = plot_waitfor(diagnosis(size, waits, name=name))
+    assert_readable(ax)
+    assert {label.split(":")[0] for label in labels_of(ax)} == {f"{rank} → {peer}" for rank, peer in waits}
+
+
+@given(st.data())
+def test_labels_never_cover_each_other(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 12))
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)).filter(lambda pair: pair[0] != pair[1])
+    waits = data.draw(st.lists(pairs, unique=True, min_size=1, max_size=16))
+    states = tuple(data.draw(st.lists(st.sampled_from(["blocked", "exited", "stopped", "running"]), min_size=size, max_size=size)))
+    with style.drawing():
+        assert_readable(plot_waitfor(diagnosis(size, waits, name=data.draw(st.sampled_from(NAMES)), states=states)))
+    plt.close("all")
+
+
+def test_nodes_do_not_touch_and_many_waits_for_one_rank_are_one_arrow() -> None:
+    for size in (2, 3, 12):
+        for one, other in combinations(patches(plot_waitfor(diagnosis(size, ROTATED[size])), "rank-").values(), 2):
+            assert np.hypot(*np.subtract(one.center, other.center)) > one.radius + other.radius
+    ax = plot_waitfor(diagnosis(2, [(0, 1), (0, 1), (0, 1), (1, 0)]))
+    assert sorted(patches(ax, "waits-")) == ["waits-0-1", "waits-1-0"]
+    assert "0 → 1: recv, tag 0 and 2 more\npipeline_training.py:123" in labels_of(ax)
+    assert_readable(plot_waitfor(diagnosis(3, ROTATED[3]), ax=Figure(figsize=(9, 3)).add_subplot()))
+    assert len(patches(plot_waitfor(diagnosis(1, [])), "rank-")) == 1

@@ -1,16 +1,13 @@
-"""Colours that everybody can tell apart, units, and files that are the same byte for byte."""
+"""What all pictures have in common: colours that everybody can tell apart, words that are not cut off, the same bytes each time."""
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import io
-import os
-import struct
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -18,16 +15,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.markers import MarkerStyle
+from pictures import assert_within, words
+from stage_traces import known, trace_of
 from synthetic import Story, pipeline
 
-from ringsim.plot import charts, style, timeline
+import ringsim
+from ringsim.plot import charts, style
 from ringsim.plot.layout import OPERATION_LOOKS, SPAN_LOOKS
-from ringsim.plot.ring import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES, arc, arrow, beside, place, ribbon
-from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK
+from ringsim.plot.ring import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES, plot_ring
+from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK, microbatch_entry, plot_schedule
+from ringsim.plot.timeline import trace_png
+from ringsim.predict.comparison import compare
+from ringsim.schedules import make_schedule
+from ringsim.traces.bandwidths import make_bandwidths
+from ringsim.traces.findings import Diagnosis, Finding
 from ringsim.traces.units import bytes_text, time_text, time_unit
 
-STEP_LOOKS = (*ACTION_LOOKS.values(), BUBBLE_LOOK)
-
+LOOKS = {"operations": OPERATION_LOOKS, "spans": SPAN_LOOKS, "steps": (*ACTION_LOOKS.values(), BUBBLE_LOOK)}
+BACKENDS = ("gloo", "nccl", "mpi", "tcp", "mine")
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009: severity 1.
 VISION = {
     "normal": np.eye(3),
@@ -37,73 +43,46 @@ VISION = {
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
-def lab(colour: str, vision: str) -> np.ndarray:
-    """CIE L*a*b* of a colour as somebody sees it; distances of 2 can just be seen side by side."""
+def xyz(colour: str, vision: str = "normal") -> np.ndarray:
     srgb = np.array(mpl.colors.to_rgb(colour))
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    xyz = TO_XYZ @ np.clip(VISION[vision] @ linear, 0, 1) / (TO_XYZ @ np.ones(3))
-    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return TO_XYZ @ np.clip(VISION[vision] @ linear, 0, 1)
+
+
+def lab(colour: str, vision: str = "normal") -> np.ndarray:
+    """CIE L*a*b* of a colour as somebody sees it; distances of 2 can just be seen side by side."""
+    share = xyz(colour, vision) / (TO_XYZ @ np.ones(3))
+    f = np.where(share > 0.008856, np.cbrt(share), 7.787 * share + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("looks", [OPERATION_LOOKS, SPAN_LOOKS, STEP_LOOKS], ids=["operations", "spans", "steps"])
-def test_looks_differ_for_every_eye(looks: tuple[style.Look, ...], vision: str) -> None:
-    for one, other in combinations(looks, 2):
-        distance = np.linalg.norm(lab(one.colour, vision) - lab(other.colour, vision))
-        assert distance > 20 or one.hatch != other.hatch, (one, other)
+def distance(one: str, other: str, vision: str = "normal") -> float:
+    return float(np.linalg.norm(lab(one, vision) - lab(other, vision)))
 
 
-@pytest.mark.parametrize("looks", [OPERATION_LOOKS, SPAN_LOOKS, STEP_LOOKS], ids=["operations", "spans", "steps"])
-def test_looks_differ_in_grey(looks: tuple[style.Look, ...]) -> None:
-    for one, other in combinations(looks, 2):
-        lighter = abs(lab(one.colour, "normal")[0] - lab(other.colour, "normal")[0])
-        assert lighter > 15 or one.hatch != other.hatch, (one, other)
+@pytest.mark.parametrize("kind", LOOKS)
+def test_looks_differ_for_every_eye_and_in_grey(kind: str) -> None:
+    for one, other in combinations(LOOKS[kind], 2):
+        if one.hatch == other.hatch:
+            assert min(distance(one.colour, other.colour, vision) for vision in VISION) > 20, (one, other)
+            assert abs(lab(one.colour)[0] - lab(other.colour)[0]) > 15, (one, other)
+    for look in LOOKS[kind]:
+        assert not look.hatch or distance(look.colour, look.ink) > 12, "a texture can be seen on its colour"
 
 
-def test_a_texture_can_be_seen_on_its_colour() -> None:
-    for look in (*OPERATION_LOOKS, *SPAN_LOOKS, *STEP_LOOKS):
-        if look.hatch:
-            assert np.linalg.norm(lab(look.colour, "normal") - lab(look.ink, "normal")) > 12, look
+def test_backends_and_pair_groups_differ_for_every_eye() -> None:
+    pairs = [*zip(PAIR_COLOURS, PAIR_TEXTURES, strict=True), (CLOSING_COLOUR, CLOSING_TEXTURE)]
+    assert len({str(texture) for _, texture in pairs}) == len(pairs)
+    for colours in ([charts.pen(backend).colour for backend in BACKENDS], [colour for colour, _ in pairs]):
+        for one, other in combinations(colours, 2):
+            assert min(distance(one, other, vision) for vision in VISION) > 15
+    for ink in (style.INK, style.MUTED, *(charts.pen(backend).ink for backend in BACKENDS)):
+        assert 1.05 / (xyz(ink)[1] + 0.05) > 4.5, "WCAG AA: words can be read on white"
 
 
-@pytest.mark.parametrize("vision", VISION)
-def test_backends_differ_for_every_eye(vision: str) -> None:
-    for one, other in combinations([charts.pen(backend).colour for backend in ("gloo", "nccl", "mpi", "tcp", "mine")], 2):
-        assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 15
-
-
-@pytest.mark.parametrize("vision", VISION)
-def test_pair_groups_differ_for_every_eye(vision: str) -> None:
-    looks = [*zip(PAIR_COLOURS, PAIR_TEXTURES, strict=True), (CLOSING_COLOUR, CLOSING_TEXTURE)]
-    for (colour, texture), (other_colour, other_texture) in combinations(looks, 2):
-        assert np.linalg.norm(lab(colour, vision) - lab(other_colour, vision)) > 15
-        assert texture != other_texture
-
-
-@pytest.mark.parametrize(
-    "colour", [style.INK, style.MUTED, *(charts.pen(backend).ink for backend in ("gloo", "nccl", "mpi", "tcp", "mine"))]
-)
-def test_words_can_be_read_on_white(colour: str) -> None:
-    srgb = np.array(mpl.colors.to_rgb(colour))
-    luminance = TO_XYZ[1] @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    assert 1.05 / (luminance + 0.05) > 4.5  # WCAG AA
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1,023 B"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (1024**2 - 1, "1 MiB"),
-        (10 * 1024**3, "10 GiB"),
-        (1024**7, "1,024 EiB"),
-    ],
-)
-def test_sizes_have_binary_units(size_bytes: int, text: str) -> None:
-    assert bytes_text(size_bytes) == text
+def test_sizes_have_binary_units() -> None:
+    sizes = {0: "0 B", 1023: "1,023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1024**2 - 1: "1 MiB", 10 * 1024**3: "10 GiB", 1024**7: "1,024 EiB"}
+    assert {size: bytes_text(size) for size in sizes} == sizes
 
 
 @given(st.integers(1, 10**15))
@@ -114,86 +93,107 @@ def test_times_are_read_back_to_three_digits(length_ns: int) -> None:
     assert float(number.replace(",", "")) * unit == pytest.approx(length_ns, rel=0.006)
 
 
-def test_an_arrow_is_as_wide_as_it_should_be_and_ends_at_its_path() -> None:
-    path = arc(0.0, 1.0)
-    corners = arrow(path, 0.05, head=0.1)
-    assert corners[len(corners) // 2].tolist() == path[-1].tolist()
-    assert np.hypot(*(corners[0] - corners[-1])) == pytest.approx(0.05)
-    assert np.hypot(*beside(path, 0.1).T) == pytest.approx(np.full(len(path), 1.1), abs=2e-3)  # the left of clockwise is outside
-    outline = ribbon(path, 0.2)
-    assert np.hypot(*(outline[0] - outline[-1])) == pytest.approx(0.2)
-    assert place(np.pi / 2).tolist() == pytest.approx([1, 0])
+def table() -> Any:
+    row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
+    return make_bandwidths([row | {"size_bytes": 2**k, "latency_us": 40 + 2**k / 4e3} for k in range(3, 25)], {"source": "measured"})
 
 
-SCRIPT = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
-import matplotlib as mpl
-mpl.use("Agg")
-from pathlib import Path
-from synthetic import pipeline
-from ringsim.plot import style
-from ringsim.plot.ring import plot_ring
-from ringsim.plot.timeline import plot_timeline, trace_png
-trace = pipeline(4)
-print(hashlib.sha256(trace_png(trace)).hexdigest())
-for plot in (plot_ring, plot_timeline):
-    for ending in (".svg", ".png"):
-        path = Path(sys.argv[2], plot.__name__ + ending)
-        style.save_figure(plot(trace).figure, path, title="a < b", description="c & d")
-        print(hashlib.sha256(path.read_bytes()).hexdigest())
-"""
+def step(scale: float = 1.0) -> ringsim.Trace:
+    trace = trace_of(known("1f1b", 4, 8))
+    return ringsim.Trace(trace.events, trace.metadata | {"scale": scale})
 
 
-def test_two_processes_draw_the_same_bytes(tmp_path: Path) -> None:
-    found = []
-    for seed in ("1", "2"):
-        folder = tmp_path / seed
-        folder.mkdir()
-        # Neither the order of hashes, nor the time zone, nor a user's style may matter.
-        (folder / "matplotlibrc").write_text(f"font.size: {10 + int(seed)}\naxes.grid: True\n")
-        environment = os.environ | {"PYTHONHASHSEED": seed, "TZ": f"Etc/GMT-{seed}", "MATPLOTLIBRC": str(folder)}
-        command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(folder)]
-        found.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout.split())
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 5
+def run(ranks: int) -> Any:
+    return ringsim.simulate_schedule("1f1b", num_ranks=ranks, num_microbatches=4)
+
+
+SHOWN = {  # what a notebook shows
+    "trace": lambda: pipeline(4),
+    "one rank": lambda: pipeline(1),
+    "many ranks": lambda: pipeline(17),
+    "nothing": lambda: Story(2).trace(),
+    "step": step,
+    "table": table,
+    "run": lambda: run(3),
+    "map": lambda: run(65),
+    "comparison": lambda: compare(step(), step(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_notebook_gets_the_same_picture_each_time(kind: str) -> None:
+    data, about = SHOWN[kind]()._repr_mimebundle_()
+    assert about["image/png"]["alt"]
+    with mpl.rc_context({"font.size": 23.0, "axes.grid": True, "axes.facecolor": "red"}):  # a user's style
+        assert SHOWN[kind]()._repr_mimebundle_()[0] == data
+        assert mpl.rcParams["font.size"] == 23.0
+    assert plt.get_fignums() == [], "nothing for the notebook to show a second time"
+    png = data["image/png"]
+    pixels = plt.imread(io.BytesIO(png if isinstance(png, bytes) else base64.b64decode(png)))[:, :, :3]
+    assert 300 <= pixels.shape[0] <= 1200
+    frame = [pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]]
+    assert all((edge == 1.0).all() for edge in frame), "nothing reaches its edge, no word is cut off"
+
+
+DRAWN = {
+    "ring": lambda **to: pipeline(3).plot_ring(**to),
+    "timeline": lambda **to: pipeline(4).plot_timeline(**to),
+    "step": lambda **to: step().plot_timeline(**to),
+    "schedule": lambda **to: plot_schedule(make_schedule("zb_v", 2, 4), **to),
+    "run": lambda **to: run(3).plot(**to),
+    "map": lambda **to: run(65).plot(**to),
+    "comparison": lambda **to: compare(step(), step(2.0)).plot(**to),
+    "table": lambda **to: table().plot(**to),
+    "messages": lambda **to: pipeline(4).plot_bandwidth(**to),
+    "diagnosis": lambda **to: Diagnosis((Finding("deadlock", (0, 1), (), "they wait."),), 2).plot(**to),
+    "iterations": lambda **to: charts.plot_inner_iterations(4, **to),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_picture_goes_where_it_is_told_and_is_whole(kind: str) -> None:
+    figure, (other, own) = plt.subplots(1, 2, figsize=(14, 4))
+    assert DRAWN[kind](ax=own) is own
+    assert figure.axes == [other, own]
+    assert not other.has_data()
+    assert plt.get_fignums() == [figure.number]
+    plt.close(figure)
+    assert_within(DRAWN[kind]())
 
 
 def test_an_svg_says_what_it_shows_and_carries_no_date(tmp_path: Path) -> None:
-    from ringsim.plot.ring import plot_ring
-
-    figure = plot_ring(pipeline(3)).figure
-    style.save_figure(figure, tmp_path / "ring.svg", title='<ring> & "co"', description=r"a \1 of three")
-    plt.close(figure)
+    style.save_figure(plot_ring(pipeline(3)).figure, tmp_path / "ring.svg", title='<ring> & "co"', description=r"a \1 of three")
     root = ET.parse(tmp_path / "ring.svg").getroot()
-    assert root.get("role") == "img"
     space = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{space}title").text == '<ring> & "co"'
-    assert root.find(f"{space}desc").text == r"a \1 of three"
-    text = (tmp_path / "ring.svg").read_text()
-    assert "dc:date" not in text
-    assert sum(element.get("id", "").startswith("rank-") for element in root.iter()) == 3
-    assert sum(element.get("id", "").startswith("group-ring") for element in root.iter()) == 3
+    assert (root.get("role"), root.find(f"{space}title").text, root.find(f"{space}desc").text) == ("img", '<ring> & "co"', r"a \1 of three")
+    assert "dc:date" not in (tmp_path / "ring.svg").read_text()
+    for prefix in ("rank-", "group-ring"):
+        assert sum(element.get("id", "").startswith(prefix) for element in root.iter()) == 3
 
 
-@pytest.mark.parametrize("world_size", [1, 4, 17])
-def test_the_notebooks_picture(world_size: int) -> None:
-    trace = pipeline(world_size)
-    before = plt.get_fignums()
-    data = timeline.trace_png(trace)
-    assert plt.get_fignums() == before  # nothing for the notebook to show a second time
-    width, height = struct.unpack(">II", data[16:24])
-    assert 900 <= width <= 1500
-    assert 300 <= height <= 1200
-    assert trace.describe().encode() in data
-    assert hashlib.sha256(timeline.trace_png(trace)).digest() == hashlib.sha256(data).digest()
+def test_the_notebooks_picture_says_what_the_trace_is_and_has_no_empty_timeline() -> None:
+    assert pipeline(4).describe().encode() in trace_png(pipeline(4))
+    mark = Story(3)
+    mark.op(0, "mark", (1, -1, 1))
+    width, with_timeline = (int.from_bytes(trace_png(trace)[16:20], "big") for trace in (Story(3).trace(), mark.trace()))  # of the header
+    assert width < with_timeline / 1.5
 
 
-def test_nothing_in_the_notebooks_picture_reaches_its_edge() -> None:
-    """A frame of white all around: no word is cut off."""
-    for trace in (pipeline(4), pipeline(17), Story(2).trace(), Story(1).trace()):
-        pixels = plt.imread(io.BytesIO(timeline.trace_png(trace)))[:, :, :3]
-        frame = np.concatenate(
-            [pixels[:3].reshape(-1, 3), pixels[-3:].reshape(-1, 3), pixels[:, :3].reshape(-1, 3), pixels[:, -3:].reshape(-1, 3)]
-        )
-        assert (frame == 1.0).all()
+def test_the_legend_shows_a_number_where_formulas_are_off() -> None:
+    """With mathtext off the marker was the two dollar signs and the digit, one over the other."""
+    with style.drawing():
+        shown = microbatch_entry()._marker.get_path()  # type: ignore[attr-defined]
+    with mpl.rc_context({"text.parse_math": True}):
+        zero = MarkerStyle("$0$").get_path()
+    np.testing.assert_array_equal(shown.codes, zero.codes)
+
+
+def test_a_long_title_shrinks_and_a_legend_takes_the_columns_that_fit() -> None:
+    _, ax = plt.subplots(figsize=(4, 3))
+    handles = [style.swatch(style.Look("a name that takes much room", "#123456")) for _ in range(4)]
+    with style.drawing():
+        style.dress(ax, "far too long for these axes " * 3, metadata={}, handles=handles)
+    assert ax.get_legend()._ncols == 1
+    assert ax.get_title(loc="left").startswith("far")
+    assert ax._left_title.get_fontsize() < style.SETTINGS["axes.titlesize"]
+    assert "origin unknown" in words(ax)

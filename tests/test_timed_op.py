@@ -25,18 +25,13 @@ MPI = SimpleNamespace(Exception=RuntimeError, BYTE="byte")
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
+def logged(tmp_path: Path) -> Iterator[Recorder]:
     recorder = Recorder(tmp_path, 0, 2)
     change_state(recorder=recorder)
-    yield recorder
-    recorder.close()
-
-
-@pytest.fixture
-def logged(recorder: Recorder) -> Iterator[None]:
     configure(enabled=True)
-    yield
+    yield recorder
     configure(enabled=False)
+    recorder.close()
 
 
 class Request:
@@ -86,42 +81,24 @@ def span_of(directory: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", BEGINNERS)
-@pytest.mark.usefixtures("logged")
-def test_it_ends_with_the_wait(kind: str, tmp_path: Path) -> None:
+def test_it_ends_with_the_wait_and_one_in_vain_fails_it(kind: str, logged: Recorder, tmp_path: Path) -> None:
     request = Request()
     handle = sum_up(torch.ones(2), lambda: BEGINNERS[kind](request))
     assert span_of(tmp_path)["status"] == IN_FLIGHT
-    request.done, waited_ns = True, time.monotonic_ns()
-    handle.wait()
-    handle.wait()
-    configure(enabled=False)
-    span = span_of(tmp_path)
-    assert span["status"] == OK
-    assert span["done_ns"] >= span["wait_ns"] >= waited_ns - get_start_ns() > span["post_ns"]
-
-
-def get_start_ns() -> int:
-    recorder = get_state().recorder
-    assert recorder is not None
-    return recorder.start_ns
-
-
-@pytest.mark.parametrize("kind", BEGINNERS)
-@pytest.mark.usefixtures("logged")
-def test_a_wait_in_vain_fails_it_and_one_more_can_end_it(kind: str, tmp_path: Path) -> None:
-    request = Request()
-    handle = sum_up(torch.ones(2), lambda: BEGINNERS[kind](request))
     with pytest.raises(RunTimeout):
         handle.wait(0.01)
     assert span_of(tmp_path)["status"] == ERROR
-    request.done = True
+    request.done, waited_ns = True, time.monotonic_ns()
     handle.wait()
-    assert span_of(tmp_path)["status"] == OK
+    span = span_of(tmp_path)
+    assert span["status"] == OK
+    assert span["done_ns"] >= span["wait_ns"] >= waited_ns - logged.start_ns > span["post_ns"]
+    handle.wait()
+    assert span_of(tmp_path) == span
 
 
 @pytest.mark.parametrize("kind", BEGINNERS)
-@pytest.mark.usefixtures("logged")
-def test_it_ends_at_return_where_the_function_has_waited(kind: str, tmp_path: Path) -> None:
+def test_it_ends_at_return_where_the_function_has_waited(kind: str, logged: Recorder, tmp_path: Path) -> None:
     request = Request()
     request.done = True
 
@@ -138,20 +115,20 @@ def test_it_ends_at_return_where_the_function_has_waited(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", BEGINNERS)
-def test_a_handle_that_outlives_the_recorder_writes_nothing(kind: str, recorder: Recorder, tmp_path: Path) -> None:
+def test_a_handle_that_outlives_the_recorder_writes_nothing(kind: str, logged: Recorder, tmp_path: Path) -> None:
     request = Request()
-    configure(enabled=True)
     handle = sum_up(torch.ones(2), lambda: BEGINNERS[kind](request))
     configure(enabled=False)
     change_state(recorder=None)
-    recorder.close()
+    logged.close()
     request.done = True
     assert handle.wait()
     assert span_of(tmp_path)["status"] == IN_FLIGHT
 
 
 @pytest.mark.parametrize("result", [None, 3, [1, 2], math.inf])
-@pytest.mark.usefixtures("logged")
-def test_what_is_no_handle_ends_it(result: Any, tmp_path: Path) -> None:
+def test_what_is_no_handle_ends_it(result: Any, logged: Recorder, tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        sum_up()  # type: ignore[call-arg]
     assert sum_up(torch.ones(2), lambda: result) is result
     assert span_of(tmp_path)["status"] == OK

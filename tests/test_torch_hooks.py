@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
-import inspect
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +58,17 @@ def record(world: None, tmp_path: Path) -> Iterator[Callable[[], Events]]:
 
 def here() -> int:
     """The line of the caller."""
-    frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
-    return frame.f_back.f_lineno
+    return sys._getframe(1).f_lineno
 
 
 def row(events: Events, i: int = 0) -> dict[str, Any]:
-    payload = events.payload[i]
-    tables = events.tables
+    tables, payload = events.tables, events.payload[i]
     return {
         "op": OP_NAMES[events.op[i]],
         "group": tables.groups[events.group[i]].name if events.group[i] >= 0 else None,
-        "peer": int(events.peer[i]),
-        "tag": int(events.tag[i]),
         "payload": tuple(tables.payloads[payload][:3]) if payload >= 0 else None,
-        "line": int(events.line[i]),
         "file": tables.files[events.file[i]],
-        "status": int(events.status[i]),
+        **{name: int(getattr(events, name)[i]) for name in ("peer", "tag", "line", "status")},
     }
 
 
@@ -151,25 +145,18 @@ def test_lines_stay_right_when_functions_come_and_go(record: Callable[[], Events
 
 
 def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events]) -> None:
-    group, tensor = dist.group.WORLD, torch.zeros(1)
-    done = [threading.Event() for _ in range(3)]
-
-    class Last(list):  # type: ignore[type-arg]
-        """Tells when torch lets go of it: _thread's threads cannot be joined."""
-
-        def __init__(self, event: threading.Event) -> None:
-            super().__init__([tensor])
-            weakref.finalize(self, event.set)
-
+    tensor, group = torch.zeros(1), dist.group.WORLD
     assert group is not None
-    _thread.start_new_thread(group.send, (Last(done[0]), 1, 0))
-    assert done[0].wait(10)
-    thread = threading.Thread(target=dist.send, args=(tensor, 1))
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(group.send, [tensor], 1, 0).result(10)
+        pool.submit(dist.send, tensor, 1).result(10)
+    begun, done = threading.Event(), [torch.zeros(1)]
+    weakref.finalize(done[0], begun.set)  # tells when torch lets go of it: _thread's threads cannot be joined
+    _thread.start_new_thread(group.send, (done[:], 1, 0))
+    done.clear()
+    assert begun.wait(10)
     events = record()
-    assert len(events) == 2
-    assert [OP_NAMES[op] for op in events.op] == ["isend", "send"]
+    assert [OP_NAMES[op] for op in events.op] == ["isend", "send", "isend"]
     assert (events.line > 0).all()
 
 
@@ -209,17 +196,19 @@ def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events]
     assert found["line"] == call.__code__.co_firstlineno
 
 
-def test_collectives_by_other_signatures(record: Callable[[], Events]) -> None:
+def test_collectives_by_other_signatures_and_how_they_reduce(record: Callable[[], Events]) -> None:
     group = dist.group.WORLD
     assert group is not None
     group.broadcast(ONE(), 3).wait()
     group.broadcast(tensor=ONE(), root=3).wait()
     group.allreduce(ONE()).wait()
     group.barrier().wait()
+    dist.all_reduce(ONE(), op=dist.ReduceOp.MAX)
     events = record()
-    assert [(row(events, i)["op"], row(events, i)["peer"]) for i in range(4)] == [
-        *(("broadcast", 3), ("broadcast", 3), ("all_reduce", NONE), ("barrier", NONE)),
+    assert [(OP_NAMES[op], peer) for op, peer in zip(events.op, events.peer, strict=True)] == [
+        *(("broadcast", 3), ("broadcast", 3), ("all_reduce", NONE), ("barrier", NONE), ("all_reduce", NONE)),
     ]
+    assert [events.tables.payloads[payload].reduction for payload in events.payload] == ["", "", "SUM", "", "MAX"]
     assert row(events, 3)["payload"] == ("", (), 0)
 
 
@@ -392,28 +381,30 @@ def test_there_is_one_recorder_at_a_time(record: Callable[[], Events], tmp_path:
         install(Recorder(tmp_path / "other", rank=0, world_size=SIZE))
 
 
-def test_spans_nest_and_inherit(record: Callable[[], Events]) -> None:
+def test_spans_nest_and_inherit_within_their_thread(record: Callable[[], Events]) -> None:
     with ringsim.span("outer", stage=1):
-        with ringsim.span("inner", microbatch=3), contextlib.suppress(KeyError), ringsim.span("failing", stage=5):
+        with ringsim.span("inner", microbatch=3), suppress(KeyError), ringsim.span("failing", stage=5):
             dist.isend(torch.zeros(1), 1)
             raise KeyError
         ringsim.mark("between")
+        with ThreadPoolExecutor() as pool:
+            pool.submit(ringsim.mark, "there").result(10)
     ringsim.mark("after")
     events = record()
     labels = [events.tables.labels[label] if label >= 0 else None for label in events.label]
-    assert labels == ["outer", "inner", "failing", None, "between", "after"]
-    assert list(zip(events.stage, events.microbatch, strict=True)) == [(1, -1), (1, 3), (5, 3), (5, 3), (1, -1), (-1, -1)]
-    assert list(events.status) == [OK, OK, ERROR, IN_FLIGHT, OK, OK]
-    assert events.done_ns[0] >= events.done_ns[1] >= events.done_ns[2]
+    found = dict(zip(labels, zip(events.stage, events.microbatch, events.status, strict=True), strict=True))
+    assert found == {
+        "outer": (1, -1, OK),
+        "inner": (1, 3, OK),
+        "failing": (5, 3, ERROR),
+        None: (5, 3, IN_FLIGHT),
+        "between": (1, -1, OK),
+        "there": (-1, -1, OK),
+        "after": (-1, -1, OK),
+    }
+    done = dict(zip(labels, events.done_ns, strict=True))
+    assert done["outer"] >= done["inner"] >= done["failing"]
     assert (events.line > 0).all()
-
-
-def test_spans_of_one_thread_do_not_reach_another(record: Callable[[], Events]) -> None:
-    with ringsim.span("outer", stage=1):
-        thread = threading.Thread(target=lambda: ringsim.mark("there"))
-        thread.start()
-        thread.join()
-    assert list(record().stage) == [1, NONE]
 
 
 @pytest.mark.parametrize(

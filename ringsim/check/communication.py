@@ -26,6 +26,24 @@ _RETURN_HINT: Final = (
 )
 _PASS_ON_HINT: Final = "The inner function takes *args, **kwargs, passes both on as they are, and returns what the function returns."
 _SPAN_HINT: Final = "The call belongs in the block of: with ringsim.span(function.__name__):"
+Numbers = list[float]
+_ITEM_BYTES: Final = 4  # float32
+_WHOLE_HINT: Final = (
+    "The whole tensor goes round here. Cut it into N chunks, tensor.chunk(N), and send one chunk at a time: in step s, rank r sends "
+    "chunk (r - s) % N and receives chunk (r - s - 1) % N."
+)
+_HALF_HINT: Final = (
+    "That is one of the two halves. First N - 1 steps in which what arrives is added to my chunk (reduce-scatter), then N - 1 steps in "
+    "which what arrives replaces it (all-gather)."
+)
+_BYTES_HINT: Final = (
+    "There are 2 (N - 1) steps, and in each every rank sends one chunk, an N-th of the tensor, and receives another: "
+    "for step in range(2 * (N - 1))."
+)
+_SUM_HINT: Final = (
+    "In the first N - 1 steps add what arrives to the chunk of that number, in the last N - 1 put it in its place. Receive into a fresh "
+    "tensor, and pass on a chunk only after the one that arrived in the step before has been dealt with."
+)
 
 
 def timed_op(decorator: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
@@ -206,26 +224,6 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
             if not events.post_ns[span] <= events.post_ns[operation] <= events.done_ns[span]:
                 name = events.tables.labels[events.label[span]]
                 raise Wrong(f"{who} called {name} outside of its span.", _SPAN_HINT, trace=trace)
-
-
-Numbers = list[float]
-_ITEM_BYTES: Final = 4  # float32
-_WHOLE_HINT: Final = (
-    "The whole tensor goes round here. Cut it into N chunks, tensor.chunk(N), and send one chunk at a time: in step s, rank r sends "
-    "chunk (r - s) % N and receives chunk (r - s - 1) % N."
-)
-_HALF_HINT: Final = (
-    "That is one of the two halves. First N - 1 steps in which what arrives is added to my chunk (reduce-scatter), then N - 1 steps in "
-    "which what arrives replaces it (all-gather)."
-)
-_BYTES_HINT: Final = (
-    "There are 2 (N - 1) steps, and in each every rank sends one chunk, an N-th of the tensor, and receives another: "
-    "for step in range(2 * (N - 1))."
-)
-_SUM_HINT: Final = (
-    "In the first N - 1 steps add what arrives to the chunk of that number, in the last N - 1 put it in its place. Receive into a fresh "
-    "tensor, and pass on a chunk only after the one that arrived in the step before has been dealt with."
-)
 
 
 def ring_all_reduce(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:

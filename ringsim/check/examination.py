@@ -47,6 +47,22 @@ __all__ = [
     "shown",
 ]
 
+LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
+TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # its own lines tell a student nothing
+_WAITED: Final = "Timed out waiting"  # how Gloo words it
+_FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
+ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
+RAISED_HINT: Final = (
+    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with ring.pred_group. In a ring of one "
+    "there are no groups, and nothing to send."
+)
+_GROUP_HINT: Final = (
+    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
+)
+VOCABULARY: Final = 11
+WIDTH: Final = 6
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult:
@@ -112,13 +128,6 @@ class CheckResult:
         picture = self.diagnosis or self.trace
         if picture is not None and not self.passed:
             display(picture)
-
-
-LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
-TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
-_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # its own lines tell a student nothing
-_WAITED: Final = "Timed out waiting"  # how Gloo words it
-_FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
 
 
 class Wrong(Exception):
@@ -311,16 +320,6 @@ def shown(value: Any) -> str:
     return line if len(line) <= 60 else f"{line[:60].rstrip()}..."
 
 
-ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
-RAISED_HINT: Final = (
-    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with ring.pred_group. In a ring of one "
-    "there are no groups, and nothing to send."
-)
-_GROUP_HINT: Final = (
-    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
-)
-
-
 def judge_way(trace: Trace, things: str) -> None:
     """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also judges runs that did not end.
 
@@ -362,10 +361,6 @@ def judge_unmatched(trace: Trace) -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
         raise Wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", "Use the same tag on both sides, or none.", trace=trace)
-
-
-VOCABULARY: Final = 11
-WIDTH: Final = 6
 
 
 class Task(NamedTuple):

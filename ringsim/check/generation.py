@@ -20,6 +20,8 @@ NUM_TOKENS: Final = 4
 VOCABULARY: Final = 1_000_003
 _COUNT_HINT: Final = "Send output unless it is None, and receive into space unless that is None: some calls have only one of the two."
 _VALUE_HINT: Final = "Receive into space itself, dist.recv(space, ...): what goes into another tensor does not reach the stage."
+WANTED: Final = Fraction(4, 5)
+Setting = tuple[int, bool]
 
 
 def token_ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
@@ -107,10 +109,6 @@ def _judge_tokens(trace: Trace) -> None:
             if token != x:
                 reason = f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring of {count(size, 'rank')}."
                 raise Wrong(reason, _VALUE_HINT, trace=trace)
-
-
-WANTED: Final = Fraction(4, 5)
-Setting = tuple[int, bool]
 
 
 def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:

@@ -27,6 +27,14 @@ __all__ = ["pair_groups", "ring"]
 
 Pairs = list[tuple[int, int]]
 _HINT: Final = "Group i joins rank i and its successor, which is rank (i + 1) % N: the last rank's successor is rank 0."
+_COUNT_HINT: Final = (
+    "Each round passes one token on: what I received last I send next. After N - 1 rounds every number has been at every rank: "
+    "for _ in range(ring.world_size - 1)."
+)
+_SUM_HINT: Final = (
+    "Keep two things apart: the token, which is passed on as it came, and the total, to which every token that arrives is added. "
+    "Receive into a fresh tensor, torch.empty_like(token): the one that is being sent must not change meanwhile."
+)
 
 
 def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
@@ -114,16 +122,6 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
     groups = [[f"ring:{pred}>{succ}", [pred, succ]] for pred, succ in drawn]
     source = "the groups of the answer; nothing was run"
     return Trace(make_events({"rank": [], "op": []}), {"source": source, "world_size": size, "ring_groups": groups})
-
-
-_COUNT_HINT: Final = (
-    "Each round passes one token on: what I received last I send next. After N - 1 rounds every number has been at every rank: "
-    "for _ in range(ring.world_size - 1)."
-)
-_SUM_HINT: Final = (
-    "Keep two things apart: the token, which is passed on as it came, and the total, to which every token that arrives is added. "
-    "Receive into a fresh tensor, torch.empty_like(token): the one that is being sent must not change meanwhile."
-)
 
 
 def ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:

@@ -38,6 +38,13 @@ _FAST_HINT: Final = (
     "The last rank has no time to lose with W while others wait for its I. Let rank s do W of a microbatch s turns after its I: then all "
     "ranks hold p activations at most, and the W that are left fill the gap at the end."
 )
+_ROUNDING: Final = 1e-9  # of a bubble: who counts it in another way may be that far off
+_NUMBER_HINT: Final = "Return one whole number, 1 or more."
+_LOSS_HINT: Final = (
+    "A formula that knows no messages counts too little: in 1F1B they cost something for each microbatch. Ask the simulator: "
+    'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., semantics="buffered").bubble'
+)
+_MORE_HINT: Final = "Begin with 1 microbatch, and take one more until the simulated bubble is small enough."
 
 
 def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
@@ -206,15 +213,6 @@ def _step_on_rank(_: Callable[..., Any], schedule: Schedule, secret: int) -> Any
     train_step_pipeline(*task, schedule=schedule)
     stages = build_stages(task.model, partition_model(task.model, schedule.num_stages))
     return find_wrong(task, stages[current_ring().rank].parameters())
-
-
-_ROUNDING: Final = 1e-9  # of a bubble: who counts it in another way may be that far off
-_NUMBER_HINT: Final = "Return one whole number, 1 or more."
-_LOSS_HINT: Final = (
-    "A formula that knows no messages counts too little: in 1F1B they cost something for each microbatch. Ask the simulator: "
-    'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., semantics="buffered").bubble'
-)
-_MORE_HINT: Final = "Begin with 1 microbatch, and take one more until the simulated bubble is small enough."
 
 
 class _Case(NamedTuple):

@@ -23,6 +23,22 @@ _BALANCE_HINT: Final = (
     "A pipeline is as fast as its slowest stage. Do not give all that is left over to one stage: the first num_layers % num_stages stages "
     "get one layer each."
 )
+_ITEM_BYTES: Final = 4  # float32
+_MOST_DIMENSIONS: Final = 4
+Shape = tuple[int, ...]
+_RAISED_HINT: Final = (
+    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody after it, and with one rank there is nobody "
+    "at all. A recv needs a tensor of the size that is sent, so the shape must come first; and what is sent must be contiguous."
+)
+_COUNT_HINT_handing_over: Final = (
+    "Two messages for each tensor: first one int64 tensor with the number of dimensions and the dimensions, then the payload. A message "
+    "for each dimension would make a network wait several times."
+)
+_FIXED_HINT: Final = (
+    "The receiver makes room for the header before it knows anything, so its size must not depend on the shape. A tensor has at most 4 "
+    "dimensions here: fill up with zeros."
+)
+_VALUE_HINT: Final = "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send tensor.contiguous()."
 
 
 def partition(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
@@ -99,24 +115,6 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
     lengths = [len(layers) for layers in cut]
     if max(lengths) - min(lengths) > 1:
         raise wrong(f"stages must differ by one layer at most, got {shown(lengths)} layers", _BALANCE_HINT)
-
-
-_ITEM_BYTES: Final = 4  # float32
-_MOST_DIMENSIONS: Final = 4
-Shape = tuple[int, ...]
-_RAISED_HINT: Final = (
-    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody after it, and with one rank there is nobody "
-    "at all. A recv needs a tensor of the size that is sent, so the shape must come first; and what is sent must be contiguous."
-)
-_COUNT_HINT_handing_over: Final = (
-    "Two messages for each tensor: first one int64 tensor with the number of dimensions and the dimensions, then the payload. A message "
-    "for each dimension would make a network wait several times."
-)
-_FIXED_HINT: Final = (
-    "The receiver makes room for the header before it knows anything, so its size must not depend on the shape. A tensor has at most 4 "
-    "dimensions here: fill up with zeros."
-)
-_VALUE_HINT: Final = "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send tensor.contiguous()."
 
 
 def hand_over(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:

@@ -42,36 +42,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.errors import ArgumentError, RendezvousFailed
 
-__all__ = [
-    "BackgroundCall",
-    "Card",
-    "LeftAlready",
-    "Rendezvous",
-    "RollCall",
-    "build_default_group",
-    "find_fault",
-    "host",
-    "in_words",
-    "leave",
-    "listen",
-    "loopback_interface",
-    "meet",
-    "meet_over",
-]
-
 T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """Runs a call in a thread that can be left behind, even when the process ends: some of torch's calls obey no time limit.
-
-    Args:
-        call: what to run.
-
-    Example:
-        >>> BackgroundCall(lambda: 6 * 7).result(limit_s=10)
-        42
-    """
+    """Runs a call in a thread that can be left behind, even when the process ends: some of torch's calls obey no time limit."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
@@ -79,12 +54,7 @@ class BackgroundCall(Generic[T]):
         _thread.start_new_thread(self._run, (call,))
 
     def result(self, limit_s: float) -> T:
-        """Waits for the call, ``limit_s`` seconds at most, and returns what it returned. Only the first answer can be had.
-
-        Raises:
-            TimeoutError: it has not returned by then; it goes on.
-            Exception: whatever the call raised.
-        """
+        """Returns what the call returned, or raises what it raised; TimeoutError where it has not ended within ``limit_s``, and goes on."""
         try:
             value, error = self._outcome.get(timeout=max(limit_s, 0.0))
         except queue.Empty:
@@ -141,26 +111,14 @@ class Card:
 
 
 def in_words(ranks: list[int]) -> str:
-    """Names ranks in a sentence.
-
-    Example:
-        >>> in_words([]), in_words([2]), in_words([0, 1, 2, 5])
-        ('no rank', 'rank 2', 'ranks 0-2, 5')
-    """
+    """Names ranks in a sentence: "no rank", "rank 2", "ranks 0-2, 5"."""
     runs = [[run[0][1], run[-1][1]] for _, each in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]) if (run := list(each))]
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}" if ranks else "no rank"
 
 
 def find_fault(cards: list[Card]) -> str | None:
-    """Says what is wrong with a full set of cards, one for each rank in order; None where all is well.
-
-    Example:
-        >>> find_fault([Card(2, "cpu", (0, 1)), Card(2, "cpu", (0, 1))]) is None
-        True
-        >>> find_fault([Card(2, "cpu", (0, 1)), Card(2, "cpu", (1, 0))])
-        'ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [1, 0] on rank 1'
-    """
+    """Says what is wrong with a full set of cards, one for each rank in order; None where all is well."""
     users: dict[str, int] = {}
     for rank, card in enumerate(cards):
         disagreement = _disagreement(cards[0], card, rank)
@@ -367,20 +325,10 @@ class Rendezvous:
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     """Opens the socket that rank 0 hosts the store on, bound to ``host``'s own address: loopback alone where ``host`` is loopback.
 
-    Rank 0, or whoever starts it, calls this. It blocks for name resolution at most.
-
-    Args:
-        host: a numeric address or a name of this machine.
-        port: 1 to 65535, or 0 to let the system choose one.
-        timeout_s: limit of the name's resolution, in seconds.
+    Rank 0, or whoever starts it, calls this. It blocks for name resolution at most, ``timeout_s`` seconds.
 
     Raises:
         RendezvousFailed: the port is taken, the name is unknown, or the address is not this machine's.
-
-    Example:
-        >>> with listen("127.0.0.1", 0) as listener:
-        ...     listener.getsockname()[0]
-        '127.0.0.1'
     """
     failure: OSError | None = None
     for family, address in _resolve(host, time.monotonic() + timeout_s):
@@ -415,7 +363,7 @@ def meet(
     Args:
         head_ip: where rank 0 is: a numeric address or a name.
         port: where rank 0 listens.
-        rank: this rank, 0 to ``world_size`` - 1.
+        rank: this rank, from 0.
         world_size: how many ranks there are.
         card: what this rank says of itself.
         timeout_s: limit, in seconds.
@@ -468,19 +416,9 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
 
 
 def host(listener: socket.socket, timeout_s: float) -> Store:
-    """Hosts the store that the ranks meet over in this process, which lives as long as somebody holds it.
+    """Hosts the store that the ranks meet over in this process, on a socket from ``listen``, which belongs to the store afterwards.
 
-    Rank 0, or whoever starts it, calls this. It does not block.
-
-    Args:
-        listener: a listening socket, from ``listen``; it belongs to the store afterwards.
-        timeout_s: how long a look-up in the store waits, in seconds.
-
-    Example:
-        >>> store = host(listen("127.0.0.1", 0), timeout_s=5)
-        >>> store.set("key", "value")
-        >>> store.get("key")
-        b'value'
+    It lives as long as somebody holds it; a look-up in it waits ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
     return BackgroundCall(partial(_connect, address, port, timeout_s, listener.detach())).result(timeout_s)
@@ -490,17 +428,7 @@ def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, back
     """Builds torch's default process group over the ranks that met.
 
     Every rank calls it. It blocks until all are connected. Where the ranks met on loopback, Gloo stays there, for this group and for
-    every later one.
-
-    Args:
-        rendezvous: what ``meet`` returned.
-        rank: this rank.
-        world_size: how many ranks there are.
-        backend: "gloo" or "nccl".
-        timeout: limit of each operation on the group.
-
-    Returns:
-        Undoes the choice of the network, once the group is destroyed.
+    every later one; what is returned undoes that, once the group is destroyed.
     """
     interface = loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
     if interface is not None:
@@ -612,11 +540,6 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 
 
 def loopback_interface() -> str | None:
-    """Returns the name of this machine's loopback interface: "lo" on Linux, "lo0" on macOS; None where it has another.
-
-    Example:
-        >>> loopback_interface() in ("lo", "lo0")
-        True
-    """
+    """Returns the name of this machine's loopback interface: "lo" on Linux, "lo0" on macOS; None where it has another."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)

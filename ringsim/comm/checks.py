@@ -43,8 +43,6 @@ from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.events import ERROR, NONE
 from ringsim.traces.recorder import Post, Recorder
 
-__all__ = ["Attempt", "BufferGuard", "Prechecks"]
-
 _TAG_MAX: Final = 2**31 - 1
 _MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
 _TO_ITSELF: Final = "the other side of a message must be another rank, got this one"

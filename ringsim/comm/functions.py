@@ -68,7 +68,7 @@ def _build(backend: Backend, op: str) -> Callable[..., Any]:
             f"ringsim.comm.{op} must be something that the backend {backend.name!r} can do, got a backend without it. "
             "Use set_backend('torch') for what only torch has."
         )
-    if "object" not in op:  # objects travel as tensors on every backend: there is no faster way
+    if "object" not in op and "subgroups" not in op:  # objects travel as tensors on every backend: there is no faster way
         _warn_once(op, backend.name)
     return functools.partial(FALLBACKS[op], backend)
 

@@ -29,8 +29,6 @@ from torch.distributed import ProcessGroup
 
 from ringsim.comm.torch_private import gpu_backend
 
-__all__ = ["MAX_KEPT", "NOT_READ", "NO_EVENT", "Begun", "GpuTimes", "find_gpu", "is_nccl"]
-
 MAX_KEPT: Final = 1 << 15  # operations whose events wait to be read: two events each
 # What holds until the record is read, and for good where the rank is killed before.
 NOT_READ: Final = "On NCCL, wait() returns once the work is queued: without the CUDA events, done is not when the GPU was done."
@@ -74,11 +72,6 @@ class GpuTimes:
         amend: ``amend(slot, wait_ns=..., done_ns=...)`` writes them down: that of the recorder.
         rank: whose operations they are, for what ``read`` says.
         now: the host's clock, ns.
-
-    Example:
-        >>> times = GpuTimes(lambda slot, **times: None, rank=0)
-        >>> times.read()  # no operation was on a GPU
-        []
     """
 
     def __init__(self, amend: Callable[..., None], rank: int, now: Callable[[], int] = time.monotonic_ns) -> None:
@@ -231,11 +224,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU that the first tensor on a GPU is on, None where there is none.
-
-    Args:
-        value: a tensor, a list or tuple that holds some at any depth, or anything else.
-    """
+    """Returns the GPU of the first tensor on one, in lists and tuples of any depth too; None where there is none."""
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None
     return next(filter(None, map(find_gpu, value)), None) if isinstance(value, list | tuple) else None

@@ -27,8 +27,6 @@ from ringsim.traces.events import NONE, OP_KINDS, SEND
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["install_with"]
-
 _OPERATIONS: Final = ("send", "recv", "recv_anysource", *METHODS)
 _Channel = tuple[int, str, tuple[int, ...], int]  # source, name and ranks of the group, tag
 

@@ -79,24 +79,6 @@ from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder, label_in_force
 from ringsim.traces.units import bytes_text, time_text
 
-__all__ = [
-    "LogOptions",
-    "Records",
-    "begin_records",
-    "configure",
-    "end_records",
-    "get_comm_operation_count",
-    "get_logged_comm_ops",
-    "has_comm_data",
-    "interrupt_log",
-    "log_summary",
-    "pause_log",
-    "read_settings",
-    "reset_log",
-    "resume_log",
-    "timed_op",
-]
-
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 _ANY_WORLD: Final = 1 << 16  # a recorder of our own may begin before this rank knows how many there are
@@ -296,7 +278,7 @@ class LogOptions:
         log_name: str | None = None,
         debug: str | None = None,
     ) -> Any:
-        """Runs an operation of ``ringsim.comm``; it is logged if it is selected.
+        """Runs an operation of ``ringsim.comm``, by the backend's function; it is logged if it is selected.
 
         Args:
             op: its name, as torch spells it.
@@ -306,9 +288,6 @@ class LogOptions:
             prof: whether this call is selected, whatever the settings say.
             log_name: what the log calls it; None for the name of the operation.
             debug: the name of the caller, for ``configure(debug=True)``; None to find it.
-
-        Returns:
-            What the function returns, handles included.
         """
         name = log_name or op
         if self.records is None or not self.selects(op, name, prof):

@@ -17,8 +17,6 @@ from ringsim.traces.units import bytes_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LogRow", "LogTable", "is_operation", "make_rows", "straggler_ns"]
-
 
 @dataclass(frozen=True)
 class LogRow:

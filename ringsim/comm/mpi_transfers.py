@@ -555,7 +555,7 @@ def _join_numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a plain tensor, shape (bytes), sharing its memory."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
@@ -586,7 +586,7 @@ def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         if tensor.storage_offset() != end:
             return None
         end += tensor.numel()
-    return _as_bytes(tensors[0].as_strided((end - start,), (1,)))
+    return tensors[0].as_strided((end - start,), (1,)).view(torch.uint8)
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -45,8 +45,6 @@ from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, ERROR, MADE
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Post, Recorder, fail_posting
 
-__all__ = ["GROUPS", "NOT_RECORDED", "find_handle_types", "install", "name_and_ranks", "uninstall"]
-
 Hook = Callable[..., Any]
 
 NOT_RECORDED: Final = (
@@ -72,32 +70,18 @@ _COLLECTIVES: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, the same on all of its ranks, and the global rank of each of its ranks.
-
-    Args:
-        group: any process group; of one that was made behind torch's back nobody knows which global ranks are in it.
-
-    Example:
-        >>> import torch.distributed as dist
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> name_and_ranks(dist.group.WORLD)
-        ('world', [0])
-        >>> dist.destroy_process_group()
-    """
-    name = _name(group)
+    """Returns a group's name, the same on all of its ranks, and the global rank of each of its ranks, where torch knows them."""
+    if group is dist.group.WORLD:
+        name = "world"
+    else:
+        try:  # where torch numbered a pair group, its name stands in the description
+            name = group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+        except RuntimeError:  # made behind torch's back
+            name = ""
     try:
         return name, dist.get_process_group_ranks(group)
     except (KeyError, ValueError):
         return f"{name or 'unnamed'} (unregistered: group ranks)", list(range(group.size()))
-
-
-def _name(group: ProcessGroup) -> str:
-    if group is dist.group.WORLD:
-        return "world"
-    try:  # where torch numbered a pair group, its name stands in the description
-        return group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
-    except RuntimeError:  # made behind torch's back
-        return ""
 
 
 class _Names:
@@ -168,8 +152,13 @@ class _Names:
             return NONE
         return payload
 
-    def meet_collective(self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
+    def meet_collective(
+        self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, int, torch.Tensor | None]:
+        """Returns the number of a collective's payload, the group rank of its root, and a tensor that is unfit for it.
+
+        NONE and None where there is none, and where the arguments make no sense.
+        """
         try:
             tensors = find_tensors(reading, args, kwargs)
             reduction = find_reduction(reading, args, kwargs)
@@ -177,14 +166,14 @@ class _Names:
             strides = (
                 [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
             )
-            key = (copies, reduction, *strides, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            key = (copies, reduction, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
             payload = self._of_collectives.get(key)
             if payload is None:
                 payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides)
                 self._of_collectives[key] = payload
-            return payload, find_root(reading, args, kwargs)
+            return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
         except Exception:
-            return NONE, NONE
+            return NONE, NONE, None
 
 
 GROUPS: Final = "groups of the world"
@@ -501,13 +490,9 @@ class _Hooks:
         return number, peer, payload
 
     def make_message(self, method: str, peer_name: str, poster: str, ops: dict[str, int]) -> Hook:
-        """Makes the hook for ``send`` or ``recv``.
+        """Makes the hook for ``send`` or ``recv``, whose argument for the other side's group rank is ``peer_name``.
 
-        Args:
-            method: the method's name.
-            peer_name: what torch calls its argument for the other side's group rank.
-            poster: the function of torch.distributed that the operation is named after where no frame tells.
-            ops: codes by the name of the function of torch.distributed.
+        The operation has the code in ``ops`` of the function of torch.distributed that was called; of ``poster`` where no frame tells.
         """
         call, recorder, checks = getattr(ProcessGroup, method), self.recorder, self.checks
         post = recorder.make_post(ops[poster], ops)
@@ -575,8 +560,8 @@ class _Hooks:
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks = groups.get(id(self)) or hooks.meet_group(self)
-            payload, root = names.meet_collective(reading, len(ranks), args, kwargs)
-            if checks is not None and (unfit := find_unfit(reading, args, kwargs)) is not None:
+            payload, root, unfit = names.meet_collective(reading, len(ranks), args, kwargs)
+            if checks is not None and unfit is not None:
                 checks.refuse_collective(Attempt(OP_NAMES[reading.op], group, NONE, None, payload), unfit, post)
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:

@@ -11,32 +11,11 @@ from typing import Any, Final
 import torch
 from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 from torch.distributed.distributed_c10d import Store
-from torch.utils._python_dispatch import TorchDispatchMode  # documented, in a private module
-from torch.utils._python_dispatch import _disable_current_modes as without_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # documented, in a private module
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as tree_leaves
 
-__all__ = [
-    "ASKED",
-    "CHECK_NOT_SELF",
-    "DESCRIBE_CALL",
-    "END_COALESCING",
-    "NEW_GROUP",
-    "REPLACED",
-    "SET_DEFAULT",
-    "START_COALESCING",
-    "WARN_OUTSIDER",
-    "Place",
-    "TorchDispatchMode",
-    "count_groups",
-    "default_store",
-    "gpu_backend",
-    "is_message",
-    "is_unused",
-    "present",
-    "source_rank",
-    "tree_leaves",
-    "without_modes",
-]
+without_modes: Final = _disable_current_modes
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
 

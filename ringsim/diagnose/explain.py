@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-_OUR_ERRORS: Final = (
-    "ArgumentError",
-    "MessageMismatch",
-    "RendezvousFailed",
-    "RingError",
-)  # the trace has a finding of these, too
+_OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")  # the trace has a finding of these, too
 _MOST_WAITS: Final = 4
 _AT_WORK: Final = ("running", "stopped", "unknown")
 

@@ -38,14 +38,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
     """Looks for an unmatched operation that would be the other side, had it the same tag, or the same group.
 
     An operation that is posted but not awaited may be meant for later: it counts only if nothing has ever met under either tag and group,
-    so that neither is known to be right.
-
-    Args:
-        snapshot: the ranks.
-        hindrance: a send, or a recv, that has no other side.
-
-    Returns:
-        The nearest one: awaited before merely posted, another tag before another group. None if there is none.
+    so that neither is known to be right. The nearest is returned: awaited before merely posted, another tag before another group.
     """
     mine = hindrance.posted
     operation = mine.operation
@@ -108,9 +101,8 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     if any(snapshot.ranks[peer].state == "killed" for link in gone for peer in link.peers):
         lines.append("Find out what ended it: somebody's kill, too little memory, or a crash in C++; what it printed last may tell.")
     elif early := sorted({peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}):
-        lines += [
-            f"Rank {rank} ended in the middle of its worker: let it do what the others wait for, and then return." for rank in early[:2]
-        ]
+        what = "ended in the middle of its worker: let it do what the others wait for, and then return."
+        lines += [f"Rank {rank} {what}" for rank in early[:2]]
     elif gone:
         lines += [_counted(link) for link in gone[:2] if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0]
         if any(one.peer == ANY_SOURCE for one in operations):
@@ -134,15 +126,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Looks for a message in a circle that passes through a collective.
-
-    Args:
-        snapshot: the ranks.
-        links: the circle.
-
-    Returns:
-        What the first one lacks, a sentence, and what to do; both empty if there is none.
-    """
+    """Looks for a message in a circle that passes through a collective; returns what the first one lacks, a sentence, and what to do."""
     for link, following in zip(links, [*links[1:], links[0]], strict=True):
         mine, other = link.posted.operation, following.posted.operation
         if mine.kind == COLLECTIVE or link.posted.matched:

@@ -12,9 +12,9 @@ What a rank did during a stretch of time: how long it was blocked, and in which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,7 @@ _SENDER, _RECEIVER, _MEMBER = range(3)
 _KINDS: Final = ("late_sender", "late_receiver", "straggler")
 
 
-@dataclass(frozen=True)
-class _Waits:
+class _Waits(NamedTuple):
     """Waits for somebody late, as columns of one length."""
 
     waiter: Ints  # rank
@@ -52,19 +51,12 @@ class _Waits:
     partner: Ints  # the late one's
     kind: Ints
 
-    def __len__(self) -> int:
-        return len(self.waiter)
-
 
 def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds who kept others waiting long.
+    """Finds who kept others waiting long in a run that finished: a straggler where there is one, then late senders and receivers.
 
-    Args:
-        trace: of a run that finished.
-
-    Returns:
-        A straggler where there is one, then late senders and receivers, longest first; what follows from another wait is folded into it.
-        Waits at one line that add up to less than ``LATE_NS``, or to less than ``LATE_SHARE`` of the run, are left out.
+    The longest comes first; what follows from another wait is folded into it. Waits at one line that add up to less than ``LATE_NS``, or to
+    less than ``LATE_SHARE`` of the run, are left out.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -77,7 +69,7 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
           Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do something else meanwhile (irecv).
     """
     waits = _collect(trace)
-    if len(waits) == 0:
+    if len(waits.late) == 0:
         return ()
     activity = Activity(trace.events, trace.world_size)
     own_ns = _own_time(waits, activity)
@@ -85,9 +77,8 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
     found = _describe_groups(trace, waits, own_ns, activity)
     if straggler is None:
         return tuple(found[:MOST_FINDINGS])
-    late = straggler.ranks[0]
-    mine = [finding for finding in found if late in finding.ranks[1:]]
-    rest = [finding for finding in found if late not in finding.ranks[1:]]
+    mine = [finding for finding in found if straggler.ranks[0] in finding.ranks[1:]]
+    rest = [finding for finding in found if finding not in mine]
     folded = tuple(replace(one, consequences=()) for finding in mine for one in (finding, *finding.consequences))
     return (replace(straggler, consequences=folded), *rest[:MOST_FINDINGS])
 
@@ -199,13 +190,10 @@ def _late_finding(trace: Trace, waits: _Waits, activity: Activity, chain: list[i
     events = trace.events
     first, last = chain[0], chain[-1]
     operation = operation_of(events, int(waits.event[first]))
-    because = f"rank {waits.late[first]} was "
-    for wait in chain[1:]:
-        because += f"waiting for rank {waits.late[wait]} itself, which was "
     culprit = int(waits.late[last])
+    because = f"rank {waits.late[first]} was " + "".join(f"waiting for rank {waits.late[wait]} itself, which was " for wait in chain[1:])
     because += activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
-    waited = time_text(waits.end_ns[first] - waits.start_ns[first])
-    message = f"rank {operation.rank} waited {waited} in {operation} because {because}"
+    message = f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} in {operation} because {because}"
     if times > 1:
         message += f"; it waited there {times:,} times, {time_text(total_ns)} in all"
     sends = waits.kind[last] == _SENDER
@@ -217,11 +205,7 @@ def _late_finding(trace: Trace, waits: _Waits, activity: Activity, chain: list[i
 
 
 class Activity:
-    """Answers questions on what ranks did when.
-
-    Args:
-        events: the events of a run.
-        world_size: number of ranks.
+    """Answers questions on what ranks did when, from the events of a run of ``world_size`` ranks.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events

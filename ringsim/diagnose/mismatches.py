@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, operation_of
-from ringsim.diagnose.verdict import name_ranks
+from ringsim.diagnose.verdict import SAME_GROUPS, name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
@@ -44,6 +44,7 @@ MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
 _NEW_GROUP: Final = OP_CODES["new_group"]
+_SAME_CALLS: Final = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": "Gloo aborts the receiver where the buffer is smaller, and fills a part of it where it is larger.",
@@ -79,11 +80,7 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
     """Finds what disagrees among the settled operations of a live run, and lets the builder forget those that are done.
 
     Groups that were used before the recording began are passed over, and what may be received from any source: which operations belong
-    together is not known there.
-
-    Args:
-        builder: knows what was posted.
-        ended: ranks that have ended, so that none of their operations can be refused any more.
+    together is not known there. Of ranks that have ``ended`` nothing can be refused any more.
     """
     events, settled = builder.events(), builder.settled(ended)
     known = ~np.isin(events.group, list(builder.used_before))
@@ -141,14 +138,7 @@ def _mark_done(events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, e
 
 
 def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
-    """Finds messages whose two sides differ in bytes, dtype or shape.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        One finding for each pair of lines and payloads: other sizes first, then other dtypes, then other shapes; at most
-        ``MOST_FINDINGS``.
+    """Finds messages whose two sides differ: one finding for each pair of lines and payloads, other sizes first, ``MOST_FINDINGS`` at most.
 
     Example:
         >>> from ringsim.traces.events import Payload, Tables, make_events
@@ -208,11 +198,7 @@ def _message_finding(send: Operation, recv: Operation, what: str, times: int) ->
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
     """Finds calls of a collective in which the ranks differ: in kind, root, size, dtype, reduction, shape or order in memory.
 
-    Args:
-        events: of any trace.
-
-    Returns:
-        One finding for each group, of the first call in which they differ; what comes later may merely follow.
+    Of each group the first such call alone is told; what comes later may merely follow.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
@@ -272,18 +258,13 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
 
 
 def _call_finding(operations: tuple[Operation, ...], place: int, what: str) -> Finding:
-    said = ", ".join(f"rank {one.rank} calls {one}{_extra(one, what)}" for one in operations[:_MOST_CALLS])
+    said = ", ".join(f"rank {one.rank} calls {one}{f' with root {one.peer}' if what == 'root' else ''}" for one in operations[:_MOST_CALLS])
     more = f" and {count(len(operations) - _MOST_CALLS, 'more rank')} otherwise still" if len(operations) > _MOST_CALLS else ""
     message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: the {what} differ{'' if what == 'members' else 's'}."
     kind = "group_order_mismatch" if operations[0].op == "new_group" else "collective_mismatch"
-    hint = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
-    if kind == "group_order_mismatch":
-        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
-    return Finding(kind, tuple(sorted(one.rank for one in operations)), operations, message, hint)
-
-
-def _extra(operation: Operation, what: str) -> str:
-    return f" with root {operation.peer}" if what == "root" else ""
+    return Finding(
+        kind, tuple(sorted(one.rank for one in operations)), operations, message, SAME_GROUPS if "group" in kind else _SAME_CALLS
+    )
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
@@ -341,11 +322,7 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     """Finds operations that ranks left open when they returned: nobody waited for them, or a thread left behind still did.
 
-    Args:
-        trace: of a run that finished.
-
-    Returns:
-        One finding for each line, at most ``MOST_FINDINGS``.
+    There is one finding for each line, ``MOST_FINDINGS`` at most.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -411,11 +388,7 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups with one name and different members, on which operations wait: the ranks made groups in different order.
-
-    Args:
-        snapshot: the last moment of the run.
-    """
+    """Finds groups with one name and different members, on which operations wait at the end: the ranks made groups in different order."""
     by_name: dict[str, dict[tuple[int, ...], list[Operation]]] = {}
     for view in snapshot.ranks:
         for one in view.posted:
@@ -427,23 +400,15 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
             operations = tuple(some[0] for some in members.values())
             made = ", ".join(f"{list(ranks)} on {name_ranks(sorted({one.rank for one in some}))}" for ranks, some in members.items())
             ranks = tuple(sorted({one.rank for some in members.values() for one in some}))
-            hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
-            findings.append(
-                Finding("group_order_mismatch", ranks, operations, f"group {name} has other members on other ranks: {made}.", hint)
-            )
+            message = f"group {name} has other members on other ranks: {made}."
+            findings.append(Finding("group_order_mismatch", ranks, operations, message, SAME_GROUPS))
     return tuple(findings)
 
 
 def find_races(events: Events) -> tuple[Finding, ...]:
     """Finds channels that several threads of a rank use: which message comes first there is left to chance.
 
-    Recvs from any source do not count: the trace only keeps where their messages came from.
-
-    Args:
-        events: of any trace.
-
-    Returns:
-        One finding for each channel, at most ``MOST_FINDINGS``.
+    Recvs from any source do not count: the trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
 
     Example:
         >>> from ringsim.traces.events import make_events

@@ -119,9 +119,8 @@ class RankSnapshot:
     """What is known of one rank at one moment.
 
     Attributes:
-        state: one of ``STATES``. "blocked": it waits for its ``awaited`` operations and can do nothing else (all threads that communicate
-            do). "exited": its worker has returned, or its process left with code 0. "failed": it raised. "killed": its process died.
-            "unknown" and "stopped" (by a signal) count as able to go on.
+        state: one of ``STATES``. "blocked": all its threads that communicate wait for its ``awaited`` operations. "exited": its worker has
+            returned, or its process left with code 0. "failed": it raised. "killed": its process died. All others count as able to go on.
         posted: its operations that are not done.
         about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
         ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
@@ -147,15 +146,9 @@ class RankSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All ranks at one moment.
-
-    Attributes:
-        ranks: ``ranks[r]`` is rank r.
-        settled: whether nothing is on its way, so that whoever still waits has not got what others might have got instead.
-    """
+    """All ranks at one moment."""
 
     ranks: tuple[RankSnapshot, ...]
-    settled: bool = False
 
     def settle(self) -> Snapshot:
         """Returns the same moment, where nothing is on its way any more.
@@ -177,7 +170,7 @@ class Snapshot:
             if len(missing) == 1 and missing[0].doubtful:
                 rank = replace(rank, posted=tuple(replace(one, taken=True) if one is missing[0] else one for one in rank.posted))
             ranks.append(rank)
-        return Snapshot(tuple(ranks), settled=True)
+        return Snapshot(tuple(ranks))
 
 
 class End(NamedTuple):

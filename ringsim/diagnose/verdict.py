@@ -18,8 +18,9 @@ from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-__all__ = ["judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
+__all__ = ["SAME_GROUPS", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
 
+SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
     "exited": "has left: it will post nothing more",
@@ -32,15 +33,10 @@ _STATE_WORDS: Final = {
 
 
 def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
-    """Says why ranks can never go on.
+    """Says why ranks can never go on, given what ``analyse`` returns, which is asked by default.
 
-    Args:
-        snapshot: the ranks at one moment.
-        stuck: what ``analyse(snapshot)`` returned; computed by default.
-
-    Returns:
-        The diagnosis, root causes first: failures, earliest first, then circles, then ranks that left too early. No findings if all can
-        go on and none failed.
+    Root causes come first: failures, earliest first, then circles, then ranks that left too early. There are no findings if all can go on
+    and none failed.
 
     Example:
         >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
@@ -55,9 +51,8 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
     stuck = stuck or analyse(snapshot)
     states = tuple(view.state for view in snapshot.ranks)
     if stuck is None:
-        ended = sorted(
-            (rank for rank, state in enumerate(states) if state in ("failed", "killed")), key=lambda rank: _ended(snapshot, rank)
-        )
+        ended = [rank for rank, state in enumerate(states) if state in ("failed", "killed")]
+        ended.sort(key=lambda rank: _ended(snapshot, rank))
         return Diagnosis(tuple(_failure(snapshot, rank) for rank in ended), len(snapshot.ranks), (), states)
     failures = [(_ended(snapshot, rank), _failure(snapshot, rank)) for rank, state in enumerate(states) if state == "failed"]
     circles = _circles(stuck)
@@ -210,8 +205,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
             f"rank {one.rank} makes {list(one.shape)}{f' at {one.place}' if one.place else ''}" for one in (mine, *wrong[:_MOST_WAITS])
         )
         message = f"the ranks make their groups in different order: as number {link.posted.index + 1} {made}."
-        hint = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
-        return Finding("group_order_mismatch", ranks, (mine, *wrong), message, hint)
+        return Finding("group_order_mismatch", ranks, (mine, *wrong), message, SAME_GROUPS)
     number = f"collective {link.posted.index + 1} of {_group_text(mine)}"
     message = f"the ranks call different collectives: as {number} {_calls((mine, *wrong))}."
     hint = "Let all ranks of a group call the same collectives in one order."

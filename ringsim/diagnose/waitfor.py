@@ -40,37 +40,23 @@ __all__ = [
 
 _DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted will be finished
 
-# Collectives that Gloo carries out alike, so that one rank may call the one and another the other.
-
 
 @dataclass(frozen=True)
 class Hindrance:
-    """Why a rank cannot go on: one operation, and the ranks that will not do their part.
-
-    Attributes:
-        rank: who waits.
-        posted: in what.
-        peers: for whom, ascending. One of them would do for a recv from any source; a collective needs them all.
-    """
+    """Why a rank cannot go on: one operation, and the ranks that will not do their part."""
 
     rank: int
     posted: Posted
-    peers: tuple[int, ...]
+    peers: tuple[int, ...]  # ascending. One of them would do for a recv from any source; a collective needs them all
 
 
 @dataclass(frozen=True)
 class Stuck:
-    """The ranks that can never go on.
+    """The ranks that can never go on."""
 
-    Attributes:
-        ranks: all of them, ascending.
-        cycle: a shortest cycle among them, each waiting for the next and the last for the first; empty where there is none.
-        hindrances: who waits for whom, ordered by rank.
-    """
-
-    ranks: tuple[int, ...]
-    cycle: tuple[int, ...]
-    hindrances: tuple[Hindrance, ...]
+    ranks: tuple[int, ...]  # all of them, ascending
+    cycle: tuple[int, ...]  # a shortest cycle among them, each waiting for the next and the last for the first; empty where there is none
+    hindrances: tuple[Hindrance, ...]  # who waits for whom, ordered by rank
 
 
 def meets(mine: Operation, theirs: Operation) -> bool:
@@ -140,13 +126,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
 
 
 def hindering(snapshot: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
-    """Returns the ranks that must do something before an operation can finish, ascending; of a recv from any source, one of them.
-
-    Args:
-        snapshot: the ranks.
-        rank: whose operation it is.
-        one: the operation.
-    """
+    """Returns the ranks that must do something before a rank's operation can finish, ascending; of a recv from any source, one of them."""
     return _make_need(snapshot, rank, one).hindering(rank)
 
 

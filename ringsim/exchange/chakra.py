@@ -22,12 +22,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from google.protobuf.proto import serialize_length_prefixed
+from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from ringsim.errors import TraceFileError
 from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs, replay
 from ringsim.exchange.reading import parse_json, read_bytes, reading
-from ringsim.exchange.schemas import chakra_messages, parse_next, plain_text
+from ringsim.exchange.schemas import chakra_messages, plain_text
 from ringsim.traces.events import NONE, Group
 from ringsim.traces.files import write_whole
 
@@ -208,8 +208,8 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 def _read_program(data: bytes, rank: int, groups: dict[str, Group]) -> list[Step]:
     kinds, stream = chakra_messages(), BytesIO(data)
-    parse_next(kinds.GlobalMetadata, stream)
-    nodes = list(iter(lambda: parse_next(kinds.Node, stream), None))
+    parse_length_prefixed(kinds.GlobalMetadata, stream)
+    nodes = list(iter(lambda: parse_length_prefixed(kinds.Node, stream), None))
     numbers = {node.id: place for place, node in enumerate(nodes)}
     if len(numbers) < len(nodes):
         raise ValueError("two nodes have one number")

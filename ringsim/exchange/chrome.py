@@ -190,15 +190,7 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
 
 
 def to_ns(microseconds: Any) -> int:
-    """Converts a time of the format, µs with a fraction, to whole ns.
-
-    Raises:
-        ValueError: it is not a number.
-
-    Example:
-        >>> to_ns(4334620159834.049)
-        4334620159834049
-    """
+    """Converts a time of the format, µs with a fraction, to whole ns."""
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
     raise ValueError(f"a time is {str(microseconds)[:40]!r}, not a number")
@@ -284,8 +276,7 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
             if found.rank in files:
                 raise ValueError(f"it is of rank {found.rank}, as another file is")
             files[found.rank] = found
-            _add_operations(rows, found)
-            _add_spans(rows, found)
+            _add_events(rows, found)
     size = max(found.world_size for found in files.values())
     with reading(", ".join(map(str, _list(paths)))[:200], "traces that torch.profiler wrote on the ranks of one run"):
         return rows.trace({"world_size": size, "source": "measured", "backend": "gloo", "notes": _make_notes(files, size)})
@@ -343,8 +334,10 @@ def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
     return last >= 0 and others[last]["tid"] == event["tid"] and event["start_ns"] <= others[last]["end_ns"]
 
 
-def _add_operations(rows: Rows, found: _File) -> None:
-    world, threads = Group("world", tuple(range(found.world_size))), _threads(found)
+def _add_events(rows: Rows, found: _File) -> None:
+    world = Group("world", tuple(range(found.world_size)))
+    in_order = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
+    threads = {thread: number for number, thread in enumerate(dict.fromkeys(event["tid"] for event in in_order))}
     waiting: dict[str, list[dict[str, Any]]] = {}
     for work in reversed(found.works):
         waiting.setdefault(work["name"].removeprefix(_WORK), []).append(work)  # the last is the next
@@ -360,16 +353,6 @@ def _add_operations(rows: Rows, found: _File) -> None:
         if works and (payload := _payload(works[0], found.world_size if call.shards else 1)) is not None:
             columns["payload"] = payload
         rows.add(found.rank, call.op, event["start_ns"], peer=peer, **columns)
-
-
-def _threads(found: _File) -> dict[Any, int]:
-    """Numbers the threads of a rank's program in order of their first event."""
-    events = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
-    return {thread: number for number, thread in enumerate(dict.fromkeys(event["tid"] for event in events))}
-
-
-def _add_spans(rows: Rows, found: _File) -> None:
-    threads = _threads(found)
     for event in found.spans:
         rows.add(found.rank, "span", event["start_ns"], label=event["name"], done_ns=event["end_ns"], thread=threads[event["tid"]])
 

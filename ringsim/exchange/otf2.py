@@ -57,11 +57,7 @@ class _Stay:
 
 
 def check_installed() -> None:
-    """Looks for the package otf2.
-
-    Raises:
-        ArgumentError: it is not installed.
-    """
+    """Raises ArgumentError where the package otf2 is not installed."""
     if importlib.util.find_spec("otf2") is None:
         raise ArgumentError("The package otf2 must be installed to read and write OTF2, got none. Run: pip install 'ringsim[otf2]'.")
 
@@ -305,9 +301,7 @@ class _Reader:
         """Returns the trace."""
         for location, event in self._archive.events:
             if location.group in self._ranks:
-                take = getattr(self, f"_take_{type(event).__name__}", None)
-                if take is not None:
-                    take(self._place(location), event, round(event.time * self._scale))
+                self._take(self._place(location), event, round(event.time * self._scale))
         for place in self._places.values():
             for region, since, told in place.regions:
                 self._add_span(place, region, since, NONE, told)
@@ -326,22 +320,38 @@ class _Reader:
             self._places[location] = _Place(rank, thread)
         return self._places[location]
 
-    # -- regions
-
-    def _take_Enter(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802  # the names of OTF2's events
-        told = {
-            attribute.name: int(value) for attribute, value in (event.attributes or {}).items() if attribute.name in ("stage", "microbatch")
-        }
-        place.regions.append((event.region, time, told))
-
-    def _take_Leave(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        if not place.regions:
-            return
-        region, since, told = place.regions.pop()
-        for posted in [one for one in place.open if one["depth"] > len(place.regions)]:
-            place.open.remove(posted)
-            self._add(posted, posted["post_ns"], time)
-        self._add_span(place, region, since, time, told)
+    def _take(self, place: _Place, event: Any, time: int) -> None:
+        """Takes in an event by the name that OTF2 gives its kind; others are of no interest here."""
+        since = place.regions[-1][1] if place.regions else time
+        request = place.rank, getattr(event, "request_id", NONE - place.thread)  # of blocking collectives a thread has one at a time
+        match type(event).__name__:
+            case "Enter":
+                known = (event.attributes or {}).items()
+                told = {one.name: int(value) for one, value in known if one.name in ("stage", "microbatch")}
+                place.regions.append((event.region, time, told))
+            case "Leave" if place.regions:
+                region, since, told = place.regions.pop()
+                for posted in [one for one in place.open if one["depth"] > len(place.regions)]:
+                    place.open.remove(posted)
+                    self._add(posted, posted["post_ns"], time)
+                self._add_span(place, region, since, time, told)
+            case "MpiIsend":
+                self._posted[request] = self._posted_here(place, time, "isend", **self._message(event, event.receiver))
+            case "MpiIrecvRequest":
+                self._posted[request] = self._posted_here(place, time, "irecv", peer=ANY_SOURCE)
+            case "MpiCollectiveBegin" | "NonBlockingCollectiveRequest":
+                self._posted[request] = self._posted_here(place, time, "barrier")
+            case "MpiIsendComplete":
+                self._over(place, request, time)
+            case "MpiIrecv":
+                self._over(place, request, time, **self._message(event, event.sender))
+            case "MpiCollectiveEnd" | "NonBlockingCollectiveComplete":
+                self._take_collective(place, event, time, request)
+            case "MpiSend":
+                posted = self._posted_here(place, since, "send", **self._message(event, event.receiver))
+                place.open.append({**posted, "depth": len(place.regions)})
+            case "MpiRecv":
+                self._add(self._posted_here(place, since, "recv", **self._message(event, event.sender)), since, time)
 
     def _add_span(self, place: _Place, region: Any, since: int, until: int, told: dict[str, int]) -> None:
         if region.paradigm == self._otf2.Paradigm.MPI:
@@ -352,18 +362,16 @@ class _Reader:
         status = OK if until != NONE else IN_FLIGHT
         self._rows.add(place.rank, "span", since, label=region.name, done_ns=until, status=status, thread=place.thread, **told)
 
-    # -- messages and collectives
-
     def _posted_here(self, place: _Place, time: int, op: str, **columns: Any) -> dict[str, Any]:
         told = place.regions[-1][2] if place.regions else {}
         return {"rank": place.rank, "thread": place.thread, "op": op, "post_ns": time, **told, **columns}
 
-    def _message(self, comm: Any, peer: int, tag: int, size_bytes: int) -> dict[str, Any]:
-        group = self._group(comm)
+    def _message(self, event: Any, peer: int) -> dict[str, Any]:
+        group, tag = self._group(event.communicator), event.msg_tag
         if not 0 <= peer < len(group.ranks):
             raise ValueError(f"a message is from or to {peer} of {len(group.ranks)}")
         tag = tag - 2**32 if tag >= 2**31 else tag
-        return {"group": group, "peer": group.ranks[peer], "tag": tag, "payload": Payload("", (), size_bytes)}
+        return {"group": group, "peer": group.ranks[peer], "tag": tag, "payload": Payload("", (), event.msg_length)}
 
     def _group(self, comm: Any) -> Group:
         if comm not in self._groups:
@@ -376,52 +384,17 @@ class _Reader:
         status = OK if done != NONE else IN_FLIGHT
         self._rows.add(posted["rank"], posted["op"], posted["post_ns"], wait_ns=wait, done_ns=done, status=status, **columns)
 
-    def _over(self, place: _Place, request: int, time: int, **columns: Any) -> None:
-        posted = self._posted.pop((place.rank, request), None)
+    def _over(self, place: _Place, request: tuple[int, int], time: int, **columns: Any) -> None:
+        posted = self._posted.pop(request, None)
         if posted is not None:
             since = place.regions[-1][1] if place.regions else time
             self._add({**posted, **columns}, max(since, posted["post_ns"]), time)
 
-    def _take_MpiIsend(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        columns = self._message(event.communicator, event.receiver, event.msg_tag, event.msg_length)
-        self._posted[place.rank, event.request_id] = self._posted_here(place, time, "isend", **columns)
-
-    def _take_MpiIsendComplete(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._over(place, event.request_id, time)
-
-    def _take_MpiIrecvRequest(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._posted[place.rank, event.request_id] = self._posted_here(place, time, "irecv", peer=ANY_SOURCE)
-
-    def _take_MpiIrecv(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._over(place, event.request_id, time, **self._message(event.communicator, event.sender, event.msg_tag, event.msg_length))
-
-    def _take_MpiSend(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        columns = self._message(event.communicator, event.receiver, event.msg_tag, event.msg_length)
-        since = place.regions[-1][1] if place.regions else time
-        place.open.append({**self._posted_here(place, since, "send", **columns), "depth": len(place.regions)})
-
-    def _take_MpiRecv(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        columns = self._message(event.communicator, event.sender, event.msg_tag, event.msg_length)
-        since = place.regions[-1][1] if place.regions else time
-        self._add(self._posted_here(place, since, "recv", **columns), since, time)
-
-    def _take_MpiCollectiveBegin(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._posted[place.rank, NONE - place.thread] = self._posted_here(place, time, "barrier")
-
-    def _take_MpiCollectiveEnd(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._take_collective(place, event, time, NONE - place.thread)
-
-    def _take_NonBlockingCollectiveRequest(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._posted[place.rank, event.request_id] = self._posted_here(place, time, "barrier")
-
-    def _take_NonBlockingCollectiveComplete(self, place: _Place, event: Any, time: int) -> None:  # noqa: N802
-        self._take_collective(place, event, time, event.request_id)
-
-    def _take_collective(self, place: _Place, event: Any, time: int, request: int) -> None:
+    def _take_collective(self, place: _Place, event: Any, time: int, request: tuple[int, int]) -> None:
         name = str(event.collective_op).rpartition(".")[2]
         op = _OPS.get(_SAME.get(name, name))
         if op is None:  # the making and freeing of communicators and windows, scans
-            self._posted.pop((place.rank, request), None)
+            self._posted.pop(request, None)
             return
         group = self._group(event.communicator)
         root = group.ranks[event.root] if 0 <= event.root < len(group.ranks) else NONE

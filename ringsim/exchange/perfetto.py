@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ringsim.exchange.reading import parse_json, read_bytes, reading
-from ringsim.exchange.schemas import parse, perfetto_messages, plain_text
+from ringsim.exchange.schemas import perfetto_messages, plain_text
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -196,7 +196,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
     """
     data = read_bytes(path)
     with reading(path, "a Perfetto trace"):
-        return _read(parse(perfetto_messages().Trace, data))
+        return _read(perfetto_messages().Trace.FromString(data))
 
 
 @dataclass

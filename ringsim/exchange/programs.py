@@ -46,20 +46,14 @@ _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a program.
+    """One step of a program: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
-        kind: "work", "send", "recv", or "together" for a collective.
         needs: which steps of the same rank must be over before it; in programs of a trace, earlier ones.
-        work_ns: of work, how long it takes.
         peer: of a message the other side; of a collective the root, -1 for none.
-        tag: of a message.
         size_bytes: of what moves; of a collective the S of ``ringsim.traces.collectives``.
         op: how torch calls it; empty for work.
-        group: of a collective.
-        label: of work, the name of the innermost span around it.
-        stage: of that span, or of the message.
-        microbatch: the same.
+        label: of work, the name of the innermost span around it, which gives stage and microbatch, too.
         thread: who does it.
         after: which steps must have begun before it.
     """
@@ -199,10 +193,7 @@ def _follow(program: list[Step], events: Events, mine: list[int], operations: di
 
 
 def _moments(events: Events, mine: list[int], operations: dict[int, Step]) -> Iterator[tuple[int, int, int, int]]:
-    """Returns the moments of a thread, (time, place among the events, kind, event), in order of time.
-
-    A wait counts when it is over: a blocked thread does nothing.
-    """
+    """Returns the moments of a thread in order of time, (time, place among the events, kind, event); a wait counts when it is over."""
     found = []
     times = (events.post_ns[mine].tolist(), events.wait_ns[mine].tolist(), events.done_ns[mine].tolist())
     for index, post, wait, done in zip(mine, *times, strict=True):
@@ -344,11 +335,7 @@ class _Replay:
                 heappush(self._due, (node.ready_s, self._count(), node))
 
     def trace(self, source: str) -> Trace:
-        """Returns what happened.
-
-        Raises:
-            ValueError: steps need each other.
-        """
+        """Returns what happened; raises ValueError where steps need each other."""
         nodes = [node for nodes in self._nodes for node in nodes]
         if any(node.begun_s is None for node in nodes) and all(node.begun_s is None or node.done_s is not None for node in nodes):
             raise ValueError("steps of it need each other")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from ringsim.errors import RingError, TraceFileError
 from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Tables, make_events, readable
@@ -22,19 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "columns_of", "parse_json", "read_bytes", "reading", "whole_rows"]
 
 MAX_BYTES: Final = 2**30  # of one file, unpacked
-_DAMAGE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError, zlib.error)
+_DAMAGE: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, MemoryError, EOFError),
+    *(DecodeError, zlib.error),
+)
 
 
 @contextmanager
 def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
-    """Turns what damaged data raises within the block into one error.
-
-    Args:
-        path: what is read.
-        what: what it should be, such as "a Perfetto trace".
-
-    Raises:
-        TraceFileError: the block raised what damaged data raises.
+    """Turns what damaged data raises within the block into a TraceFileError that says what the file should be.
 
     Example:
         >>> try:
@@ -56,11 +53,7 @@ def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
-    """Returns the content of a file, unpacked if it is gzipped.
-
-    Raises:
-        TraceFileError: it cannot be read, or is larger than 1 GiB.
-    """
+    """Returns the content of a file, unpacked if it is gzipped; raises TraceFileError if it cannot be read, or is larger than 1 GiB."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -82,15 +75,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON document.
-
-    Raises:
-        ValueError: it is not JSON.
-
-    Example:
-        >>> parse_json(b'{"one": 1}')
-        {'one': 1}
-    """
+    """Returns the value of a JSON document; raises ValueError if it is none."""
     return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
 
 
@@ -105,10 +90,9 @@ class Rows:
     """Events that become a trace; they may be added in any order.
 
     Example:
-        >>> from ringsim.traces.events import Payload
         >>> rows = Rows()
-        >>> rows.add(1, "recv", 500, peer=0, payload=Payload("float32", (2,), 8), done_ns=900)
-        >>> rows.add(0, "send", 400, peer=1, payload=Payload("float32", (2,), 8), done_ns=700)
+        >>> rows.add(1, "recv", 500, peer=0, group=Group("world", (0, 1)), done_ns=900)
+        >>> rows.add(0, "send", 400, peer=1, group=Group("world", (0, 1)), done_ns=700)
         >>> trace = rows.trace({"world_size": 2})
         >>> trace.events.rank.tolist(), trace.events.post_ns.tolist(), len(trace.messages)
         ([0, 1], [0, 100], 1)
@@ -119,13 +103,9 @@ class Rows:
         self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
 
     def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
-        """Adds one event.
+        """Adds one event, by torch's name of its operation; the clock may start anywhere.
 
-        Args:
-            rank: whose it is.
-            op: as torch spells it.
-            post_ns: when it was posted, or began; the clock may start anywhere.
-            columns: the other columns by name; ``group`` is a Group, ``payload`` a Payload, ``label`` and ``file`` are words.
+        Other columns go by their names: ``group`` is a Group, ``payload`` a Payload, ``label`` and ``file`` are words.
         """
         row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
         for name, value in columns.items():
@@ -137,11 +117,7 @@ class Rows:
         self._rows.append(row)
 
     def trace(self, metadata: dict[str, Any]) -> Trace:
-        """Returns the trace: each rank's events in the order of posting, the earliest at 0.
-
-        Raises:
-            ValueError: the events cannot be those of a run.
-        """
+        """Returns the trace: each rank's events in the order of posting, the earliest at 0; raises ValueError where no run has them."""
         rows = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
         first = min((row["post_ns"] for row in rows), default=0)
         columns: dict[str, list[int]] = {
@@ -164,15 +140,7 @@ class Rows:
 
 
 def columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
-    """Returns columns as numpy arrays of the dtypes that ``Events`` has.
-
-    Raises:
-        ValueError: a number does not fit.
-
-    Example:
-        >>> columns_of({"rank": [0, 1]})["rank"].dtype
-        dtype('int32')
-    """
+    """Returns columns as numpy arrays of the dtypes that ``Events`` has; raises ValueError where a number does not fit."""
     arrays = {}
     for name, values in columns.items():
         limits = np.iinfo(COLUMN_DTYPES[name])
@@ -185,21 +153,7 @@ def columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def whole_rows(rows: list[Any], tables: Tables) -> Events:
-    """Returns events from rows of all columns, in any order.
-
-    Args:
-        rows: each in the order of the columns.
-        tables: what their numbers mean.
-
-    Raises:
-        ValueError: a row does not have all columns, or a number does not fit.
-
-    Example:
-        >>> mark = [1, -1, -1, -1, -1, -1, -1, -1, -1, -1]
-        >>> rows = [[rank, 0, 0, *mark, post_ns, -1, -1, 2] for rank, post_ns in ((1, 70), (0, 60))]
-        >>> whole_rows(rows, Tables()).post_ns.tolist()
-        [60, 70]
-    """
+    """Returns events from rows of all columns, in any order; raises ValueError where a row does not have them, or a number does not fit."""
     if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
         raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")
     ordered = sorted(rows, key=lambda row: (row[0], row[2]))  # by rank, then by the order of posting

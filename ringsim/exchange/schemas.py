@@ -10,15 +10,12 @@ Source:
 from __future__ import annotations
 
 from functools import cache
-from io import BytesIO
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
-from google.protobuf.proto import parse_length_prefixed
 
-__all__ = ["chakra_messages", "parse", "parse_next", "perfetto_messages", "plain_text"]
+__all__ = ["chakra_messages", "perfetto_messages", "plain_text"]
 
 # A field is "number name type", with a star where it repeats.
 _PERFETTO: Final = {
@@ -56,12 +53,7 @@ _CHAKRA: Final = {
 
 @cache
 def perfetto_messages() -> SimpleNamespace:
-    """Returns the message classes of Perfetto by name.
-
-    Example:
-        >>> perfetto_messages().DebugAnnotation(name="tag", int_value=7).SerializeToString().hex()
-        '20075203746167'
-    """
+    """Returns the message classes of Perfetto by name."""
     return _make_classes("ringsim.perfetto", _PERFETTO, packed=False)
 
 
@@ -92,30 +84,6 @@ def _make_classes(package: str, messages: dict[str, tuple[str, ...]], *, packed:
     pool.AddSerializedFile(file.SerializeToString())
     kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in messages}
     return SimpleNamespace(**{name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()})
-
-
-def parse(kind: Any, data: bytes) -> Any:
-    """Returns the message that the bytes hold.
-
-    Raises:
-        ValueError: they are not one.
-    """
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ValueError(f"protobuf says: {error}") from error
-
-
-def parse_next(kind: Any, stream: BytesIO) -> Any:
-    """Returns the next message of a stream in which each follows its length; None at the end.
-
-    Raises:
-        ValueError: what follows is no message.
-    """
-    try:
-        return parse_length_prefixed(kind, stream)
-    except (DecodeError, EOFError) as error:
-        raise ValueError(f"protobuf says: {error}") from error
 
 
 def plain_text(text: str) -> str:

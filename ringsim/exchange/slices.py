@@ -66,14 +66,7 @@ __all__ = [
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Gives each slice the lowest lane on which it overlaps no other.
-
-    Args:
-        starts: when each begins; shape (n,), ascending.
-        ends: when each ends, not before its start; shape (n,).
-
-    Returns:
-        The lanes, from 0; shape (n,).
+    """Gives each slice the lowest lane, from 0, on which it overlaps no other; the starts ascend.
 
     Example:
         >>> place_apart([0, 1, 3], [3, 5, 4])
@@ -94,12 +87,7 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
     """Gives each slice lane 0 if it nests with those already there, and another lane if it would cut one.
 
-    Args:
-        starts: when each begins; shape (n,), ascending, and where equal the longest first.
-        ends: when each ends, not before its start; shape (n,).
-
-    Returns:
-        The lanes, from 0; shape (n,).
+    The starts ascend, and of equal ones the longest comes first.
 
     Example:
         >>> place_nested([0, 1, 3], [4, 2, 6])  # the third begins within the first and ends after it
@@ -122,14 +110,9 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
-    """Yields the begins and ends of slices that nest, in order of time; at the same moment, ends come before begins.
+    """Yields the begins (True) and ends of slices that nest, in order of time; at the same moment, ends come before begins.
 
-    Args:
-        starts: when each begins; shape (n,), ascending, and where equal what lies outside first.
-        ends: when each ends; shape (n,); infinite for one that does not, and is never closed.
-
-    Yields:
-        Which slice, and whether it begins.
+    The starts ascend, and of equal ones what lies outside comes first; an infinite end is never yielded.
 
     Example:
         >>> ["[]"[not begins] + str(index) for index, begins in unfold([0, 1, 3], [3, 3, math.inf])]
@@ -177,12 +160,8 @@ assert Row._fields == tuple(COLUMN_DTYPES)  # our own invariant: one list of col
 class Slice(NamedTuple):
     """One event on a lane.
 
-    Attributes:
-        row: the event.
-        start_ns: when it begins.
-        end_ns: when it ends; infinite for what is in flight, equal to the start for a mark.
-        flow_out: number of the message that it sends, from 1; 0 for none.
-        flow_in: number of the message that it receives.
+    A mark ends at its start, and what is in flight never (infinity). ``flow_out`` numbers the message that it sends, from 1, and
+    ``flow_in`` the one that it receives; 0 for none.
     """
 
     row: Row
@@ -200,14 +179,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Lane:
-    """The slices of one lane, in the order in which they begin.
-
-    Attributes:
-        rank: whose they are.
-        number: of the lane within the rank, from 1.
-        name: what a viewer shows.
-        slices: those on it.
-    """
+    """The slices of one lane of a rank, in the order in which they begin; lanes are numbered from 1."""
 
     rank: int
     number: int
@@ -216,14 +188,7 @@ class Lane:
 
 
 def make_lanes(trace: Trace) -> Iterator[Lane]:
-    """Yields the lanes of a trace, rank by rank.
-
-    Args:
-        trace: any trace.
-
-    Yields:
-        Lanes on which no slice cuts another.
-    """
+    """Yields the lanes of a trace, rank by rank; no slice on a lane cuts another."""
     events = trace.events
     rows, messages = list_rows(events), trace.messages
     out, into = np.zeros(len(events), dtype=np.int64), np.zeros(len(events), dtype=np.int64)
@@ -255,14 +220,7 @@ def list_rows(events: Events) -> list[Row]:
 
 
 def make_name(row: Row, tables: Tables) -> str:
-    """Returns what a viewer calls an event: "isend to 1", or the name of a span.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["isend"]], "peer": [1]})
-        >>> make_name(list_rows(events)[0], events.tables)
-        'isend to 1'
-    """
+    """Returns what a viewer calls an event: "isend to 1", or the name of a span."""
     name, kind = OPS[row.op]
     if kind in (SPAN, MARK):
         return tables.labels[row.label] if row.label != NONE else name
@@ -285,11 +243,7 @@ def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
 
 
 def pack_run(trace: Trace) -> str:
-    """Returns as JSON what is known of a run apart from its events.
-
-    Raises:
-        TraceFileError: the metadata is more than JSON can say.
-    """
+    """Returns as JSON what is known of a run apart from its events; raises TraceFileError where the metadata is more than JSON can say."""
     try:
         return json.dumps({"format": 1, "tables": write_tables(trace.events.tables), "metadata": trace.metadata}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -297,11 +251,7 @@ def pack_run(trace: Trace) -> str:
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace that was written as rows and by ``pack_run``.
-
-    Raises:
-        ValueError: they cannot belong to a run.
-    """
+    """Returns the trace that was written as rows and by ``pack_run``; raises ValueError where they cannot belong to a run."""
     if not isinstance(run, dict) or run.get("format") != 1:
         raise ValueError("its account of the run is not of format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
@@ -311,20 +261,7 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices of another program, lane by lane; the last one begun on a lane ends first.
-
-    Args:
-        source: the format that they come from, for the metadata.
-
-    Example:
-        >>> boxes = Boxes("Perfetto")
-        >>> boxes.begin("lane", "outer", 100)
-        >>> boxes.begin("lane", "inner", 200)
-        >>> boxes.end("lane", 300)
-        >>> trace = boxes.trace({"lane": 4711})
-        >>> trace.events.tables.labels, trace.events.done_ns.tolist()
-        (('outer', 'inner'), [-1, 200])
-    """
+    """Slices of another program, whose format is ``source``, lane by lane; the last one begun on a lane ends first."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -354,14 +291,7 @@ class Boxes:
         self.lanes.setdefault(lane, []).append(("mark", name, time_ns, NONE))
 
     def trace(self, processes: Mapping[Hashable, int]) -> Trace:
-        """Returns the trace.
-
-        Args:
-            processes: the process of each lane; ranks are numbered in their order.
-
-        Raises:
-            ValueError: there is nothing, or nothing that can be events.
-        """
+        """Returns the trace, the lanes' processes in their order as ranks; raises ValueError where there is nothing."""
         if not self.lanes:
             raise ValueError("it holds no slices")
         ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}

@@ -44,11 +44,10 @@ class RankSet(ABC):
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         self.kind = kind
         self.keep = keep_at is not None
-        if keep_at is None:
-            self.directory = Path(tempfile.mkdtemp(prefix="ringsim-"))
-        else:
+        if keep_at is not None:
             keep_at.mkdir(parents=True)
-            self.directory = keep_at
+        # The fork server may have another working directory.
+        self.directory = Path(tempfile.mkdtemp(prefix="ringsim-")) if keep_at is None else keep_at.absolute()
         self.channels: list[Connection] = []
 
     @property

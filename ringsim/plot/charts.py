@@ -33,7 +33,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MultipleL
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.plot import style
-from ringsim.plot.style import BLUE, GREEN, LETTER, MUTED, ORANGE, PURPLE, Picture
+from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE, Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
@@ -44,14 +44,10 @@ from ringsim.traces.value import Trace, count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ringsim.traces.value import Trace
-
 __all__ = [
     "FIGURES",
-    "LINE_RATES",
     "Achieved",
     "Curve",
-    "LineRate",
     "MeasuredUse",
     "Pen",
     "PublishedFigure",
@@ -100,9 +96,11 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
         >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
-    if isinstance(trace, Bandwidths) and curve is not None:
+    if not isinstance(trace, Bandwidths):
+        return style.show([Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)], ax)
+    if curve is not None:
         raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
-    return style.show([Picture(lambda ax: _draw(trace, curve, ax, published), *SIZE_INCHES)], ax)
+    return style.show([Picture(lambda ax: _draw_table(trace, ax, published=published), *SIZE_INCHES)], ax)
 
 
 def bandwidth_png(table: Bandwidths) -> bytes:
@@ -110,66 +108,43 @@ def bandwidth_png(table: Bandwidths) -> bytes:
     return style.picture_png([Picture(lambda ax: _draw_table(table, ax, published=True), *SIZE_INCHES)], table.describe())
 
 
-def _draw(trace: Trace | Bandwidths, curve: Bandwidths | None, ax: Axes, published: bool) -> style.Margins:
-    """Draws on axes that have their size already; returns the room that the words around it take."""
-    if isinstance(trace, Bandwidths):
-        return _draw_table(trace, ax, published=published)
-    return _draw_trace(trace, curve, ax)
-
-
-def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> style.Margins:
+def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
     curves = make_curves(table)
     panels = _add_panels(ax, np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])]))
-    labels = _draw_curves(curves, panels)
-    with_published = published and bool(curves) and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
-    if with_published:
+    labels, handles = _draw_curves(curves, panels), _curve_legend(curves)
+    notes = _fit_notes(curves) + _counts(curves)
+    if published and curves and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves):
         labels += _draw_published(panels)
-    right = _label_heights(ax, labels)
+        points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}  # the dashes have theirs beside them
+        notes.append(f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}.")
+        handles.append(Line2D([], [], label="NCCL, published by others (not measured here)", linewidth=1.2, **PUBLISHED_LOOK))
+    _write_labels(ax, labels)
     ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if {one.bus_factor for one in curves} <= {1.0} else "bus bandwidth, GB/s")
     title, subtitle = _message(curves)
-    handles = _curve_legend(curves) + (_published_legend() if with_published else [])
-    notes = (
-        _fit_notes(curves)
-        + _counts(curves)
-        + (_published_notes() if with_published else [])
-        + _circumstances(table.metadata)
-        + [str(note) for note in table.metadata.get("notes", ())]
-    )
-    return _dress(ax, title, subtitle, notes, handles, table.metadata, right)
+    notes += [*_circumstances(table.metadata), *map(str, table.metadata.get("notes", ()))]
+    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=table.metadata, columns=3)
 
 
-def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> style.Margins:
+def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     found = achieved(trace)
     curves = make_curves(table) if table is not None else []
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
-    labels = _draw_curves(curves, panels, name_half=False)
-    backend = str(trace.metadata.get("backend") or "")
-    handles = _curve_legend(curves)
-    points, look = found.points(), pen(backend)
+    labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
+    points, look = found.points(), pen(str(trace.metadata.get("backend") or ""))
     for is_bound, words in ((False, "watched from the start"), (True, "waited for later: a lower bound")):
         here = points.is_bound == is_bound
         if here.any():
-            face = "none" if is_bound else look.colour
             line = panels.plot(
                 points.size_bytes[here], points.gb_per_s[here], points.time_us[here], marker="o", linestyle="none", color=look.colour,
-                markerfacecolor=face, markersize=5, markeredgewidth=1.0, label=f"a message, {words}",
+                markerfacecolor="none" if is_bound else look.colour, markersize=5, markeredgewidth=1.0, label=f"a message, {words}",
                 gid=f"messages {'bound' if is_bound else 'exact'}", zorder=6,
             )  # fmt: skip
             handles.append(line)
-    right = _label_heights(ax, labels)
+    _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
     title, subtitle = _trace_message(found, trace)
-    return _dress(ax, title, subtitle, notes + _left_out(found), handles, trace.metadata, right)
-
-
-def _dress(
-    ax: Axes, title: str, subtitle: str, notes: list[str], handles: list[Any], metadata: dict[str, Any], right: float
-) -> style.Margins:
-    below = BELOW * style.points(ax)[1] + 42
-    return style.dress(
-        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=metadata, columns=3, left=76, right=right + 8, below=below
-    )
+    style.dress(ax, title, subtitle=subtitle, notes=notes + _left_out(found), handles=handles, metadata=trace.metadata, columns=3)
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
@@ -241,14 +216,7 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """How a backend is drawn in every chart; its name stands beside its line, for those who cannot tell colours apart.
-
-    Args:
-        name: what the chart calls it.
-        colour: of lines, as "#RRGGBB".
-        ink: of words, dark enough to be read on white.
-        line: matplotlib's line style.
-    """
+    """How a backend is drawn in every chart: its name, the colours of lines and of words, the lines' style."""
 
     name: str
     colour: str
@@ -272,20 +240,9 @@ def pen(backend: str) -> Pen:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What one link gave, over the sizes of the messages: numpy arrays of one length, sizes ascending.
+    """What one link gave, over ascending sizes of messages: numpy arrays of one length, the bands of shape (2, n) with p10 and p90.
 
-    Attributes:
-        pattern: how the messages went ("pingpong", ...).
-        backend: what carried them.
-        kind: "measured", "simulated" or "published".
-        src: global rank of the sender; -1 where all ranks take part.
-        dst: the receiver's; likewise.
-        size_bytes: sizes in bytes.
-        latency_us: median time of one message.
-        gb_per_s: median bus bandwidth in GB/s.
-        latency_band_us: p10 and p90 of the time, shape (2, n).
-        band_gb_per_s: p10 and p90 of the bus bandwidth, shape (2, n).
-        n: how many messages each median is of.
+    ``src`` and ``dst`` are global ranks, -1 where all ranks take part; ``gb_per_s`` is the bus bandwidth; ``n`` messages make a median.
     """
 
     pattern: str
@@ -334,14 +291,7 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in its order; zeros are left out, because a logarithmic axis cannot show them.
-
-    Args:
-        table: what was measured.
-
-    Returns:
-        The curves.
-    """
+    """Makes the curves of a table, in its order; zeros are left out, because a logarithmic axis cannot show them."""
     curves = []
     drawable = (table.columns["size_bytes"] > 0) & (table.columns["latency_us"] > 0) & (table.columns["algbw_gb_per_s"] != 0)
     for key in table.series():
@@ -383,16 +333,7 @@ def _group(curves: Sequence[Curve]) -> Groups:
 
 
 def _draw_curves(curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True) -> list[Label]:
-    """Draws ceilings and other curves.
-
-    Args:
-        curves: what to draw.
-        panels: where.
-        name_half: write beside n½ what it is, where there is a single measurement.
-
-    Returns:
-        Labels for the right edge.
-    """
+    """Draws ceilings and other curves, n½ with its name where there is a single measurement; returns labels for the right edge."""
     labels: list[Label] = []
     for curve in curves:
         if curve.is_ceiling:
@@ -560,52 +501,30 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     return _Panels(ax, below)
 
 
-LABEL_SIZE: Final = 8.5
 LINE_POINTS: Final = 11.0
 OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Moves heights apart until neighbours are at least ``least`` apart: no further than needed, and in the same order.
-
-    Example:
-        >>> spread([0.0, 1.0, 100.0], 10.0)
-        [-4.5, 5.5, 100.0]
-    """
+    """Moves heights apart until neighbours are at least ``least`` apart, in the same order."""
     order = np.argsort(heights, kind="stable")
-    groups: list[tuple[float, int]] = []  # middle and number of labels that stand together
-    for height in np.asarray(heights, dtype=np.float64)[order]:
-        groups.append((float(height), 1))
-        while len(groups) > 1 and groups[-1][0] - groups[-2][0] < least * (groups[-1][1] + groups[-2][1]) / 2:
-            (low, few), (high, more) = groups[-2], groups[-1]
-            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
-    places = [middle + least * (index - (number - 1) / 2) for middle, number in groups for index in range(number)]
-    found = np.empty(len(places))
-    found[order] = places
-    return [float(place) for place in found]
+    steps = least * np.arange(len(order))
+    apart = np.asarray(heights, dtype=np.float64)[order] - steps  # these must not fall: they are pushed up and down, and meet in the middle
+    pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
+    places = np.empty(len(order))
+    places[order] = pushed / 2 + steps
+    return [float(place) for place in places]
 
 
-def _label_heights(ax: Axes, labels: Sequence[Label]) -> float:
-    """Writes labels to the right of axes that have their size and range already.
-
-    Args:
-        ax: the axes.
-        labels: for each its height in the axes' data, its words, and their colour.
-
-    Returns:
-        The room that they take, in points.
-    """
-    if not labels:
-        return 0.0
+def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
+    """Writes labels to the right of axes that have their size and range already."""
     to_points = 72 / ax.figure.dpi
     heights = [float(ax.transData.transform((ax.get_xlim()[1], height))[1]) * to_points for height, _, _ in labels]
     for (height, text, colour), own, place in zip(labels, heights, spread(heights, LINE_POINTS), strict=True):
-        ax.annotate(
-            text, (1, height), xycoords=ax.get_yaxis_transform(), xytext=(OFFSET_POINTS, place - own), textcoords="offset points",
-            ha="left", va="center", fontsize=LABEL_SIZE, color=colour, annotation_clip=False,
+        style.write_beside(
+            ax, text, (1, height), (OFFSET_POINTS, place - own), where=ax.get_yaxis_transform(), va="center", fontsize=8.5, color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
         )  # fmt: skip
-    return OFFSET_POINTS + LABEL_SIZE * LETTER * max(len(text) for _, text, _ in labels)
 
 
 # -- what the messages of a trace achieved
@@ -616,19 +535,12 @@ STEPS: Final = 100  # to a factor of ten in time: points that are closer are one
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """What messages achieved: numpy arrays of one length.
+    """What messages achieved: numpy arrays of one length, a row for each message that arrived.
 
     A message's time is from the moment at which both sides have posted it to the moment at which the receiver knows that it is there. Where
-    the receiver began to wait only later, the message may have arrived in between: its bandwidth is a lower bound.
-
-    Attributes:
-        size_bytes: size of each message (int64).
-        time_us: how long it took (float64).
-        gb_per_s: size by time (float64).
-        is_bound: whether that is only a lower bound (bool).
-        empty: messages of 0 bytes, which have no bandwidth and are left out.
-        unfinished: messages that never arrived, left out, too.
-        queued: messages of NCCL, left out: a wait on them ends when the GPU has been told, and says nothing of the bytes.
+    the receiver began to wait only later, the message may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are
+    messages of 0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and those of NCCL (``queued``): a
+    wait on them ends when the GPU has been told, and says nothing of the bytes.
     """
 
     size_bytes: Any
@@ -651,25 +563,7 @@ class Achieved:
 
 
 def achieved(trace: Trace) -> Achieved:
-    """Computes what the messages of a trace achieved.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        One row for each message that arrived.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> events = make_events({
-        ...     "rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "group": [0, 0], "tag": [0, 0],
-        ...     "payload": [0, 0], "post_ns": [0, 1000], "wait_ns": [0, 9000], "done_ns": [11000, 11000],
-        ... }, Tables(payloads=(Payload("uint8", (20_000,), 20_000),)))
-        >>> found = achieved(Trace(events, {}))  # both had posted it at 1 us; from 9 us on the receiver watched
-        >>> found.gb_per_s.tolist(), found.is_bound.tolist()
-        ([2.0], [True])
-    """
+    """Computes what the messages of a trace achieved."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
     start, end, watched = np.maximum(events.post_ns[send], events.post_ns[recv]), events.done_ns[recv], events.wait_ns[recv]
@@ -691,22 +585,9 @@ def achieved(trace: Trace) -> Achieved:
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One number that somebody published, either the time of a size or the bandwidth that large messages reach.
+    """One number that somebody published: the time of a size, or the bandwidth (one way, 10**9 bytes/s) that large messages reach.
 
-    Args:
-        link: what connected the GPUs, and which GPUs.
-        date: when it was written, "YYYY-MM-DD".
-        source: where, in short.
-        url: where, to be opened.
-        size_bytes: size of the message; None where the source says "large", or nothing.
-        latency_us: the time of such a message; None where the source gives a bandwidth.
-        bandwidth_gb_per_s: one way, in GB/s (10**9 bytes/s); None where the source gives a time.
-        remark: what else a reader must know.
-
-    Example:
-        >>> figure = PublishedFigure("NVLink", "2025-07-14", "nccl-tests #331", "https://example.org", size_bytes=8, latency_us=9.85)
-        >>> figure.latency_us, figure.bandwidth_gb_per_s
-        (9.85, None)
+    ``link`` says what connected which GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None where the source says "large", or nothing.
     """
 
     link: str
@@ -717,25 +598,6 @@ class PublishedFigure:
     latency_us: float | None = None
     bandwidth_gb_per_s: float | None = None
     remark: str = ""
-
-
-@dataclass(frozen=True)
-class LineRate:
-    """What the wires of a link can carry by specification: an upper limit that no program reaches.
-
-    Args:
-        link: what it is.
-        one_way_gb_per_s: in one direction.
-        both_ways_gb_per_s: in both together, the number in advertisements.
-        source: where it is stated, in short.
-        url: where, to be opened.
-    """
-
-    link: str
-    one_way_gb_per_s: float
-    both_ways_gb_per_s: float
-    source: str
-    url: str
 
 
 _TESTS: Final = "https://github.com/NVIDIA/nccl-tests/issues/"
@@ -774,61 +636,33 @@ FIGURES: Final[tuple[PublishedFigure, ...]] = (
     ),
 )  # fmt: skip
 
-LINE_RATES: Final[tuple[LineRate, ...]] = (
-    LineRate("NVLink 4, H100", 450.0, 900.0, "nccl #1264", f"{_NCCL}1264"),
-    LineRate("NVLink 3, A100, 12 links", 300.0, 600.0, "nccl-tests #149", f"{_TESTS}149"),
-    LineRate("NVLink 3, A100, 4 links", 100.0, 200.0, "nccl-tests #331", f"{_TESTS}331"),
-)
-
-PUBLISHED_DASHES: Final = (0, (3, 2))
 PUBLISHED_SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
+PUBLISHED_LOOK: Final[dict[str, Any]] = {
+    "color": PENS["nccl"].colour, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5, "markerfacecolor": "white",
+}  # fmt: skip
 
 
 def _draw_published(panels: _Panels) -> list[Label]:
     """Draws the published figures: times as points, bandwidths of large messages as dashes at the right edge; returns labels for those."""
     ax, below = panels
-    look, labels = pen("nccl"), []
-    times: dict[str, list[PublishedFigure]] = {}
-    for figure in FIGURES:
-        if figure.latency_us is not None:
-            times.setdefault(f"{figure.link} ({figure.source})", []).append(figure)
-        elif figure.bandwidth_gb_per_s is not None:
-            ax.plot(
-                (1 - PUBLISHED_SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), color=look.colour,
-                linestyle=PUBLISHED_DASHES, linewidth=1.6, gid=f"published {figure.source}", zorder=3,
-            )  # fmt: skip
-            labels.append((figure.bandwidth_gb_per_s, f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})", look.ink))
+    ink, labels = pen("nccl").ink, []
+    times: dict[tuple[str, str], list[tuple[int, float]]] = {}
     low, high = ax.get_xlim()
-    for name, figures in times.items():
-        shown = [(figure.size_bytes, figure.latency_us) for figure in figures if figure.size_bytes and low <= figure.size_bytes <= high]
-        if shown:
-            below.plot(
-                *zip(*shown, strict=True), color=look.colour, linestyle=PUBLISHED_DASHES, linewidth=1.2, marker="s", markersize=4.5,
-                markerfacecolor="white", gid=f"published {name}", zorder=3,
-            )  # fmt: skip
-            beside = len(shown) == 1  # a row has its name below it
-            below.annotate(
-                figures[0].link, shown[-1] if beside else shown[0], xytext=(7, 0) if beside else (-3, -6), textcoords="offset points",
-                va="center" if beside else "top", fontsize=8, color=look.ink, zorder=8,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
-            )  # fmt: skip
+    for figure in FIGURES:
+        if figure.bandwidth_gb_per_s is not None:
+            look = PUBLISHED_LOOK | {"marker": "", "linewidth": 1.6, "zorder": 3, "gid": f"published {figure.source}"}
+            ax.plot((1 - PUBLISHED_SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), **look)
+            labels.append((figure.bandwidth_gb_per_s, f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})", ink))
+        elif figure.latency_us is not None and figure.size_bytes is not None and low <= figure.size_bytes <= high:
+            times.setdefault((figure.link, figure.source), []).append((figure.size_bytes, figure.latency_us))
+    for (link, source), shown in times.items():
+        below.plot(*zip(*shown, strict=True), linewidth=1.2, gid=f"published {link} ({source})", zorder=3, **PUBLISHED_LOOK)
+        beside = len(shown) == 1  # a row has its name below it
+        style.write_beside(
+            below, link, shown[0], (7, 0) if beside else (-3, -6), where="data", va="center" if beside else "top", fontsize=8, color=ink,
+            zorder=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+        )  # fmt: skip
     return labels
-
-
-def _published_notes() -> list[str]:
-    """Names the sources of the points; the dashes have theirs beside them."""
-    points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
-    return [f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}."]
-
-
-def _published_legend() -> list[Any]:
-    """Returns the legend's entry."""
-    label = "NCCL, published by others (not measured here)"
-    return [
-        Line2D(
-            [], [], color=pen("nccl").colour, linestyle=PUBLISHED_DASHES, marker="s", markersize=4.5, markerfacecolor="white", label=label
-        )
-    ]
 
 
 # -- how busy the stages of a generation ring are
@@ -873,7 +707,7 @@ def plot_inner_iterations(
     return style.show([Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax)
 
 
-def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes) -> style.Margins:
+def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes) -> None:
     turns = range(1, 2 * num_stages + 1)
     for async_comm, _, colour, marker, line in _LINES:
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
@@ -896,13 +730,10 @@ def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[s
     if measured:
         handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="o", markersize=5, label="filled: measured"))
     handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="x", markersize=7, label="never ends"))
-    return style.dress(
+    style.dress(
         ax,
         f"With {num_stages} stages, {num_stages} batches on their way keep all of them busy",
         subtitle=f"fewer starve the stages; more jam the ring: synchronous from {num_stages + 1}, asynchronous from {2 * num_stages} on",
         metadata=metadata or {"source": "closed forms; nothing was run"},
         handles=handles,
-        left=52,
-        right=14,
-        below=40,
     )

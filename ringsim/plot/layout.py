@@ -98,13 +98,13 @@ class Bars:
     """Bars as columns: numpy arrays of one length.
 
     Attributes:
-        rank: the row (int32).
-        lane: 0 and up for the depths of spans, then ``depths`` for sends, ``depths + 1`` for recvs, ``depths + 2`` for collectives (int64).
-        start_ns: from the start of the run (int64).
-        end_ns: likewise; of a bar that never ended, the end of the trace (int64).
-        look: number in ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels`` (int64).
-        event: index of its event (int64).
-        is_open: it never ended (bool).
+        rank: the row.
+        lane: 0 and up for the depths of spans, then ``depths`` for sends, ``depths + 1`` for recvs, ``depths + 2`` for collectives.
+        start_ns: from the start of the run.
+        end_ns: likewise; of a bar that never ended, the end of the trace.
+        look: number in ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels``.
+        event: index of its event.
+        is_open: whether it never ended.
         depths: lanes that spans need.
         labels: numbers of the labels that spans have, ascending; -1 for spans without one.
     """
@@ -132,22 +132,7 @@ def time_range(events: Events) -> tuple[int, int]:
 
 
 def make_bars(trace: Trace) -> Bars:
-    """Cuts the events of a trace into bars.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        The bars. Every event but a mark has at least one, be it of no length.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["send"]], "post_ns": [0], "wait_ns": [10], "done_ns": [50]})
-        >>> bars = make_bars(Trace(events, {"world_size": 2}))
-        >>> [OPERATION_LOOKS[look].name for look in bars.look], bars.end_ns.tolist()
-        (['posted, not waited for yet', 'blocked, other side unknown'], [10, 50])
-    """
+    """Cuts the events of a trace into bars; every event but a mark has at least one, be it of no length."""
     events = trace.events
     first, last = time_range(events)
     depth, depths = _depths(events, last)
@@ -180,38 +165,31 @@ def make_bars(trace: Trace) -> Bars:
 def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
     """Stretches of the sends, recvs and collectives: (events, starts, ends, look)."""
     events, waits = trace.events, trace.waits
-    pieces: list[tuple[Ints, Ints, Ints, int | Ints]] = []
-
-    def add(which: Ints, start: Ints, end: Ints, look: int) -> None:
-        index = np.flatnonzero(which)
-        pieces.append((index, start[index], end[index], look))
-
-    communicates = (events.kind != SPAN) & (events.kind != MARK)
     post, wait, done = events.post_ns, events.wait_ns, events.done_ns
-    waited, finished = communicates & (wait != NONE), communicates & (done != NONE)
+    communicates = (events.kind != SPAN) & (events.kind != MARK)
     failed = communicates & (events.status == ERROR)
-    begin = np.where(wait != NONE, wait, post)
-    end = np.where(done != NONE, done, last)
-    # An operation that is finished and was not waited for (a collective seen to be done) is posted all along.
-    posted_until = np.where(waited, wait, end)
-    add(communicates & ~failed & (waited | finished) & (posted_until > post), post, posted_until, POSTED)
-    add(failed & (begin > post), post, begin, POSTED)
-    add(failed, begin, end, FAILED)
-    add(communicates & ~failed & ~finished & waited, begin, end, UNFINISHED)
-    add(communicates & ~failed & ~finished & ~waited, post, end, UNWAITED)
-
-    blocked = waited & finished & ~failed
+    going = communicates & ~failed
+    waited, finished = wait != NONE, done != NONE
+    begin, end = np.where(waited, wait, post), np.where(finished, done, last)
+    until = np.where(waited, wait, end)  # an operation that is finished and was not waited for is posted all along
+    blocked = going & waited & finished
     matched = np.zeros(len(events), dtype=bool)
     matched[trace.messages.send] = matched[trace.messages.recv] = True
-    late = wait + waits.late_sender_ns + waits.late_receiver_ns
-    add(blocked & (waits.late_sender_ns > 0), wait, late, LATE_SENDER)
-    add(blocked & (waits.late_receiver_ns > 0), wait, late, LATE_RECEIVER)
-    add(blocked & matched & (events.kind != COLLECTIVE), late, done, TRANSFER)
-    add(blocked & ~matched & (events.kind != COLLECTIVE), wait, done, BLOCKED)
-    add(blocked & (events.kind == COLLECTIVE), wait, done, COLLECTIVE_BLOCKED)
-    # Done at the very moment of its posting, never waited for: a bar of no length, so that it is counted.
-    add(finished & ~waited & ~failed & (posted_until <= post), post, done, POSTED)
-    return pieces
+    message, late = events.kind != COLLECTIVE, wait + waits.late_sender_ns + waits.late_receiver_ns
+    pieces = (
+        (going & (waited | finished) & (until > post), post, until, POSTED),
+        (failed & (begin > post), post, begin, POSTED),
+        (failed, begin, end, FAILED),
+        (going & ~finished & waited, begin, end, UNFINISHED),
+        (going & ~finished & ~waited, post, end, UNWAITED),
+        (blocked & (waits.late_sender_ns > 0), wait, late, LATE_SENDER),
+        (blocked & (waits.late_receiver_ns > 0), wait, late, LATE_RECEIVER),
+        (blocked & matched & message, late, done, TRANSFER),
+        (blocked & ~matched & message, wait, done, BLOCKED),
+        (blocked & ~message, wait, done, COLLECTIVE_BLOCKED),
+        (going & finished & ~waited & (until <= post), post, done, POSTED),  # done as it was posted: no length, so that it is counted
+    )
+    return [(np.flatnonzero(which), starts[which], ends[which], look) for which, starts, ends, look in pieces]
 
 
 def _depths(events: Events, last: int) -> tuple[Ints, int]:
@@ -219,28 +197,24 @@ def _depths(events: Events, last: int) -> tuple[Ints, int]:
 
     The lane is the number of spans of the same thread that are open when it starts; threads lie below each other.
     """
-    depth = np.zeros(len(events), dtype=np.int64)
-    deepest = 0
-    spans = np.flatnonzero(events.kind == SPAN)
-    end = np.where(events.done_ns == NONE, last, events.done_ns)
-    order = spans[np.lexsort((-end[spans], events.post_ns[spans], events.thread[spans], events.rank[spans]))]
-    where = np.stack([events.rank[order], events.thread[order]])
-    cuts = np.flatnonzero(np.any(where[:, 1:] != where[:, :-1], axis=0)) + 1
-    rank_before, lanes_before = -1, 0
-    for thread in np.split(order, cuts):
-        if len(thread) == 0:
-            continue
-        rank = int(events.rank[thread[0]])
-        lanes_before = lanes_before if rank == rank_before else 0
-        # Spans of no length open nothing: on a virtual clock many may share a moment.
-        lasting = end[thread] > events.post_ns[thread]
-        starts, ends = events.post_ns[thread][lasting], np.sort(end[thread][lasting])
-        opened = np.searchsorted(starts, events.post_ns[thread], side="right")
-        opened[lasting] = np.arange(lasting.sum())
-        depth[thread] = lanes_before + np.maximum(opened - np.searchsorted(ends, events.post_ns[thread], side="right"), 0)
-        lanes_before = int(depth[thread].max()) + 1
-        deepest, rank_before = max(deepest, lanes_before), rank
-    return depth, deepest
+    depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
+    if len(spans) == 0:
+        return depth, 0
+    ends = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
+    threads, thread = np.unique(np.stack([events.rank[spans], events.thread[spans]]), axis=1, return_inverse=True)
+    moments, moment = np.unique(np.concatenate([events.post_ns[spans], ends]), return_inverse=True)
+    start, end = moment.reshape(2, -1) + thread * len(moments)  # each thread after the one before: all counts in one go
+    order = np.lexsort((-end, start))
+    start, end, thread = start[order], end[order], thread[order]
+    lasting = end > start  # spans of no length open nothing: on a virtual clock many may share a moment
+    opened, closed = np.cumsum(lasting) - lasting, np.searchsorted(np.sort(end[lasting]), start, side="right")
+    own = np.maximum(opened - closed, 0)
+    lanes = np.zeros(threads.shape[1], dtype=np.int64)
+    np.maximum.at(lanes, thread, own + 1)
+    above = np.cumsum(lanes) - lanes
+    above -= above[np.searchsorted(threads[0], threads[0])]  # from the first thread of its rank on
+    depth[spans[order]] = above[thread] + own
+    return depth, int((above + lanes).max())
 
 
 EDGE: Final = 0.42  # from the middle of a row, which is 1 high, to the first and the last thing in it
@@ -251,12 +225,9 @@ GAP: Final = 0.03
 
 @dataclass(frozen=True)
 class Rows:
-    """The lanes of a row, as distances from its middle; y grows downwards, rank 0 has its middle at 0.
+    """The lanes of a row, as distances of their edges from its middle; y grows downwards, rank 0 has its middle at 0.
 
-    Attributes:
-        top: upper edge of each lane, shape (lanes,).
-        bottom: lower edge likewise.
-        marks: upper and lower edge of the strip for marks.
+    ``marks`` has the upper and lower edge of the strip for marks.
     """
 
     top: Ints
@@ -297,15 +268,7 @@ LEAST_HEIGHT: Final = 0.2  # share of a lane that a slot with anything in it tak
 class Density:
     """What short bars add up to: columns, one row for each (rank, lane, slot, look) that occurs.
 
-    Attributes:
-        rank: the row (int64).
-        lane: the lane (int64).
-        slot: which slot of time (int64).
-        look: the look (int64).
-        count: bars that begin in the slot (int64).
-        share: share of the slot that they take, before anything is fitted to the lane (float64).
-        bottom: where the stacked bar begins, as a share of the lane's height (float64).
-        top: where it ends (float64).
+    ``count`` bars begin in the slot, and take ``share`` of it; drawn from ``bottom`` to ``top``, as shares of the lane's height.
     """
 
     rank: Ints
@@ -317,18 +280,9 @@ class Density:
     bottom: Ints
     top: Ints
 
-    def __len__(self) -> int:
-        """Returns the number of little bars."""
-        return len(self.rank)
-
 
 def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Density]:
-    """Separates long bars from short ones, and adds up the short ones.
-
-    Args:
-        bars: all bars.
-        first_ns: where slot 0 begins.
-        slot_ns: how long a slot is, in ns.
+    """Separates long bars from short ones, and adds up the short ones in slots of ``slot_ns``, the first from ``first_ns`` on.
 
     Returns:
         A mask of the bars at least a slot long, and what the others add up to: their number is the sum of ``count``, their time that of
@@ -336,45 +290,28 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
     """
     long = bars.end_ns - bars.start_ns >= slot_ns
     short = ~long
-    start = (bars.start_ns[short] - first_ns) / slot_ns
-    end = (bars.end_ns[short] - first_ns) / slot_ns
+    if not short.any():
+        return long, Density(*np.zeros((8, 0), dtype=np.int64))
+    start, end = (bars.start_ns[short] - first_ns) / slot_ns, (bars.end_ns[short] - first_ns) / slot_ns
     slot = np.floor(start).astype(np.int64)
     first_part = np.minimum(end, slot + 1) - start
     rest = end - start - first_part  # reaches into the next slot, never further
     spills = rest > 0
     columns = np.stack([bars.rank[short], bars.lane[short], slot, bars.look[short]]).astype(np.int64)
-    spilled = columns[:, spills].copy()
-    spilled[2] += 1
-    keys, which = _unique_columns(np.concatenate([columns, spilled], axis=1))
-    share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]), minlength=keys.shape[1])
-    count = np.bincount(which[: short.sum()], minlength=keys.shape[1])
-    rank, lane, slot, look = keys
-    bottom, top = _stack(np.stack([rank, lane, slot]), np.maximum(share, LEAST_HEIGHT))
-    return long, Density(rank, lane, slot, look, count, share, bottom, top)
-
-
-def _unique_columns(columns: Ints) -> tuple[Ints, Ints]:
-    """Returns the distinct columns in ascending order, and which of them each column is."""
-    if columns.shape[1] == 0:
-        return columns, np.zeros(0, dtype=np.int64)
-    sizes = columns.max(axis=1) + 1
-    code = np.ravel_multi_index(tuple(columns), tuple(sizes))
-    codes, which = np.unique(code, return_inverse=True)
-    return np.stack(np.unravel_index(codes, tuple(sizes))), which
-
-
-def _stack(place: Ints, height: Ints) -> tuple[Ints, Ints]:
-    """Stacks the heights that share a place, and shrinks stacks higher than 1; the columns of a place are neighbours."""
-    if place.shape[1] == 0:
-        return height, height
-    begins = np.concatenate([[True], np.any(place[:, 1:] != place[:, :-1], axis=0)])
+    columns = np.concatenate([columns, columns[:, spills] + np.array([[0], [0], [1], [0]])], axis=1)
+    sizes = tuple(columns.max(axis=1) + 1)
+    keys, which = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
+    rank, lane, slot, look = np.unravel_index(keys, sizes)
+    share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]))
+    count = np.bincount(which[: short.sum()], minlength=len(keys))
+    # What shares a slot is stacked, and stacks higher than the lane are shrunk.
+    height = np.maximum(share, LEAST_HEIGHT)
+    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))
     stack = np.cumsum(begins) - 1
-    total = np.bincount(stack, weights=height)
-    height = height / np.maximum(total, 1.0)[stack]
+    height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
     running = np.cumsum(height)
-    before = (running - height)[begins]  # what all earlier stacks add up to
-    top = np.clip(running - before[stack], 0, 1)
-    return np.clip(top - height, 0, 1), top
+    top = np.clip(running - (running - height)[begins][stack], 0, 1)
+    return long, Density(rank, lane, slot, look, count, share, np.clip(top - height, 0, 1), top)
 
 
 SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours
@@ -383,14 +320,7 @@ LATE_START: Final = 0.15  # share of the time before the first event from which 
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Turns times of a trace into places on the axis.
-
-    Attributes:
-        first_ns: where the picture begins; the axis calls it 0.
-        last_ns: where it ends.
-        unit_ns: ns in the axis' unit.
-        unit: its name.
-    """
+    """Turns times of a trace into places on the axis, which calls ``first_ns`` 0 and ends at ``last_ns``; its unit has ``unit_ns``."""
 
     first_ns: int
     last_ns: int
@@ -399,14 +329,7 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Counts from the start of the run, or, where ranks took long to get going, from the first event.
-
-        Example:
-            >>> from ringsim.traces.events import make_events
-            >>> axis = TimeAxis.of(make_events({"rank": [0], "op": [0], "post_ns": [900_000], "done_ns": [960_000]}))
-            >>> axis.label, float(axis.at(910_000))
-            ('time since the first event (µs), which came 900 µs after the start of the run', 10.0)
-        """
+        """Counts from the start of the run, or, where ranks took long to get going, from the first event."""
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
         unit_ns, unit = time_unit(max(last - first, 1))
@@ -439,15 +362,7 @@ ROW_NAME_POINTS: Final = 18.0  # from one row's name to the next, at least
 
 
 def prepare_rows(ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0) -> None:
-    """Gives axes a row for each name, the first on top, and a time axis from 0.
-
-    Args:
-        ax: the axes, which have their size already.
-        names: of the rows.
-        length: where the time ends, in the unit of the axis.
-        time: what stands under the axis.
-        above: room to leave over the first row, in points.
-    """
+    """Gives axes of their final size a row for each name, ``above`` points over the first, and a time axis to ``length``."""
     ax.set_xlim(-0.004 * length, 1.012 * length)
     ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
     every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
@@ -562,43 +477,21 @@ MOST_ARROWS: Final = 160
 HEAD_POINTS: Final = 1.0  # width of the shaft, by which matplotlib measures the head
 
 
-def choose_messages(trace: Trace, first_ns: int, last_ns: int, most: int = MOST_ARROWS) -> Ints:
-    """Picks the messages that get an arrow: all of them, or as many as keep the picture readable.
-
-    Of messages that go the same way at about the same time, the first is taken; "about" grows until few enough are left.
-
-    Args:
-        trace: any trace.
-        first_ns: beginning of the picture.
-        last_ns: its end.
-        most: arrows, at most.
-
-    Returns:
-        Indices of messages, ascending. Messages whose recv is not done have no arrow, for it would have no end.
-    """
+def choose_messages(trace: Trace, most: int = MOST_ARROWS) -> Ints:
+    """Picks the messages that get an arrow, evenly in time: all whose recv is done, or ``most`` of them; returns their indices."""
     messages, events = trace.messages, trace.events
     done = np.flatnonzero(events.done_ns[messages.recv] != NONE)
     if len(done) <= most:
         return done
-    pair = messages.src[done].astype(np.int64) * trace.world_size + messages.dst[done]
-    post = (events.post_ns[messages.send[done]] - first_ns) / max(last_ns - first_ns, 1)
-    phase = pair * 0.618 % 1  # pairs take turns: arrows at one moment would stand in a line
-    slots = most
-    while True:
-        slot = np.floor(post * slots + phase).astype(np.int64)
-        # The first slot of a pair is cut short: none from it.
-        whole = np.flatnonzero(slot > 0) if (slot > 0).any() else np.arange(len(done))
-        chosen = whole[np.unique((pair * (slots + 2) + slot)[whole], return_index=True)[1]]
-        if len(chosen) <= most or slots == 1:
-            # More pairs than arrows: every n-th pair, then.
-            return done[np.sort(chosen)[:: -(-len(chosen) // most)]]
-        slots = max(slots * 3 // 4, 1)
+    in_time = done[np.argsort(events.post_ns[messages.send[done]], kind="stable")]
+    turn = np.arange(most)  # one from each of so many equal parts, here and there in it: pairs that take turns are all met
+    return np.unique(in_time[((turn + turn * 0.618 % 1) * len(done) / most).astype(np.int64)])
 
 
 def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:
     """Draws arrows from where sends were posted to where their recvs were done; returns how many."""
     messages, events = trace.messages, trace.events
-    chosen = choose_messages(trace, axis.first_ns, axis.last_ns)
+    chosen = choose_messages(trace)
     if len(chosen) == 0:
         return 0
     src, dst = messages.src[chosen], messages.dst[chosen]

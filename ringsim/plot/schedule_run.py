@@ -175,17 +175,10 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 
 
 def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH) -> list[Artist]:
-    """Draws the path; the colour of each stretch says why it did not begin earlier.
+    """Draws the critical path; the colour of each stretch says why it did not begin earlier.
 
-    Args:
-        ax: axes with one row a rank, rank 0 at 0.
-        path: the path.
-        unit: how much of the path's time is one on the axis.
-        at: where in its row the line runs while a rank computes, from the middle.
-        width: of the line, in points.
-
-    Returns:
-        The legend's entries: one for each reason that occurs, with how often.
+    A ``unit`` of the path's time is one on the axis. The line, ``width`` points wide, runs ``at`` below the middle of its rank's row while
+    the rank computes. Returns the legend's entries: one for each reason that occurs, with how often.
     """
     if not path.hops:
         return []
@@ -220,8 +213,7 @@ def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, wid
 # -- a map of a large schedule
 
 
-def _draw_map(run: ScheduleRun, ax: Axes) -> style.Margins:
-    """Draws a large schedule; returns the room that the words around it take."""
+def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = _unit(run)
     length = float(run.makespan) / unit
     prepare_rows(ax, [f"rank {rank}" for rank in range(run.num_ranks)], length or 1.0, f"time ({name})")
@@ -233,28 +225,19 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> style.Margins:
     title = f"{SCHEDULE_NAMES.get(run.name, run.name)}, {count(run.num_ranks, 'rank')}, {count(run.num_microbatches, 'microbatch')}"
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     notes = ["Each point: the share of the time in which its ranks compute, coloured by what; the paler, the less.", _constants(run)]
-    return style.dress(
+    style.dress(
         ax, f"{title}: bubble {percent(run.bubble)}", subtitle=_about(run) + known, handles=handles, metadata=run.setting.metadata,
-        notes=notes, left=58, right=14, below=40,
+        notes=notes,
     )  # fmt: skip
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
     """Measures which part of each stretch of time ranks spend on each kind of computation.
 
-    Args:
-        run: a simulated schedule.
-        rows: into how many groups of neighbours the ranks are put, at most as many as ranks.
-        columns: into how many equal stretches the step is cut.
+    Neighbours are put into ``rows`` groups, at most as many as ranks, and the step is cut into ``columns`` equal stretches.
 
     Returns:
         Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
-
-    Example:
-        >>> from ringsim.simulator.schedules import simulate_schedule
-        >>> shares = measure_shares(simulate_schedule("1f1b", num_ranks=2, num_microbatches=1), rows=2, columns=6)
-        >>> shares[1].argmax(axis=-1).tolist(), shares[1].sum(axis=-1).tolist()  # rank 1 waits, goes forward, back, and is done
-        ([0, 0, 1, 1, 0, 0], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0])
     """
     operations, ends = run.operations, run.ends.astype(np.float64)
     duration = run.setting.prices.duration.astype(np.float64)
@@ -355,8 +338,7 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
     return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height)
 
 
-def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> style.Margins:
-    """Draws on axes that have their size already; returns the room that the words around it take."""
+def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     real_s, virtual_s = float(comparison.real_steps_s[step]), float(comparison.virtual_steps_s[step])
     unit_ns, unit = time_unit(round(max(real_s, virtual_s) * 1e9))
     steps = count_steps(comparison.real.events)
@@ -378,9 +360,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> style.Margins:
     title, subtitle = _words(comparison, step, steps)
     notes = ["In each row: above what was measured, below what was predicted. Colours: how far off the end is, as a part of the step."]
     notes.append(f"Prediction: {footer(comparison.virtual.metadata)}.")
-    return style.dress(
-        ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata, left=52.0, right=12.0, below=40.0
-    )
+    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata)
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
@@ -127,31 +126,17 @@ class StepPicture:
 
 def plot_step(picture: StepPicture, ax: Axes | None = None) -> Axes:
     """Draws a step on the given axes, or on a new figure with the live activations under the rows; returns the axes of the rows."""
-    if ax is not None:
-        return style.show([step_picture(picture)], ax)
-    under_inches = GAP_INCHES + CURVE_INCHES
-    with style.drawing():
-        figure = plt.figure()
-        (ax,) = style.lay_out(figure, [step_picture(picture, room_inches=under_inches)])
-        ax.set_xlabel("")
-        ax.tick_params(axis="x", length=0, labelbottom=False)
-        place, (_, whole) = ax.get_position(), figure.get_size_inches()
-        bottom = place.y0 - under_inches / whole
-        under = figure.add_axes((place.x0, bottom, place.width, CURVE_INCHES / whole), label="live activations")
-        _draw_live_curve(under, picture.actions)
-        under.set_xlim(ax.get_xlim())
-        label_time(under, picture.time)
-    return ax
+    return style.show([step_picture(picture, with_curve=ax is None)], ax)
 
 
-def step_picture(picture: StepPicture, *, room_inches: float = 0.0) -> Picture:
-    """Returns a step as a picture; ``room_inches`` are left free under the rows."""
+def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
+    """Returns a step as a picture."""
     height = float(np.clip(0.62 * len(picture.actions.ranks) + 0.15, 1.0, 8.5))
-    return Picture(lambda ax: _draw_step(picture, ax, room_inches), WIDTH_INCHES, height)
+    return Picture(lambda ax: _draw_step(picture, ax, height if with_curve else None), WIDTH_INCHES, height)
 
 
-def _draw_step(picture: StepPicture, ax: Axes, room_inches: float) -> style.Margins:
-    """Draws the rows on axes that have their size already; returns the room that the words around them take."""
+def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
+    """Draws the rows, and under them, where their height in inches is given, the live activations."""
     actions = picture.actions
     compute = 0.19 if picture.draw_messages is not None else 0.42
     # Lanes of computations, sends, recvs and collectives.
@@ -165,11 +150,14 @@ def _draw_step(picture: StepPicture, ax: Axes, room_inches: float) -> style.Marg
         look: dict[str, Any] = {"va": "center_baseline", "fontsize": 9, "color": style.MUTED}
         for place, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(ax, f"idle {percent(share)}", (1, place), (5, 0), where=("axes fraction", "data"), **look)
+    if inches is not None:
+        under = ax.inset_axes((0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax)
+        _draw_live_curve(under, actions)
+        label_time(under, picture.time)
+        ax.set_xlabel("")
+        ax.tick_params(axis="x", length=0, labelbottom=False)
     title, subtitle, notes = _words(picture, bubble)
-    return style.dress(
-        ax, title, subtitle=subtitle, notes=[*notes, *picture.notes], handles=handles, metadata=picture.metadata,
-        left=64.0, right=84.0, below=40.0 + room_inches * 72,
-    )  # fmt: skip
+    style.dress(ax, title, subtitle=subtitle, notes=[*notes, *picture.notes], handles=handles, metadata=picture.metadata)
 
 
 def _name_rows(actions: StageActions) -> list[str]:
@@ -203,16 +191,7 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
 
 
 def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them and the phases.
-
-    Args:
-        ax: axes with a row for each rank.
-        actions: the computations, in the unit of the axis, the step from 0.
-        rows: the lanes; computations go into the first.
-
-    Returns:
-        The legend's entries for what was drawn.
-    """
+    """Draws the boxes of a step, the gaps between them and the phases on axes with a row a rank; returns the legend's entries."""
     place = np.searchsorted(actions.ranks, actions.rank)
     chunk = np.zeros(len(actions), dtype=np.int64)  # which of its rank's stages, in the model's order
     for rank in actions.ranks:
@@ -328,12 +307,7 @@ def draw_flights(ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks.
-
-    Args:
-        ax: the axes; the caller sets the time axis.
-        actions: the computations, in the unit of the axis.
-    """
+    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks; the caller sets the time axis."""
     peaks = measure_peaks(actions)
     chosen = np.unique(np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)).tolist()
     highest = max(*peaks.peaks, *(peaks.bounds or (0,)), 1)
@@ -360,11 +334,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def shows_step(trace: Trace) -> bool:
-    """Tells whether a trace is best drawn as a step of a pipeline: it has one, and nothing in it is stuck or has failed.
-
-    Args:
-        trace: any trace.
-    """
+    """Tells whether a trace is best drawn as a step of a pipeline: it has one, and nothing in it is stuck or has failed."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK)
     stuck = operations & (((events.wait_ns != NONE) & (events.done_ns == NONE)) | (events.status == ERROR))
@@ -372,15 +342,7 @@ def shows_step(trace: Trace) -> bool:
 
 
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
-    """Makes the picture of a recorded step.
-
-    Args:
-        trace: of ranks that ran ``train_step_pipeline``.
-        step: which step, from 0; None for the last one.
-
-    Raises:
-        ArgumentError: the trace has no such step.
-    """
+    """Makes the picture of a recorded step, counted from 0; None for the last one."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step

@@ -10,8 +10,8 @@ Source:
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -29,16 +30,15 @@ from ringsim.provenance import footer
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.text import Text
 
 __all__ = [
     "Look",
-    "Margins",
     "Picture",
     "drawing",
     "dress",
     "fade",
     "figure_png",
-    "lay_out",
     "per_point",
     "percent",
     "picture_png",
@@ -66,13 +66,10 @@ FAINT: Final = "#D9D9D9"
 TITLE_SIZE: Final = 12.5
 SUBTITLE_SIZE: Final = 10.0
 LEGEND_SIZE: Final = 9.5
-LEGEND_ENTRY: Final = 4.0  # width of a legend's entry without its words: handle and gaps, in font sizes
-LETTER: Final = 0.55  # width of a letter on average, in font sizes
-BOLD_LETTER: Final = 0.66
-LEGEND_ROW_POINTS: Final = 15.0
-FOOTER_POINTS: Final = 12.0
-TITLE_POINTS: Final = 20.0  # height of its line
-GAP_POINTS: Final = 16.0  # between two pictures
+LINE_POINTS: Final = 13.0  # height of a line below the legend
+GAP_POINTS: Final = 6.0  # between the axis, the legend and the lines
+PAD_INCHES: Final = 0.1  # around a picture and its words
+LEAST_SHRUNK: Final = 0.5  # of its size, to which a long title shrinks before it reaches out
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
     "font.family": "sans-serif",
@@ -106,14 +103,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
 
 @dataclass(frozen=True)
 class Look:
-    """How one kind of thing is drawn: its name in the legend, its colour, and its texture for those who cannot tell colours apart.
-
-    Args:
-        name: what the legend calls it.
-        colour: fill, as "#RRGGBB".
-        hatch: matplotlib's pattern, empty for none.
-        ink: colour of the pattern and of the outline.
-    """
+    """How one kind of thing is drawn: its name, its fill, and for those who cannot tell colours apart a texture, in the colour ``ink``."""
 
     name: str
     colour: str
@@ -121,28 +111,15 @@ class Look:
     ink: str = "white"
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Sets ringsim's fonts and colours within the block, and restores the user's settings."""
-    with mpl.rc_context():
-        mpl.rcdefaults()  # a user's style must not change the bytes
-        mpl.rcParams.update(SETTINGS)
-        yield
-
-
-class Margins(NamedTuple):
-    """Room that the words around a picture take, in points."""
-
-    left: float
-    right: float
-    above: float
-    below: float
+def drawing() -> AbstractContextManager[None]:
+    """Sets ringsim's fonts and colours within a block, whatever the user's style, which is restored."""
+    return mpl.style.context(SETTINGS, after_reset=True)
 
 
 class Picture(NamedTuple):
     """A picture that any axes can hold: the function that draws it on axes of their final size, and the size in inches that suits it."""
 
-    draw: Callable[[Axes], Margins]
+    draw: Callable[[Axes], None]
     width: float
     height: float
 
@@ -151,55 +128,50 @@ def show(pictures: Sequence[Picture], ax: Axes | None = None) -> Axes:
     """Draws pictures on a new figure of the size they need, or the first of them on the given axes; returns the axes of the first."""
     with drawing():
         if ax is None:
-            return lay_out(plt.figure(), pictures)[0]
+            return _lay_out(plt.figure(), pictures)[0]
         pictures[0].draw(ax)
     return ax
 
 
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
-    """Draws pictures side by side for a notebook.
-
-    Args:
-        pictures: from left to right.
-        description: said in the file, for those who cannot see the picture.
-
-    Returns:
-        A PNG, 100 pixels an inch; the same bytes for the same pictures.
-    """
+    """Draws pictures side by side for a notebook: a PNG, 100 pixels an inch; the same bytes for the same pictures."""
     figure = Figure()
     with drawing():
-        lay_out(figure, pictures)
+        _lay_out(figure, pictures)
     return figure_png(figure, description=description)
 
 
-def lay_out(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures on a figure from left to right, their tops in line, and gives it the size that they need; returns their axes."""
+def _lay_out(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
+    """Draws pictures from left to right, their tops in line, and gives the figure the size that they and the words around them need."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
-    # Sizes first: what is written into a picture depends on the room there is.
-    _fit(figure, axes, pictures, [Margins(0, 0, 0, 0)] * len(pictures))
-    margins = [picture.draw(ax) for ax, picture in zip(axes, pictures, strict=True)]
-    spaced = [each._replace(right=each.right + GAP_POINTS) for each in margins[:-1]]
-    _fit(figure, axes, pictures, [*spaced, margins[-1]])
+    _place(figure, axes, pictures, np.zeros((len(axes), 4)))  # sizes first: what is written into a picture depends on the room there is
+    around = []
+    for ax, picture in zip(axes, pictures, strict=True):
+        picture.draw(ax)
+        around.append(np.abs(_reach(ax) - np.array(ax.bbox.extents)) / figure.dpi + PAD_INCHES)
+    _place(figure, axes, pictures, np.array(around))
     return axes
 
 
-def _fit(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], margins: Sequence[Margins]) -> None:
-    """Gives a figure the size that its pictures need, and puts their axes in place."""
-    width = sum(picture.width + (around.left + around.right) / 72 for picture, around in zip(pictures, margins, strict=True))
-    above = max(around.above for around in margins) / 72
-    height = above + max(picture.height + around.below / 72 for picture, around in zip(pictures, margins, strict=True))
+def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
+    """Gives a figure the size of its pictures with the room around each (left, below, right, above, in inches), and places their axes."""
+    left, below, right, above = around.T
+    widths, heights = (np.array([getattr(picture, side) for picture in pictures]) for side in ("width", "height"))
+    width, height = (left + widths + right).sum(), above.max() + (heights + below).max()
     figure.set_size_inches(width, height)
-    x = 0.0
-    for ax, picture, around in zip(axes, pictures, margins, strict=True):
-        x += around.left / 72
-        ax.set_position((x / width, (height - above - picture.height) / height, picture.width / width, picture.height / height))
-        x += picture.width + around.right / 72
+    starts = np.cumsum(left + widths + right) - widths - right
+    for ax, start, wide, high in zip(axes, starts, widths, heights, strict=True):
+        ax.set_position((start / width, (height - above.max() - high) / height, wide / width, high / height))
+
+
+def _reach(ax: Axes) -> Any:
+    """Returns how far axes and all that is written around them reach, in pixels: left, below, right, above."""
+    return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
 
 def points(ax: Axes) -> tuple[float, float]:
     """Returns width and height of axes in points."""
-    extent = ax.get_window_extent()
-    return float(extent.width * 72 / ax.figure.dpi), float(extent.height * 72 / ax.figure.dpi)
+    return float(ax.bbox.width * 72 / ax.figure.dpi), float(ax.bbox.height * 72 / ax.figure.dpi)
 
 
 def per_point(ax: Axes) -> float:
@@ -215,12 +187,7 @@ def swatch(look: Look, label: str | None = None) -> Patch:
 
 
 def fade(colour: str, share: float) -> str:
-    """Returns a colour on its way to white: 0 as it is, 1 white.
-
-    Example:
-        >>> fade("#000000", 0.6)
-        '#999999'
-    """
+    """Returns a colour on its way to white: 0 as it is, 1 white."""
     red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
     return to_hex((red, green, blue))
 
@@ -239,9 +206,9 @@ def percent(share: float) -> str:
 
 def write_beside(
     ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], *, where: Any = "axes fraction", **look: Any
-) -> None:
+) -> Text:
     """Writes words a fixed distance in points from a place, also outside of the axes; ``where`` says what the place is measured in."""
-    ax.annotate(text, at, xycoords=where, xytext=offset, textcoords="offset points", annotation_clip=False, **look)
+    return ax.annotate(text, at, xycoords=where, xytext=offset, textcoords="offset points", annotation_clip=False, **look)
 
 
 def dress(
@@ -253,13 +220,8 @@ def dress(
     notes: Sequence[str] = (),
     handles: Sequence[Artist] = (),
     columns: int = 4,
-    left: float = 8.0,
-    right: float = 8.0,
-    below: float = 8.0,
-) -> Margins:
+) -> None:
     """Puts the words around a picture: above it what it says; below it the legend, notes, and where the numbers come from.
-
-    Distances are in points, so that they suit axes of any size.
 
     Args:
         ax: the axes, which are drawn already.
@@ -269,42 +231,33 @@ def dress(
         notes: sentences on what the picture leaves out or merges, one line each.
         handles: entries of the legend.
         columns: entries of the legend in a line, at most.
-        left: room for the axes' own labels at the left.
-        right: the same at the right.
-        below: the same below.
-
-    Returns:
-        The room that all of it takes.
     """
-    room = points(ax)[0] + right
-    title_size = _size_that_fits(title, TITLE_SIZE, BOLD_LETTER, room)
-    ax.set_title(title, loc="left", pad=TITLE_POINTS + 2 if subtitle else 8, x=0, fontsize=title_size)
+    to_points = 72 / ax.figure.dpi
+    _, bottom, right, _ = _reach(ax)
+    room, below = max(right, ax.bbox.x1) - ax.bbox.x0, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
+    heading = [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
     if subtitle:
-        size = _size_that_fits(subtitle, SUBTITLE_SIZE, LETTER, room)
-        write_beside(ax, subtitle, (0, 1), (0, 7), ha="left", va="bottom", fontsize=size, color=MUTED)
-    if handles:
-        columns = _columns_that_fit([str(handle.get_label()) for handle in handles], columns, room)
+        heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), ha="left", va="bottom", fontsize=SUBTITLE_SIZE, color=MUTED))
+    for text in heading:
+        text.set_fontsize(text.get_fontsize() * min(1.0, max(room / text.get_window_extent().width, LEAST_SHRUNK)))
+    for number in range(min(columns, len(handles)), 0, -1):
         legend = ax.legend(
-            handles=list(handles), loc="upper left", ncols=columns, borderaxespad=0, borderpad=0, handlelength=1.8, columnspacing=1.4,
+            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0, handlelength=1.8, columnspacing=1.4,
             bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + ScaledTranslation(0, -below / 72, ax.figure.dpi_scale_trans),
         )  # fmt: skip
         legend.set_zorder(20)
-        below += LEGEND_ROW_POINTS * -(-len(handles) // columns) + 5
+        extent = legend.get_window_extent()
+        if extent.width <= room or number == 1:
+            below += extent.height * to_points + GAP_POINTS
+            break
     for line in notes:
         write_beside(ax, line, (0, 0), (0, -below), ha="left", va="top", fontsize=9, color=INK)
-        below += FOOTER_POINTS + 1
+        below += LINE_POINTS
     write_beside(ax, footer(metadata), (0, 0), (0, -below - 2), ha="left", va="top", fontsize=8.5, color=MUTED)
-    return Margins(left, right, 2 * TITLE_POINTS + 12 if subtitle else TITLE_POINTS + 16, below + FOOTER_POINTS + 6)
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
-    """Draws a figure to PNG, the same bytes for the same figure.
-
-    Args:
-        figure: the figure.
-        dpi: pixels an inch.
-        description: said in the file, for those who cannot see the picture.
-    """
+    """Draws a figure to PNG, the same bytes for the same figure; the description is for those who cannot see the picture."""
     file = io.BytesIO()
     with drawing():
         figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None, "Description": description or None})
@@ -333,19 +286,3 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: float = 150, title: st
     attributes, rest = end.split(">", 1)
     text = f'{start}<svg role="img" aria-labelledby="title desc"{attributes}>{words}{rest}'
     path.write_text(text, encoding="utf-8")
-
-
-def _size_that_fits(text: str, size: float, letter: float, room: float) -> float:
-    """Returns the font size for a line of text: ``size``, or less where the line is longer than the room, in points."""
-    return size * min(1.0, max(room / max(len(text) * letter * size, 1), 0.5))
-
-
-def _columns_that_fit(labels: Sequence[str], most: int, room: float) -> int:
-    """Returns how many columns of a legend, filled one after the other, fit into the room, in points."""
-    for columns in range(min(most, len(labels)), 1, -1):
-        rows, longer = divmod(len(labels), columns)  # as matplotlib shares them out: the first columns take what is left over
-        ends = [rows * (column + 1) + min(column + 1, longer) for column in range(columns)]
-        widest = [max(map(len, labels[start:end])) for start, end in zip([0, *ends], ends, strict=False)]
-        if sum(letters * LETTER + LEGEND_ENTRY for letters in widest) * LEGEND_SIZE <= room:
-            return columns
-    return 1

@@ -81,20 +81,7 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
 
 
 def trace_png(trace: Trace) -> bytes:
-    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened.
-
-    Args:
-        trace: any trace.
-
-    Returns:
-        A PNG, 100 pixels an inch; the same bytes for the same trace. The trace's description is in the file.
-
-    Example:
-        >>> from ringsim.traces.events import make_events
-        >>> from ringsim.traces.value import Trace
-        >>> trace_png(Trace(make_events({"rank": [], "op": []}), {"world_size": 2}))[1:4]
-        b'PNG'
-    """
+    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened. The same bytes for the same trace."""
     pictures = [ring_picture(trace)] + ([timeline_picture(trace)] if len(trace.events) else [])
     small = [picture._replace(width=picture.width * SMALLER, height=picture.height * SMALLER) for picture in pictures[:1]]
     small += [picture._replace(width=picture.width * SMALLER, height=max(picture.height, 2.6)) for picture in pictures[1:]]
@@ -110,8 +97,7 @@ def timeline_picture(trace: Trace) -> style.Picture:
     return style.Picture(lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5)))
 
 
-def _draw(trace: Trace, ax: Axes) -> style.Margins:
-    """Draws the timeline on axes that have their size already; returns the room that the words around it take."""
+def _draw(trace: Trace, ax: Axes) -> None:
     axis = TimeAxis.of(trace.events)
     bars = make_bars(trace)
     rows = Rows.of(trace, bars)
@@ -129,7 +115,7 @@ def _draw(trace: Trace, ax: Axes) -> style.Margins:
     arrows = draw_arrows(ax, trace, rows, bars.depths, axis)
 
     notes = []
-    if len(density):
+    if len(density.rank):
         pixel = f"a pixel ({time_text(axis.slot_ns)})" if axis.slot_ns >= 1 else "a pixel"
         merged = f"{int((~long).sum()):,} of {count(len(bars), 'bar')}"
         notes.append(f"Shorter than {pixel} and merged: {merged}; the height is the share of the time.")
@@ -140,7 +126,7 @@ def _draw(trace: Trace, ax: Axes) -> style.Margins:
         notes.append(f"Arrows: {arrows:,} of {count(arrived, 'message')}, evenly in time.")
     title, subtitle = _message(trace, bars)
     handles = _legend(trace, bars, arrows)
-    return style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata, left=58, right=14, below=40)
+    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata)
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:

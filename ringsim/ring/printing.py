@@ -16,8 +16,6 @@ from typing import Any
 from ringsim.errors import read_whole
 from ringsim.state import change_state, get_state
 
-__all__ = ["Quiet", "make_print", "restore_output", "suppress_output"]
-
 
 def suppress_output(rank: int) -> None:
     """Replaces ``print`` in this process, so that only the lines of rank 0 and forced ones are shown.
@@ -59,12 +57,7 @@ def suppress_output(rank: int) -> None:
 
 
 def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Callable[..., None]:
-    """Makes a ``print`` that takes ``force`` and passes what is not to be shown to ``RankState.hidden_output``.
-
-    Args:
-        original: prints.
-        hides: tells whether prints of the calling rank are hidden now.
-    """
+    """Makes a ``print`` that takes ``force`` and passes text to ``RankState.hidden_output`` where ``hides()`` says that it is not shown."""
 
     def print_of_rank(
         *values: object, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False, force: bool = False
@@ -84,31 +77,16 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """Marks a simulated rank's prints as suppressed, in the place of the function that restores a real rank's ``print``.
-
-    Simulated ranks share one ``print``, which looks at the state of the rank that calls it.
-
-    Attributes:
-        rank: as ``suppress_output`` was told.
-    """
+    """Marks a simulated rank's prints as suppressed: all share one ``print``, which looks at the state of the rank that calls it."""
 
     rank: int
 
     def __call__(self) -> None:
-        """Does nothing: there is nothing to restore."""
+        """Restores nothing."""
 
 
 def restore_output() -> None:
-    """Restores ``print`` as it was before ``suppress_output``; harmless if nothing is suppressed.
-
-    Example:
-        >>> import builtins
-        >>> before = builtins.print
-        >>> suppress_output(3)
-        >>> restore_output()
-        >>> builtins.print is before
-        True
-    """
+    """Restores ``print`` as it was before ``suppress_output``; harmless if nothing is suppressed."""
     undo = get_state().undo_print
     if undo is not None:
         undo()

@@ -14,7 +14,6 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 from torch.distributed import GroupMember
 
-from ringsim.comm import built
 from ringsim.comm.backend import Backend, Membership
 from ringsim.comm.collectives import Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS

@@ -1,79 +1,299 @@
-"""Rules of the collectives that move data, against the same in one process."""
+"""Rules of the collectives, against the same in one process: each in several ways, with every dtype, and with every reduction."""
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from conformance import make, rule, same, strided
+from conformance import DTYPES, add_rule, make, rule, same, strided
+from torch.distributed import ReduceOp
 
-ASYNC = {"blocking": False, "async": True}
-
-
-def done(handle: Any, async_op: bool) -> None:
-    """Waits, where there is something to wait for."""
-    assert (handle is not None) is async_op
-    if async_op:
-        handle.wait()
+Tensors = list[torch.Tensor]
+Fold = Callable[[Any, Any], Any]
 
 
-@rule(each=ASYNC)
-def broadcast_gives_all_the_roots_tensor(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    for root in range(size):
-        tensor = make(rank, salt=root)
-        done(dist.broadcast(tensor, root, async_op=async_op), async_op)
-        same(tensor, make(root, salt=root))
+@dataclass(frozen=True)
+class Scene:
+    """What a case runs in: who takes part, and in which way; the root is a place among the members."""
+
+    dist: Any
+    rank: int
+    members: list[int]
+    group: Any = None
+    async_op: bool = False
+    lay_out: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    dtype: torch.dtype = torch.float32
+    op: ReduceOp = ReduceOp.SUM
+    fold: Fold = operator.add
+    root_place: int = -1
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return {"group": self.group, "async_op": self.async_op}
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def place(self) -> int:
+        return self.members.index(self.rank)
+
+    @property
+    def root(self) -> int:
+        return self.members[self.root_place]
+
+    def at_root(self, values: Any) -> Any:
+        return values if self.rank == self.root else None
+
+    def value(self, rank: int, *shape: int, salt: int = 0) -> torch.Tensor:
+        """What a rank puts in."""
+        return make(rank, shape, self.dtype, salt)
+
+    def values(self, *shape: int, salt: int = 0) -> Tensors:
+        return [self.value(rank, *shape, salt=salt) for rank in self.members]
+
+    def mine(self, *shape: int, salt: int = 0) -> torch.Tensor:
+        return self.lay_out(self.value(self.rank, *shape, salt=salt))
+
+    def total(self, *shape: int, salt: int = 0) -> torch.Tensor:
+        return functools.reduce(self.fold, self.values(*shape, salt=salt))
+
+    def blanks(self, *shape: int) -> Tensors:
+        """A tensor to be filled for each member."""
+        return [self.blank(*shape) for _ in self.members]
+
+    def blank(self, *shape: int) -> torch.Tensor:
+        return self.lay_out(torch.zeros(shape, dtype=self.dtype))
+
+    def end(self, handle: Any) -> None:
+        """Waits where there is something to wait for, twice: the second time it returns at once."""
+        assert (handle is not None) is self.async_op
+        if self.async_op:
+            handle.wait()
+            handle.wait()
 
 
-@rule(each=ASYNC)
-def all_gather_gives_all_everything(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    tensors = [torch.empty(2, 3) for _ in range(size)]
-    done(dist.all_gather(tensors, make(rank, (2, 3)), async_op=async_op), async_op)
-    for each, tensor in enumerate(tensors):
-        same(tensor, make(each, (2, 3)))
+def _broadcast(s: Scene) -> tuple[Tensors, Tensors]:
+    x = s.mine(3, 2)
+    s.end(s.dist.broadcast(x, s.root, **s.how))
+    return [x], [s.value(s.root, 3, 2)]
 
 
-@rule(each=ASYNC)
-def all_gather_into_tensor_joins(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    output = torch.empty(2 * size, 3)
-    done(dist.all_gather_into_tensor(output, make(rank, (2, 3)), async_op=async_op), async_op)
-    same(output, torch.cat([make(each, (2, 3)) for each in range(size)]))
+def _all_reduce(s: Scene) -> tuple[Tensors, Tensors]:
+    x = s.mine(4, 3)
+    s.end(s.dist.all_reduce(x, s.op, **s.how))
+    return [x], [s.total(4, 3)]
+
+
+def _all_reduce_coalesced(s: Scene) -> tuple[Tensors, Tensors]:
+    x = [s.mine(6), s.mine(2, 2, salt=1)]
+    s.end(s.dist.all_reduce_coalesced(x, s.op, **s.how))
+    return x, [s.total(6), s.total(2, 2, salt=1)]
+
+
+def _reduce(s: Scene) -> tuple[Tensors, Tensors]:
+    x = s.mine(3, 2)
+    s.end(s.dist.reduce(x, s.root, s.op, **s.how))
+    return s.at_root([x]) or [], s.at_root([s.total(3, 2)]) or []
+
+
+def _all_gather(s: Scene) -> tuple[Tensors, Tensors]:
+    out = s.blanks(2, 3)
+    s.end(s.dist.all_gather(out, s.mine(2, 3), **s.how))
+    return out, s.values(2, 3)
+
+
+def _all_gather_into_tensor(s: Scene, name: str = "all_gather_into_tensor") -> tuple[Tensors, Tensors]:
+    out = s.blank(2 * s.size, 3)
+    s.end(getattr(s.dist, name)(out, s.mine(2, 3), **s.how))
+    return [out], [torch.cat(s.values(2, 3))]
+
+
+def _all_gather_stacked(s: Scene) -> tuple[Tensors, Tensors]:
+    out = s.blank(s.size, 2, 3)
+    s.end(s.dist.all_gather_into_tensor(out, s.mine(2, 3), **s.how))
+    return [out], [torch.stack(s.values(2, 3))]
+
+
+def _all_gather_coalesced(s: Scene) -> tuple[Tensors, Tensors]:
+    out = [[s.blank(2, 3), s.blank(4)] for _ in s.members]
+    s.end(s.dist.all_gather_coalesced(out, [s.mine(2, 3), s.mine(4, salt=1)], **s.how))
+    wanted = zip(s.values(2, 3), s.values(4, salt=1), strict=True)
+    return [tensor for row in out for tensor in row], [tensor for row in wanted for tensor in row]
+
+
+def _gather(s: Scene) -> tuple[Tensors, Tensors]:
+    out = s.at_root(s.blanks(3))
+    s.end(s.dist.gather(s.mine(3), out, s.root, **s.how))
+    return out or [], s.at_root(s.values(3)) or []
+
+
+def _gather_single(s: Scene, name: str = "gather_single") -> tuple[Tensors, Tensors]:
+    out = s.at_root(s.blank(s.size, 2, 3))
+    s.end(getattr(s.dist, name)(s.mine(2, 3), out, s.root, **s.how))
+    return [] if out is None else [out], s.at_root([torch.stack(s.values(2, 3))]) or []
+
+
+def _scatter(s: Scene) -> tuple[Tensors, Tensors]:
+    out, parts = s.blank(2, 3), [s.mine(2, 3, salt=place) for place in range(s.size)]
+    s.end(s.dist.scatter(out, s.at_root(parts), s.root, **s.how))
+    return [out], [s.value(s.root, 2, 3, salt=s.place)]
+
+
+def _reduce_scatter(s: Scene) -> tuple[Tensors, Tensors]:
+    out = s.blank(2, 3)
+    s.end(s.dist.reduce_scatter(out, [s.mine(2, 3, salt=place) for place in range(s.size)], s.op, **s.how))
+    return [out], [s.total(2, 3, salt=s.place)]
+
+
+def _reduce_scatter_tensor(s: Scene, name: str = "reduce_scatter_tensor") -> tuple[Tensors, Tensors]:
+    out = s.blank(2, 3)
+    s.end(getattr(s.dist, name)(out, s.mine(2 * s.size, 3), s.op, **s.how))
+    return [out], [s.total(2 * s.size, 3)[2 * s.place : 2 * s.place + 2]]
+
+
+def _all_to_all(s: Scene) -> tuple[Tensors, Tensors]:
+    out = s.blanks(3)
+    s.end(s.dist.all_to_all(out, [s.mine(3, salt=place) for place in range(s.size)], **s.how))
+    return out, s.values(3, salt=s.place)
+
+
+def _all_to_all_of_sizes(s: Scene) -> tuple[Tensors, Tensors]:
+    out = [s.blank(place) for place in range(s.size)]
+    s.end(s.dist.all_to_all(out, [s.mine(s.place, salt=place) for place in range(s.size)], **s.how))
+    return out, [s.value(rank, place, salt=s.place) for place, rank in enumerate(s.members)]
+
+
+def _all_to_all_single(s: Scene) -> tuple[Tensors, Tensors]:
+    out = s.blank(2 * s.size, 3)
+    s.end(s.dist.all_to_all_single(out, s.mine(2 * s.size, 3), **s.how))
+    return [out], [torch.cat([value[2 * s.place : 2 * s.place + 2] for value in s.values(2 * s.size, 3)])]
+
+
+def _all_to_all_single_of_rows(s: Scene) -> tuple[Tensors, Tensors]:
+    rows = [[(sender + receiver) % 3 for receiver in range(s.size)] for sender in range(s.size)]  # some get nothing
+    inputs = [s.value(rank, sum(rows[place]), 2) for place, rank in enumerate(s.members)]
+    received = [rows[place][s.place] for place in range(s.size)]
+    out = s.blank(sum(received), 2)
+    s.end(s.dist.all_to_all_single(out, s.lay_out(inputs[s.place]), received, rows[s.place], **s.how))
+    return [out], [torch.cat([torch.split(value, rows[place])[s.place] for place, value in enumerate(inputs)])]
+
+
+def _barrier(s: Scene) -> tuple[Tensors, Tensors]:
+    s.end(s.dist.barrier(**s.how))
+    return [], []
+
+
+Case = Callable[[Scene], tuple[Tensors, Tensors]]
+_PLAIN = (
+    *(_broadcast, _all_reduce, _all_reduce_coalesced, _reduce, _all_gather, _all_gather_into_tensor, _all_gather_stacked),
+    *(_all_gather_coalesced, _gather, _gather_single, _scatter, _reduce_scatter, _reduce_scatter_tensor),
+    *(_all_to_all, _all_to_all_of_sizes, _all_to_all_single, _all_to_all_single_of_rows, _barrier),
+)
+CASES: dict[str, Case] = {
+    **{case.__name__.strip("_"): case for case in _PLAIN},
+    "all_gather_single": functools.partial(_all_gather_into_tensor, name="all_gather_single"),
+    "gather_into_tensor": functools.partial(_gather_single, name="gather_into_tensor"),
+    "reduce_scatter_single": functools.partial(_reduce_scatter_tensor, name="reduce_scatter_single"),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "blocking": {},
+    "async": {"async_op": True},
+    "strided": {"lay_out": strided},
+    "in a group": {"async_op": True},
+}
+
+
+def check_case(case: Case, dist: Any, rank: int, size: int, **way: Any) -> None:
+    """Runs a case with all ranks."""
+    _check(case, Scene(dist, rank, list(range(size)), **way))
+
+
+def _check(case: Case, scene: Scene) -> None:
+    found, wanted = case(scene)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        same(one, other)
+
+
+def check_in_a_group(case: Case, dist: Any, rank: int, size: int, **way: Any) -> None:
+    """Runs a case with all ranks but the first, whose places are not their ranks."""
+    members = list(range(1, size))
+    group = dist.new_group(members)
+    if rank:
+        _check(case, Scene(dist, rank, members, group, **way))
+
+
+for _name, _case in CASES.items():
+    for _way, _changes in WAYS.items():
+        _in_group = _way == "in a group"
+        add_rule(
+            f"{_name}[{_way}]", functools.partial(check_in_a_group if _in_group else check_case, _case, **_changes), 2 if _in_group else 1
+        )
+
+# -- dtypes: what travels arrives to the last bit
+
+MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all_single")
+for _move in MOVES:
+    for _dtype in DTYPES:
+        add_rule(f"{_move}_carries[{_dtype}]", functools.partial(check_case, CASES[_move], dtype=getattr(torch, _dtype)))
+
+# -- reductions, on small whole numbers, which are exact in every dtype and order
+
+NUMBERS = {"sum": operator.add, "product": operator.mul, "min": torch.minimum, "max": torch.maximum}
+BITS = {"band": operator.and_, "bor": operator.or_, "bxor": operator.xor}
+FLOATS, INTEGERS = ("float32", "float64", "float16", "bfloat16"), ("int8", "int32", "int64", "uint8")
+REDUCTIONS = [
+    *((name, dtype) for name in NUMBERS for dtype in (*FLOATS, *INTEGERS)),
+    *((name, dtype) for name in BITS for dtype in INTEGERS),
+    *(("sum", "complex64"), ("sum", "complex128"), ("sum", "int16"), ("min", "bool"), ("max", "bool")),
+]
+FEW = [("sum", "float32"), ("max", "int64"), ("sum", "bfloat16"), ("product", "float64"), ("sum", "complex64")]
+for _name in ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+    for _how, _dtype in REDUCTIONS if _name == "all_reduce" else FEW:
+        _changes = {"op": getattr(ReduceOp, _how.upper()), "fold": {**NUMBERS, **BITS}[_how], "dtype": getattr(torch, _dtype)}
+        add_rule(f"{_name}_reduces[{_how},{_dtype}]", functools.partial(check_case, CASES[_name], **_changes))
+
+
+@rule(each={"float32": torch.float32, "bfloat16": torch.bfloat16})
+def all_reduce_averages(dist: Any, rank: int, size: int, dtype: torch.dtype) -> None:
+    tensor = make(rank, dtype=dtype) * 12
+    dist.all_reduce(tensor, ReduceOp.AVG)
+    same(tensor, sum(make(each, dtype=dtype) for each in range(size)) * 12 / size)
 
 
 @rule()
-def all_gather_into_tensor_stacks(dist: Any, rank: int, size: int) -> None:
-    output = torch.empty(size, 2, 3)
-    dist.all_gather_into_tensor(output, make(rank, (2, 3)))
-    same(output, torch.stack([make(each, (2, 3)) for each in range(size)]))
+def all_reduce_of_any_floats_is_close_and_the_same_everywhere(dist: Any, rank: int, size: int) -> None:
+    inputs = [torch.randn(1000, generator=torch.Generator().manual_seed(each)) for each in range(size)]
+    tensor = inputs[rank].clone()
+    dist.all_reduce(tensor)
+    torch.testing.assert_close(tensor, torch.stack(inputs).double().sum(0).float())
+    copies = [torch.empty(1000) for _ in range(size)]
+    dist.all_gather(copies, tensor)
+    for each in copies:
+        same(each, tensor)
 
 
-@rule()
-def all_gather_coalesced_gives_all_every_list(dist: Any, rank: int, size: int) -> None:
-    shapes = [(6,), (2, 2)]
-    outputs = [[torch.empty(shape) for shape in shapes] for _ in range(size)]
-    dist.all_gather_coalesced(outputs, [make(rank, shape, salt=salt) for salt, shape in enumerate(shapes)])
-    for each, tensors in enumerate(outputs):
-        for salt, (shape, tensor) in enumerate(zip(shapes, tensors, strict=True)):
-            same(tensor, make(each, shape, salt=salt))
+@rule(each={"empty": (0, 3), "number": (), "cube": (2, 3, 4)})
+def all_reduce_takes_every_shape(dist: Any, rank: int, size: int, shape: tuple[int, ...]) -> None:
+    tensor = make(rank, shape)
+    dist.all_reduce(tensor)
+    same(tensor, functools.reduce(operator.add, (make(each, shape) for each in range(size))))
 
 
-@rule(each=ASYNC)
-def gather_gives_the_root_everything(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    for root in range(size):
-        tensors = [torch.empty(6) for _ in range(size)] if rank == root else None
-        done(dist.gather(make(rank), tensors, root, async_op=async_op), async_op)
-        for each, tensor in enumerate(tensors or ()):
-            same(tensor, make(each))
+# -- the rest
 
 
-@rule(each=ASYNC)
-def scatter_gives_each_its_tensor(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    for root in range(size):
-        tensor = torch.empty(6)
-        inputs = [make(root, salt=each) for each in range(size)] if rank == root else None
-        done(dist.scatter(tensor, inputs, root, async_op=async_op), async_op)
-        same(tensor, make(root, salt=rank))
+@rule(each={name: CASES[name] for name in ("broadcast", "reduce", "gather", "scatter")})
+def every_rank_may_be_the_root(dist: Any, rank: int, size: int, case: Case) -> None:
+    for root in range(size - 1):
+        check_case(case, dist, rank, size, root_place=root)
 
 
 @rule()
@@ -83,41 +303,6 @@ def the_root_is_rank_0_by_default(dist: Any, rank: int, size: int) -> None:
     tensor = torch.empty(6)
     dist.scatter(tensor, tensors)
     same(tensor, make(rank))
-
-
-@rule(each=ASYNC)
-def all_to_all_turns_the_lists(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    outputs = [torch.empty(6) for _ in range(size)]
-    inputs = [make(rank, salt=each) for each in range(size)]
-    done(dist.all_to_all(outputs, inputs, async_op=async_op), async_op)
-    for each, tensor in enumerate(outputs):
-        same(tensor, make(each, salt=rank))
-
-
-@rule()
-def all_to_all_takes_different_sizes(dist: Any, rank: int, size: int) -> None:
-    outputs = [torch.empty(each) for each in range(size)]
-    dist.all_to_all(outputs, [make(rank, (rank,), salt=each) for each in range(size)])
-    for each, tensor in enumerate(outputs):
-        same(tensor, make(each, (each,), salt=rank))
-
-
-@rule(each=ASYNC)
-def all_to_all_single_turns_equal_parts(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    output = torch.empty(2 * size, 3)
-    done(dist.all_to_all_single(output, make(rank, (2 * size, 3)), async_op=async_op), async_op)
-    same(output, torch.cat([make(each, (2 * size, 3))[2 * rank : 2 * rank + 2] for each in range(size)]))
-
-
-@rule()
-def all_to_all_single_turns_parts_of_any_size(dist: Any, rank: int, size: int) -> None:
-    # Rank r sends (r + each) % 3 rows to rank `each`: some get nothing.
-    sizes = [[(sender + receiver) % 3 for receiver in range(size)] for sender in range(size)]
-    inputs = [make(sender, (sum(sizes[sender]), 2)) for sender in range(size)]
-    received = [sizes[sender][rank] for sender in range(size)]
-    output = torch.empty(sum(received), 2)
-    dist.all_to_all_single(output, inputs[rank], received, sizes[rank])
-    same(output, torch.cat([torch.split(inputs[sender], sizes[sender])[rank] for sender in range(size)]))
 
 
 @rule()
@@ -148,45 +333,6 @@ def empty_tensors_are_collected(dist: Any, rank: int, size: int) -> None:
     dist.all_gather_into_tensor(empty(), empty())
     dist.all_to_all_single(empty(), empty())
     same(tensors[-1], empty())
-
-
-@rule()
-def broadcast_takes_strided_tensors(dist: Any, rank: int, size: int) -> None:
-    tensor = strided(make(rank))
-    dist.broadcast(tensor, size - 1)
-    same(tensor.clone(), make(size - 1))
-
-
-@rule()
-def all_reduce_takes_strided_tensors(dist: Any, rank: int, size: int) -> None:
-    tensor = strided(make(rank))
-    dist.all_reduce(tensor)
-    same(tensor.clone(), sum(make(each) for each in range(size)))
-
-
-@rule()
-def reduce_takes_strided_tensors(dist: Any, rank: int, size: int) -> None:
-    tensor = strided(make(rank))
-    dist.reduce(tensor, 0)
-    if rank == 0:
-        same(tensor.clone(), sum(make(each) for each in range(size)))
-
-
-@rule()
-def all_gather_takes_strided_tensors(dist: Any, rank: int, size: int) -> None:
-    tensors = [strided(torch.zeros(6)) for _ in range(size)]
-    dist.all_gather(tensors, strided(make(rank)))
-    for each, tensor in enumerate(tensors):
-        same(tensor.clone(), make(each))
-
-
-@rule()
-def gather_and_scatter_take_strided_tensors(dist: Any, rank: int, size: int) -> None:
-    tensors = [strided(torch.zeros(6)) for _ in range(size)] if rank == 0 else None
-    dist.gather(strided(make(rank)), tensors)
-    tensor = strided(torch.zeros(6))
-    dist.scatter(tensor, tensors)
-    same(tensor.clone(), make(rank))
 
 
 @rule()

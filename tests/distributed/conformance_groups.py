@@ -159,3 +159,9 @@ def a_destroyed_group_leaves_the_others_at_work(dist: Any, rank: int, size: int)
     dist.all_reduce(tensor, group=second)
     same(tensor, total(list(range(size))))
     dist.barrier()
+
+
+@rule()
+def subgroups_are_neighbours(dist: Any, rank: int, size: int) -> None:
+    own, groups = dist.new_subgroups(1)
+    assert (dist.get_process_group_ranks(own), len(groups)) == ([rank], size)

@@ -1,11 +1,11 @@
-"""Rules of point-to-point messages."""
+"""Rules of point-to-point messages, of tensors and of Python objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from conformance import make, rule, same, strided
+from conformance import DTYPES, make, rule, same, strided
 
 
 def neighbours(rank: int, size: int) -> tuple[int, int]:
@@ -31,25 +31,19 @@ def send_and_recv_pass_a_token_round(dist: Any, rank: int, size: int) -> None:
         dist.send(token + 1, succ)
 
 
-@rule(least=2)
-def isend_and_irecv_exchange_with_both_neighbours(dist: Any, rank: int, size: int) -> None:
+def pass_on(dist: Any, rank: int, size: int, lay_out: Any = torch.clone, into: Any = torch.clone, named: str = "", **what: Any) -> None:
+    """Sends a tensor to the next rank while one comes from the rank before."""
     pred, succ = neighbours(rank, size)
-    received = torch.empty(6)
-    receiving = dist.irecv(received, pred)
-    sending = dist.isend(make(rank), succ)
+    received = into(torch.zeros_like(make(pred, **what)))
+    receiving = dist.irecv(received, **{f"{named}src": pred})
+    dist.isend(lay_out(make(rank, **what)), **{f"{named}dst": succ}).wait()
     receiving.wait()
-    sending.wait()
-    same(received, make(pred))
+    same(received.clone(), make(pred, **what))
 
 
-@rule(least=2)
-def peers_may_be_named_within_the_group(dist: Any, rank: int, size: int) -> None:
-    pred, succ = neighbours(rank, size)
-    received = torch.empty(6)
-    receiving = dist.irecv(received, group_src=pred)
-    dist.isend(make(rank), group_dst=succ).wait()
-    receiving.wait()
-    same(received, make(pred))
+@rule(least=2, each={"global ranks": "", "ranks within the group": "group_"})
+def isend_and_irecv_go_to(dist: Any, rank: int, size: int, named: str) -> None:
+    pass_on(dist, rank, size, named=named)
 
 
 @rule(least=2)
@@ -151,29 +145,78 @@ def large_messages_cross(dist: Any, rank: int, size: int) -> None:
 
 @rule(least=2, each={"empty": (0, 3), "number": (), "cube": (2, 3, 4)})
 def every_shape_travels(dist: Any, rank: int, size: int, shape: tuple[int, ...]) -> None:
-    pred, succ = neighbours(rank, size)
-    received = torch.empty(shape)
-    receiving = dist.irecv(received, pred)
-    dist.isend(make(rank, shape), succ).wait()
-    receiving.wait()
-    same(received, make(pred, shape))
+    pass_on(dist, rank, size, shape=shape)
+
+
+@rule(least=2, each={name: getattr(torch, name) for name in DTYPES})
+def messages_carry(dist: Any, rank: int, size: int, dtype: torch.dtype) -> None:
+    pass_on(dist, rank, size, dtype=dtype)
 
 
 @rule(least=2)
 def strided_tensors_are_sent(dist: Any, rank: int, size: int) -> None:
-    pred, succ = neighbours(rank, size)
-    received = torch.empty(6)
-    receiving = dist.irecv(received, pred)
-    dist.isend(strided(make(rank)), succ).wait()
-    receiving.wait()
-    same(received, make(pred))
+    pass_on(dist, rank, size, lay_out=strided)
 
 
 @rule(least=2)
 def strided_tensors_are_received(dist: Any, rank: int, size: int) -> None:
-    pred, succ = neighbours(rank, size)
-    received = strided(torch.zeros(6))
-    receiving = dist.irecv(received, pred)
-    dist.isend(make(rank), succ).wait()
-    receiving.wait()
-    same(received.clone(), make(pred))
+    pass_on(dist, rank, size, into=strided)
+
+
+# -- objects
+
+
+def thing(rank: int) -> dict[str, Any]:
+    """An object whose size differs from rank to rank."""
+    return {"rank": rank, "text": "x" * 100 * rank, "list": list(range(rank))}
+
+
+@rule(least=2)
+def object_lists_are_sent_and_received(dist: Any, rank: int, size: int) -> None:
+    if rank == 0:
+        dist.send_object_list([thing(2), "two", None], 1)
+    elif rank == 1:
+        received: list[Any] = [None] * 3
+        assert dist.recv_object_list(received, 0) == 0
+        assert received == [thing(2), "two", None]
+
+
+@rule(least=2)
+def object_lists_in_a_batch_are_sent_and_received(dist: Any, rank: int, size: int) -> None:
+    if rank == 0:
+        dist.send_object_list([thing(3)], 1, use_batch=True)
+    elif rank == 1:
+        received: list[Any] = [None]
+        dist.recv_object_list(received, 0, use_batch=True)
+        assert received == [thing(3)]
+
+
+@rule()
+def objects_are_broadcast(dist: Any, rank: int, size: int) -> None:
+    for root in range(size):
+        objects = [thing(root), root] if rank == root else [None, None]
+        dist.broadcast_object_list(objects, root)
+        assert objects == [thing(root), root]
+
+
+@rule()
+def objects_are_gathered_everywhere(dist: Any, rank: int, size: int) -> None:
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, thing(rank))
+    assert objects == [thing(each) for each in range(size)]
+
+
+@rule()
+def objects_are_gathered(dist: Any, rank: int, size: int) -> None:
+    for root in range(size):
+        objects: list[Any] | None = [None] * size if rank == root else None
+        dist.gather_object(thing(rank), objects, root)
+        assert objects is None or objects == [thing(each) for each in range(size)]
+
+
+@rule()
+def objects_are_scattered(dist: Any, rank: int, size: int) -> None:
+    for root in range(size):
+        objects: list[Any] = [None]
+        dist.scatter_object_list(objects, [thing(each) for each in range(size)] if rank == root else None, root)
+        assert objects == [thing(rank)]

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from rank_server import RankServer
 
 from ringsim.launch.ranks import get_launcher
 
@@ -20,3 +21,10 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
         get_launcher().close()
     assert list(directory.iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RankServer]:
+    """Forks ranks that a test starts as a user's program would be."""
+    with RankServer() as running:
+        yield running

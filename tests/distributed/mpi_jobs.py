@@ -1,19 +1,28 @@
-"""What the ranks of the tests of MPI do: ``mpirun -n 3 python mpi_jobs.py NAME [ARGUMENTS]``; several names are joined by commas."""
+"""What the ranks of the tests of MPI do, one job after the other: ``mpirun -n 3 python mpi_jobs.py DIRECTORY NAME ...``."""
 
 from __future__ import annotations
 
+import builtins
 import datetime as dt
+import json
 import sys
 import time
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed
+from conformance import run_rules
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
+from ringsim.errors import ArgumentError, MessageMismatch, RendezvousFailed, RingError, RunTimeout
+from ringsim.ring import initialize_distributed
+from ringsim.state import get_state
+
+PRINT = builtins.print
 
 
 def join(timeout_s: float = 20) -> tuple[int, int]:
@@ -22,8 +31,15 @@ def join(timeout_s: float = 20) -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def record(path: str) -> None:
+def keep_the_rules(directory: str) -> None:
+    join()
+    run_rules(dist, directory, {})
+    dist.destroy_process_group()
+
+
+def record(directory: str) -> None:
     """Records two blocks, one within the other, and the end of the job without a wait for the other ranks."""
+    path = f"{directory}/mpi.ringtrace"
     rank, size = join()
     tail = dist.new_group(list(range(1, size)))
     with ringsim.trace(path) as outer:
@@ -45,7 +61,7 @@ def record(path: str) -> None:
     dist.destroy_process_group()
 
 
-def log() -> None:
+def log(_: str) -> None:
     join()
     dist.configure(enabled=True)
     for _ in range(3):
@@ -57,7 +73,7 @@ def log() -> None:
     dist.destroy_process_group()
 
 
-def summary() -> None:
+def summary(_: str) -> None:
     """Logs messages, collectives and an operation of the script's own that rank 1 answers late."""
     rank, _ = join()
 
@@ -93,7 +109,7 @@ def summary() -> None:
     dist.destroy_process_group()
 
 
-def live_twice() -> None:
+def live_twice(_: str) -> None:
     """A job may begin again; what nobody waited for does not hold it up."""
     for _ in range(2):
         rank, size = join()
@@ -111,7 +127,7 @@ def live_twice() -> None:
     print("lived twice")
 
 
-def mismatch() -> None:
+def mismatch(_: str) -> None:
     rank, _ = join()
     if rank == 0:
         dist.send(torch.ones(4), 1)
@@ -126,7 +142,7 @@ def mismatch() -> None:
     dist.destroy_process_group()
 
 
-def missing() -> None:
+def missing(_: str) -> None:
     """The last rank does not come to a barrier: rank 0 says which one, and every wait has its limit."""
     rank, size = join(timeout_s=0.5)
     if rank < size - 1:
@@ -144,7 +160,7 @@ def missing() -> None:
     time.sleep(30)
 
 
-def disagree() -> None:
+def disagree(_: str) -> None:
     rank, _ = join()
     with pytest.raises(ArgumentError, match="the ranks given to new_group must be the same in all processes"):
         dist.new_group([0] if rank == 0 else [0, 1])
@@ -152,7 +168,7 @@ def disagree() -> None:
     dist.destroy_process_group()
 
 
-def torch_only() -> None:
+def torch_only(_: str) -> None:
     """What only torch can do says where to go, as long as the job lasts."""
     join()
     group = dist.new_group()
@@ -168,7 +184,7 @@ def torch_only() -> None:
     print("torch was pointed")
 
 
-def fail() -> None:
+def fail(_: str) -> None:
     """One rank raises while the others wait for it: it calls torch, where MPI joins the ranks."""
     rank, _ = join(timeout_s=60)
     if rank == 1:
@@ -176,30 +192,127 @@ def fail() -> None:
     dist.barrier()
 
 
-def leave(how: str) -> None:
-    """Rank 1 leaves by sys.exit while the others wait for it; or does not, though it looks like it."""
-    rank, _ = join(timeout_s=60)
-    if how == "well":  # without destroy_process_group
-        dist.barrier()
-        sys.exit()
-    if rank == 1 and how == "caught":
+def leave(_: str) -> None:
+    """Rank 1 leaves by sys.exit while the others wait for it."""
+    if join(timeout_s=60)[0] == 1:
+        sys.exit(3)
+    dist.barrier()
+
+
+def leave_well(_: str) -> None:
+    """Rank 1 only looks as if it left, and all leave well, without destroy_process_group."""
+    if join(timeout_s=60)[0] == 1:
         with pytest.raises(SystemExit) as caught:
             sys.exit(3)
         assert caught.value.code == 3
-    elif rank == 1:
-        sys.exit(3 if how == "3" else how)
     dist.barrier()
     print("met")
+    sys.exit()
 
 
-def wrong_size() -> None:
+def wrong_size(_: str) -> None:
     dist.set_backend("mpi")
     with pytest.raises(ArgumentError, match="world_size must be 2 as MPI has it"):
         dist.init_process_group("mpi", world_size=7, rank=0)
     print("size was told")
 
 
+# -- rings
+
+
+def worker(rounds: int) -> float:
+    """The first worker of README.md, with its other import."""
+    ring = ringsim.current_ring()
+    token = torch.full((1024,), float(ring.rank))
+    for _ in range(rounds):
+        arriving = torch.empty_like(token)
+        if ring.world_size > 1:
+            recv = dist.irecv(arriving, ring.pred, group=ring.pred_group)
+            dist.isend(token, ring.succ, group=ring.succ_group).wait()
+            recv.wait()
+        with ringsim.span("compute"):
+            token = (arriving if ring.world_size > 1 else token) + 1
+    return token[0].item()
+
+
+def look(group: Any) -> list[Any] | None:
+    return group and [group.group_name, dist.get_process_group_ranks(group), group.rank(), group.size()]
+
+
+def go_round(directory: str) -> None:
+    """Joins, passes a token round three times while that is recorded, joins in vain, leaves, and does it all again."""
+    for turn in range(2):
+        dist.set_backend("mpi")
+        ringsim.initialize_distributed(timeout_s=20)
+        ring = ringsim.current_ring()
+        with ringsim.trace(f"{directory}/{turn}.ringtrace"):
+            result = worker(3)
+        ringsim.initialize_distributed()
+        assert ringsim.current_ring() is ring
+        with pytest.raises(ArgumentError, match="comm_device must be 'cpu' as in the ring that exists"):
+            initialize_distributed(comm_device="gpu")
+        print("from rank", ring.rank)
+        report = {
+            "place": [ring.rank, ring.world_size, ring.pred, ring.succ, list(ring.ranks), ringsim.get_comm_device()],
+            "groups": [look(ringsim.get_pipeline_parallel_pred_group()), look(ringsim.get_pipeline_parallel_succ_group())],
+            "distinct": ring.pred_group is not ring.succ_group,
+            "result": result,
+        }
+        Path(directory, f"ring-{ring.rank}.json").write_text(json.dumps(report))
+        dist.barrier()
+        ringsim.destroy_distributed()
+        assert not dist.is_initialized()
+        assert builtins.print is PRINT
+        assert get_state().ring is None
+
+
+def two_rings(directory: str) -> None:
+    """Two rings in a world that the script has made, which outlives them."""
+    dist.set_backend("mpi")
+    dist.init_process_group("mpi")
+    rank, half = dist.get_rank(), dist.get_world_size() // 2
+    members = list(range(half)) if rank < half else list(range(half, 2 * half))[::-1]
+    with pytest.raises(ArgumentError, match="world_size must be 4 as in the default process group that exists, got 5"):
+        initialize_distributed(world_size=5)
+    initialize_distributed(ring_ranks=members)
+    ring = ringsim.current_ring()
+    came = torch.empty(1)
+    recv = dist.irecv(came, ring.pred, group=ring.pred_group)
+    dist.send(torch.tensor([float(rank)]), ring.succ, group=ring.succ_group)
+    recv.wait()
+    report = {"members": list(ring.ranks), "came": came.item(), "groups": [look(ring.pred_group), look(ring.succ_group)]}
+    Path(directory, f"ring-{rank}.json").write_text(json.dumps(report))
+    dist.destroy_process_group(ring.succ_group)  # the script may
+    ringsim.destroy_distributed()
+    dist.barrier()
+    initialize_distributed(ring_ranks=[rank])
+    assert ringsim.current_ring().succ_group is None
+    dist.destroy_process_group()  # and the ring with it
+    initialize_distributed(timeout_s=20)
+    assert ringsim.current_ring().ranks == (0, 1, 2, 3)
+    dist.set_backend("torch")
+    with pytest.raises(ArgumentError, match="the backend must be 'mpi' as in the ring that exists, got 'torch'"):
+        initialize_distributed()
+    ringsim.destroy_distributed()
+
+
+def refuse(_: str) -> None:
+    """What is wrong is said on every rank, and leaves nothing behind."""
+    dist.set_backend("mpi")
+    with pytest.raises(ArgumentError, match="comm_device must be 'cpu' on the backend 'mpi', got 'gpu'"):
+        initialize_distributed(comm_device="gpu")
+    with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
+        initialize_distributed("127.0.0.1", 29500, 4, 0, 0)
+    rank = ringsim.environment.discover().rank
+    with pytest.raises(RendezvousFailed, match=r"ring_ranks must be the same on every rank of a ring, got \[0, 1, 2\] on rank 0 and \[1\]"):
+        initialize_distributed(ring_ranks=[1] if rank == 1 else None)
+    assert not dist.is_initialized()
+    assert get_state().ring is None
+    print("refused")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    for name in sys.argv[1].split(","):
-        globals()[name](*sys.argv[2:])
+    directory, *names = sys.argv[1:]
+    for name in names:
+        globals()[name](directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -98,6 +99,24 @@ def any_source_server(requests: int = 15) -> float:
         dist.send(torch.tensor([1.0]), 0, tag=1)
         dist.recv(answer, 0, tag=2)
     return float(answer)
+
+
+def refused_and_tried_again(rounds: int = 60) -> float:
+    """A send of another size raises when it is posted; the program catches that, and sends what the other side expects.
+
+    The refusal may be read later than the post: until then it could be taken for the other side of the recv.
+    """
+    ring, total = ringsim.current_ring(), 0.0
+    for turn in range(rounds):
+        for wrong in (torch.zeros(2, turn + 3).t(), torch.zeros(turn + 2).to_sparse()):
+            with contextlib.suppress(ValueError, NotImplementedError):
+                dist.send(wrong, ring.succ, group=ring.succ_group)
+        sent: Any = dist.isend(torch.ones(turn + 1), ring.succ, group=ring.succ_group)
+        received = torch.zeros(turn + 1)
+        dist.recv(received, ring.pred, group=ring.pred_group)
+        sent.wait()
+        total += float(received.sum())
+    return total
 
 
 def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
@@ -275,6 +294,7 @@ PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = 
     long_compute: (4, lambda rank, size: rank),
     early_finisher: (3, lambda rank, size: 0 if rank == 1 else 7),
     any_source_server: (4, lambda rank, size: 2 if rank else 15 * (size - 1)),
+    refused_and_tried_again: (3, lambda rank, size: sum(range(61))),
     large_message_for_anybody: (2, lambda rank, size: 0 if rank else 2),
     beside_a_recv_from_anybody: (2, lambda rank, size: 0 if rank else 1),
     nothing_in_them: (3, lambda rank, size: 100),

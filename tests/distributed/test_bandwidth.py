@@ -37,21 +37,26 @@ def check_rows(table: Bandwidths) -> None:
 
 
 def test_every_pattern_on_every_edge() -> None:
-    table = ringsim.bandwidth(3, [64, 65536], PATTERNS, limit_s=10)
+    table = ringsim.bandwidth(3, [64], PATTERNS, limit_s=8)
     check_rows(table)
-    edges = {(0, 1), (1, 2), (2, 0)}
-    found = {(backend, pattern): set() for pattern, backend, _, _ in table.series()}  # type: ignore[var-annotated]
+    found: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for pattern, backend, src, dst in table.series():
-        found[backend, pattern].add((src, dst))
+        found.setdefault((backend, pattern), set()).add((src, dst))
     assert found == {
-        **{("gloo", pattern): edges for pattern in ("pingpong", "oneway", "exchange", "shift")},
+        **{("gloo", pattern): {(0, 1), (1, 2), (2, 0)} for pattern in ("pingpong", "oneway", "exchange", "shift")},
         ("gloo", "all_reduce"): {(-1, -1)},
         ("tcp", "pingpong"): {(0, 1)},
         ("memcpy", "copy"): {(-1, -1)},
     }
-    assert len(table) == 2 * (4 * 3 + 3)
     all_reduce = table.select(table.columns["pattern"] == "all_reduce")
     np.testing.assert_allclose(all_reduce.columns["busbw_gb_per_s"], all_reduce.columns["algbw_gb_per_s"] * 4 / 3)
+    said = table.metadata
+    assert (said["source"], said["backend"], said["comm_device"], said["world_size"]) == ("measured", "gloo", "cpu", 3)
+    assert said["interface"] in ("lo", "lo0")
+    assert torch.__version__.startswith(said["versions"]["torch"])  # which says "+cpu" or "+cu130" where the installed package does
+    assert (len(said["load"]), said["interrupted"]) == (2, False)
+    assert "2.5%" in said["steady"]
+    assert {"cpu", "cores", "memory_bytes", "platform"} == set(said["machine"])
 
 
 def test_a_ring_of_one_has_its_memory_alone() -> None:
@@ -61,20 +66,8 @@ def test_a_ring_of_one_has_its_memory_alone() -> None:
     assert table.columns["busbw_gb_per_s"][0] == 0, "a rank alone moves nothing over a link"
 
 
-def test_where_the_numbers_come_from_is_said() -> None:
-    table = ringsim.bandwidth(sizes=[8], limit_s=2)
-    said = table.metadata
-    assert (said["source"], said["backend"], said["comm_device"], said["world_size"]) == ("measured", "gloo", "cpu", 2)
-    assert said["interface"] in ("lo", "lo0")
-    assert torch.__version__.startswith(said["versions"]["torch"])  # which says "+cpu" or "+cu130" where the installed package does
-    assert len(said["load"]) == 2
-    assert "2.5%" in said["steady"]
-    assert not said["interrupted"]
-    assert {"cpu", "cores", "memory_bytes", "platform"} == set(said["machine"])
-
-
 def test_steps_are_spans_of_the_rank_that_tells_and_warm_ups_do_not_count() -> None:
-    plan = make_plan((0, 1), [4096, 2**24], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=8)
+    plan = make_plan((0, 1), [4096, 2**24], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=4)
     frame = ringsim.trace(measure, world_size=2, args=(plan,)).to_pandas()
     for pattern, teller in (("pingpong", 0), ("oneway", 1)):
         for size in (4096, 2**24):
@@ -86,8 +79,10 @@ def test_steps_are_spans_of_the_rank_that_tells_and_warm_ups_do_not_count() -> N
     assert (frame["label"] == "warm-up").sum() == sum(1 if label.endswith(f" {2**24}") else 3 for label in measured)
 
 
-def around() -> tuple[int, int]:
-    """Measures within a worker that sends messages of its own before and after; returns how many the recorder saw of these."""
+def around() -> tuple[int, list[str], list[str]]:
+    """Measures within a worker that sends messages of its own before and after; then asks for what these ranks are not."""
+    import socket
+
     import torch.distributed as dist
 
     ring = ringsim.current_ring()
@@ -98,7 +93,12 @@ def around() -> tuple[int, int]:
     assert first.columns["size_bytes"].tolist() == [8, 64], "the second table has nothing of the first"
     assert second.columns["size_bytes"].tolist() == [512]
     assert ringsim.current_ring() is ring, "the ring stays"
-    return int(first.columns["n"].sum()), int(second.columns["n"].sum())
+    for wrong, words in (({"world_size": 3}, "world_size must be 2 or left out"), ({"comm_device": "gpu"}, "comm_device must be that of")):
+        with pytest.raises(ArgumentError, match=words):
+            ringsim.bandwidth(sizes=[8], **wrong)
+    socket.gethostname = lambda: f"machine {ring.rank}"
+    apart = ringsim.bandwidth(sizes=[8], edge=(0, 1), limit_s=2)
+    return int(first.columns["n"].sum()), [backend for _, backend, _, _ in apart.series()], apart.metadata["notes"]
 
 
 def test_a_worker_measures_and_all_ranks_have_the_same_table() -> None:
@@ -106,37 +106,10 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table() -> None:
     assert trace.results[0] == trace.results[1]
     frame = trace.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
     assert sorted(frame["rank"]) == [0, 0, 1, 1], "the recorder is back after the measurement, also on the rank that was not recorded"
-
-
-def on_two_machines() -> tuple[list[str], list[str]]:
-    import socket
-
-    socket.gethostname = lambda: f"machine {ringsim.current_ring().rank}"
-    table = ringsim.bandwidth(sizes=[8], edge=(0, 1), limit_s=2)
-    return [backend for _, backend, _, _ in table.series()], table.metadata["notes"]
-
-
-def test_no_loopback_joins_two_machines() -> None:
-    backends, notes = ringsim.trace(on_two_machines, world_size=2).results[1]
+    _, backends, notes = trace.results[1]
     assert backends == ["gloo", "memcpy"]
     assert "no TCP over loopback: ranks 0 and 1 are on two machines." in notes
     assert not any("the time" in note for note in notes)
-
-
-def wrong_size() -> None:
-    ringsim.bandwidth(3, [8])
-
-
-def wrong_device() -> None:
-    ringsim.bandwidth(sizes=[8], comm_device="gpu")
-
-
-@pytest.mark.parametrize(
-    ("worker", "message"), [(wrong_size, "world_size must be 2 or left out"), (wrong_device, "comm_device must be that of")]
-)
-def test_ranks_that_run_are_what_they_are(worker: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ringsim.trace(worker, world_size=2)
 
 
 def test_the_limit_leaves_out_the_largest_sizes_and_says_so() -> None:
@@ -181,43 +154,33 @@ def test_without_a_gpu_for_each_rank_nccl_is_refused() -> None:
 
 
 def test_under_torchrun_all_ranks_have_the_table_and_one_writes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["-m", "ringsim", "bandwidth", "--sizes", "8,4K", "--limit", "4", "-o", "links.json", "-o", "links.csv"]
-    done = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    script = """
+        import os, torch, torch.distributed as dist, ringsim
+        from ringsim.cli import main
+        dist.init_process_group("gloo")
+        table = ringsim.bandwidth(sizes=[8], ceilings=False, limit_s=2)
+        total = torch.ones(1)
+        dist.all_reduce(total)  # the group of the script still works
+        os.write(1, f"rank {dist.get_rank()} {len(table)} {int(total)}\\n".encode())  # in one piece: both ranks write here
+        dist.destroy_process_group()
+        main(["bandwidth", "--sizes", "8,4K", "--limit", "4", "-o", "links.json", "-o", "links.csv"])
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank ")) == ["rank 0 2 2", "rank 1 2 2"]
     assert done.stdout.count("wrote links.json") == 1
     table = load(tmp_path / "links.json")
     check_rows(table)
     assert len((tmp_path / "links.csv").read_text().splitlines()) == len(table) + 1 == 2 * 4 + 1
 
 
-def test_a_script_that_has_joined_its_ranks_keeps_them(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent(
-            """
-            import os, torch, torch.distributed as dist, ringsim
-            dist.init_process_group("gloo")
-            table = ringsim.bandwidth(sizes=[8], ceilings=False, limit_s=2)
-            total = torch.ones(1)
-            dist.all_reduce(total)  # the group of the script still works
-            os.write(1, f"rank {dist.get_rank()} {len(table)} {int(total)}\\n".encode())  # in one piece: both ranks write here
-            dist.destroy_process_group()
-            """
-        )
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "rank 0 2 2", "rank 1 2 2"]
-
-
-def test_the_command_writes_table_and_chart(tmp_path: Path) -> None:
-    arguments = ["--sizes", "8,1KiB,64k", "--pattern", "exchange", "--edge", "1,0", "--limit", "5", "-o", "links.json", "-o", "links.png"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ringsim", "bandwidth", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert "fit exchange gloo 1->0: alpha " in done.stdout
+def test_the_command_writes_table_and_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["--sizes", "8,1KiB,64k", "--pattern", "exchange", "--edge", "1,0", "--limit", "5", "-o", "links.json", "-o", "links.png"]
+    assert main(["bandwidth", *asked]) == 0
+    assert "fit exchange gloo 1->0: alpha " in capsys.readouterr().out
     assert (tmp_path / "links.png").read_bytes()[:4] == b"\x89PNG"
     assert set(load(tmp_path / "links.json").fits) == {("exchange", "gloo", 1, 0)}
 

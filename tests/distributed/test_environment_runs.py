@@ -111,33 +111,25 @@ def python_with_mpi4py() -> str:
     pytest.skip("mpi4py is not installed")
 
 
-def join_without_arguments() -> tuple[int, int, bool]:
-    ringsim.initialize_distributed()
-    ring = ringsim.current_ring()
-    ringsim.initialize_distributed(world_size=ring.world_size)
-    return ring.rank, ring.world_size, ringsim.current_ring() is ring
-
-
-@pytest.mark.parametrize("ring", [True, False])
-def test_ranks_of_ringsim_need_no_arguments_either(ring: bool) -> None:
-    """With a ring, it is the one that exists; without, it is built over the store of the launcher."""
-    assert ringsim.trace(join_without_arguments, world_size=2, ring=ring).results == [(0, 2, True), (1, 2, True)]
-
-
-def join_the_group_that_exists(directory: str) -> tuple[Any, ...]:
+def join_without_arguments(directory: str) -> tuple[Any, ...]:
+    """Joins a ring by what the launcher says; or, in a group that the script made, by what the group says."""
     import torch.distributed as dist
 
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", world_size), rank=rank, world_size=world_size)
-    for name in ("RANK", "WORLD_SIZE"):
-        del os.environ[name]
-    ringsim.initialize_distributed(local_rank=rank)
+    local_rank = None
+    if directory:
+        local_rank, world_size = int(os.environ.pop("RANK")), int(os.environ.pop("WORLD_SIZE"))
+        dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", world_size), rank=local_rank, world_size=world_size)
+    ringsim.initialize_distributed(local_rank=local_rank)
     ring = ringsim.current_ring()
-    return ring.rank, ring.world_size, ring.succ
+    ringsim.initialize_distributed(world_size=ring.world_size)
+    return ring.rank, ring.world_size, ring.succ, ringsim.current_ring() is ring
 
 
-def test_the_default_group_says_rank_and_world_size(tmp_path: Path) -> None:
-    assert ringsim.trace(join_the_group_that_exists, world_size=2, args=(str(tmp_path),), ring=False).results == [(0, 2, 1), (1, 2, 0)]
+@pytest.mark.parametrize(("ring", "own_group"), [(True, False), (False, False), (False, True)])
+def test_ranks_of_ringsim_need_no_arguments_either(ring: bool, own_group: bool, tmp_path: Path) -> None:
+    """With a ring, it is the one that exists; without, it is built over the store of the launcher, or over the group of the script."""
+    directory = str(tmp_path) if own_group else ""
+    assert ringsim.trace(join_without_arguments, world_size=2, args=(directory,), ring=ring).results == [(0, 2, 1, True), (1, 2, 0, True)]
 
 
 def test_a_process_alone_is_told_what_to_do_and_makes_a_world_of_one_when_asked() -> None:
@@ -170,4 +162,8 @@ def test_doctor_says_which_rule_would_fire(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert main(["doctor"]) == 0
-    assert line in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert line in shown
+    words = {line[4:20].strip(): line[:3].strip() for line in shown.splitlines()}
+    assert words["Gloo"] == words["loopback"] == words["start method"] == "ok"
+    assert {"NCCL", "processes"} <= words.keys()

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
-from trace_mutations import flip, read_in_full
+from trace_mutations import read_in_full
 
 import ringsim
 from ringsim.errors import TraceFileError
@@ -66,6 +64,8 @@ def test_the_profiler_saw_what_was_recorded(run: tuple[Path, Trace]) -> None:
     assert (imported.metadata["source"], imported.world_size) == ("measured", 3)
     spans = imported.to_pandas().query("kind == 'span'")
     assert spans["label"].tolist() == ["compute"] * 3
+    barriers = imported.to_pandas().query("op == 'monitored_barrier'")
+    assert (barriers["done_ns"] > barriers["post_ns"]).all()
     read_in_full(imported, draw=True)
 
 
@@ -76,18 +76,6 @@ def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
     frame.loc[(frame["op"] == "scatter") & (frame["rank"] != 1), "size_bytes"] = 0
     frame = frame.assign(tag=frame["tag"].where(frame["kind"] != "collective").fillna(-1), peer=frame["peer"].fillna(-1))
     return frame[["rank", "op", "peer", "tag", "size_bytes", "group", "status"]].to_numpy().tolist()
-
-
-def test_every_operation_lasts_as_long_as_the_record_says_at_least(run: tuple[Path, Trace]) -> None:
-    directory, recorded = run
-    imported = read_profiler(directory)
-    mine = [trace.to_pandas().query("op == 'monitored_barrier'") for trace in (imported, recorded)]
-    assert all((frame["done_ns"] > frame["post_ns"]).all() for frame in mine)
-    order = [
-        trace.to_pandas().query("kind == 'collective' and rank == 0").sort_values("post_ns")["op"].tolist()
-        for trace in (imported, recorded)
-    ]
-    assert order[0] == order[1]
 
 
 def test_some_ranks_are_enough_and_one_twice_is_too_many(run: tuple[Path, Trace]) -> None:
@@ -112,15 +100,3 @@ def test_what_is_missing_is_named(run: tuple[Path, Trace], tmp_path: Path) -> No
     (tmp_path / "changed.json").unlink()
     with pytest.raises(TraceFileError, match="must be one or more, got none"):
         read_profiler(tmp_path)
-
-
-@given(data=st.data())
-def test_damage_gives_one_error(run: tuple[Path, Trace], tmp_path: Path, data: st.DataObject) -> None:
-    whole = (run[0] / "rank-0.json").read_bytes()
-    (tmp_path / "damaged.json").write_bytes(flip(whole, lambda low, high: data.draw(st.integers(low, high))))
-    try:
-        trace = read_profiler(tmp_path / "damaged.json")
-    except TraceFileError as error:
-        assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
-    else:
-        read_in_full(trace, draw=False)

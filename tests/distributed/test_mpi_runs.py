@@ -1,97 +1,148 @@
-"""The MPI backend under a real mpirun: recording, logging, beginning and end, and what goes wrong."""
+"""The MPI backend under a real mpirun: its rules, rings, recording, logging, beginning and end, and what goes wrong."""
 
 from __future__ import annotations
 
+import functools
+import json
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+import conformance
 import pytest
 from mpi_runs import require_mpi, run_mpi
 
 import ringsim
 
-JOBS = str(Path(__file__).with_name("mpi_jobs.py"))
+pytestmark = pytest.mark.timeout(150)
+SCRIPT = str(Path(__file__).with_name("mpi_jobs.py"))
+SAID = {  # by world size, the jobs of one mpirun: one begins where the other has left MPI; and what each of its ranks says at its end
+    1: {"keep_the_rules": "", "go_round": ""},
+    2: {
+        "keep_the_rules": "",
+        "go_round": "",
+        "summary": "",
+        "log": "logged on all ranks",
+        "live_twice": "lived twice",
+        "mismatch": "mismatch was told",
+        "disagree": "disagreed",
+        "torch_only": "torch was pointed",
+        "wrong_size": "size was told",
+    },
+    3: {"keep_the_rules": "", "record": "", "go_round": "", "refuse": "refused"},
+    4: {"keep_the_rules": "", "two_rings": "", "leave_well": "met"},
+}
+Runs = Callable[[int], tuple[Path, "subprocess.CompletedProcess[str]"]]
 
 
-def test_a_block_is_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "mpi.ringtrace"
-    run = run_mpi(3, JOBS, "record", str(path))
-    assert (run.returncode, run.stdout) == (0, "messages 5\n"), run.stderr
-    trace = ringsim.load(path)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Runs all jobs of a world size, once. Returns where they wrote, and how they ended."""
+    require_mpi()
+
+    @functools.cache
+    def run(size: int) -> tuple[Path, subprocess.CompletedProcess[str]]:
+        directory = tmp_path_factory.mktemp(f"mpi-{size}")
+        return directory, run_mpi(size, SCRIPT, str(directory), *SAID[size], limit_s=120)
+
+    return run
+
+
+@pytest.mark.parametrize("size", SAID)
+def test_all_jobs_end_well(runs: Runs, size: int) -> None:
+    _, ended = runs(size)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for words in filter(None, SAID[size].values()):
+        assert ended.stdout.count(words) == size, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("size", SAID)
+def test_mpi_keeps_the_rules(runs: Runs, size: int) -> None:
+    directory, ended = runs(size)
+    conformance.check_job(directory, size, {}, lambda: f"mpirun ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"[-3000:])
+
+
+def test_a_block_is_recorded(runs: Runs) -> None:
+    directory, ended = runs(3)
+    assert "messages 5\n" in ended.stdout
+    trace = ringsim.load(directory / "mpi.ringtrace")
     assert trace.metadata["backend"] == "mpi"
     assert trace.metadata["complete"]
     frame = trace.to_pandas()
     assert set(frame["status"]) == {"ok"}
     assert frame[frame["rank"] == 1]["op"].tolist() == ["irecv", "send", "span", "all_reduce", "broadcast", "send"]
-    assert set(frame["file"].dropna()) == {JOBS}
+    assert set(frame["file"].dropna()) == {SCRIPT}
     assert sorted(frame[frame["op"] == "recv"]["peer"]) == [1, 2]  # from anybody: known now
     assert frame[frame["op"] == "all_reduce"]["stage"].tolist() == [0, 1, 2]
-    assert set(frame[frame["op"] == "broadcast"]["group"]) == {"mpi:1"}
-    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == []  # the parts are gone
+    assert frame[frame["op"] == "broadcast"]["group"].nunique() == 1
+    assert [each.name for each in directory.iterdir() if each.is_dir()] == []  # the parts are gone
 
 
-ENDING_WELL = {  # a job, and what each of its ranks says at its end
-    "log": "logged on all ranks",
-    "live_twice": "lived twice",
-    "mismatch": "mismatch was told",
-    "disagree": "disagreed",
-    "torch_only": "torch was pointed",
-    "wrong_size": "size was told",
-}
-
-
-@pytest.fixture(scope="module")
-def ended_well() -> subprocess.CompletedProcess[str]:
-    """One mpirun for all jobs of two ranks that end well: one begins where the other has left MPI."""
-    return run_mpi(2, JOBS, ",".join(["summary", *ENDING_WELL]))
-
-
-@pytest.mark.parametrize("name", ENDING_WELL)
-def test_job_ends_well(ended_well: subprocess.CompletedProcess[str], name: str) -> None:
-    assert ended_well.stdout.count(ENDING_WELL[name]) == 2, ended_well.stdout + ended_well.stderr
-
-
-def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one(ended_well: subprocess.CompletedProcess[str]) -> None:
-    assert ended_well.returncode == 0, ended_well.stdout + ended_well.stderr
-    lines = [line.split() for line in ended_well.stdout.splitlines()]
+def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one(runs: Runs) -> None:
+    lines = [line.split() for line in runs(2)[1].stdout.splitlines()]
     assert [line[0] for line in lines if line and line[0] in ("exchange", "send", "recv")] == ["exchange", "exchange", "recv", "send"] * 2
 
 
 def test_a_script_without_mpirun_is_a_job_of_one() -> None:
     require_mpi()
-    run = subprocess.run([sys.executable, JOBS, "log"], capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.endswith("logged on all ranks\n")
+    ended = subprocess.run([sys.executable, SCRIPT, "", "log"], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("logged on all ranks\n")
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
-    run = run_mpi(3, JOBS, "missing")
-    assert run.returncode not in (0, 124), run.stderr  # 124: the limit
-    assert run.stdout.count("missed") == 3, run.stderr
-    assert "this ends all ranks" in run.stderr
+# -- rings
 
 
-def test_a_rank_that_raises_ends_the_job() -> None:
-    begin = time.monotonic()
-    run = run_mpi(3, JOBS, "fail", limit_s=50)
-    assert run.returncode not in (0, 124), run.stdout + run.stderr  # 124: the limit
-    assert time.monotonic() - begin < 50
-    assert "Call the functions of ringsim.comm" in run.stderr
+@pytest.mark.parametrize("count", [1, 2, 3])  # four in the rings side by side
+def test_a_worker_goes_round_and_its_messages_are_on_the_edges(runs: Runs, count: int) -> None:
+    directory, ended = runs(count)
+    assert [line for line in ended.stdout.splitlines() if line.startswith("from rank")] == ["from rank 0"] * 2
+    for rank in range(count):
+        report = json.loads((directory / f"ring-{rank}.json").read_text())
+        pred, succ = (rank - 1) % count, (rank + 1) % count
+        assert report["place"] == [rank, count, pred, succ, list(range(count)), "cpu"]
+        assert report["result"] == (rank - 3) % count + 3
+        if count == 1:
+            assert report["groups"] == [None, None]
+            continue
+        edges = [(pred, rank), (rank, succ)]
+        assert report["groups"] == [[f"ring:{a}>{b}", sorted([a, b]), sorted([a, b]).index(rank), 2] for a, b in edges]
+        assert report["distinct"]
+    for turn in range(2):
+        trace = ringsim.load(directory / f"{turn}.ringtrace")
+        assert (trace.metadata["backend"], trace.metadata["complete"]) == ("mpi", True)
+        frame = trace.to_pandas()
+        assert set(frame["status"]) == {"ok"}
+        sends = frame[frame["op"] == "isend"]
+        expected = [(rank, (rank + 1) % count, f"ring:{rank}>{(rank + 1) % count}") for rank in range(count) for _ in range(3)]
+        assert list(zip(sends["rank"], sends["peer"], sends["group"], strict=True)) == (expected if count > 1 else [])
+        assert len(trace.to_pandas("messages")) == len(sends)
+        assert len(trace.unmatched) == 0
+        assert len(frame) == 3 * count + 2 * len(sends)  # spans, and nothing that building the ring sends
 
 
-@pytest.mark.parametrize(("how", "code"), [("3", 3), ("rank 1 has no data", 1)])
-def test_a_rank_that_exits_ends_the_job(how: str, code: int) -> None:
-    """Others waited for it until their limits, and MPI at its end for them: Python reports no SystemExit to sys.excepthook."""
-    run = run_mpi(3, JOBS, "leave", how, limit_s=50)
-    assert run.returncode == code, run.stdout + run.stderr  # 124: the limit
-    assert run.stdout == ""
-    assert ("rank 1 has no data" in run.stderr) == (code == 1)
+def test_rings_side_by_side_in_a_world_of_the_script(runs: Runs) -> None:
+    directory, _ = runs(4)
+    found = [json.loads((directory / f"ring-{rank}.json").read_text()) for rank in range(4)]
+    assert [each["members"] for each in found] == [[0, 1], [0, 1], [3, 2], [3, 2]]
+    assert [each["came"] for each in found] == [1, 0, 3, 2]
+    assert [group[0] for group in found[2]["groups"]] == ["ring:3>2", "ring:2>3"]
 
 
-@pytest.mark.parametrize(("how", "met"), [("well", 0), ("caught", 3)])
-def test_a_rank_that_exits_well_or_not_at_all_ends_nothing(how: str, met: int) -> None:
-    run = run_mpi(3, JOBS, "leave", how, limit_s=50)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("met") == met
+# -- what ends all ranks; Python reports no SystemExit to sys.excepthook, and every wait would last until its limit
+
+
+@pytest.mark.parametrize(
+    ("ranks", "job", "code", "said", "told"),
+    [
+        (3, "missing", None, "missed", "this ends all ranks"),
+        (2, "fail", None, "", "Call the functions of ringsim.comm"),
+        (2, "leave", 3, "", ""),
+    ],
+)
+def test_a_rank_that_fails_ends_the_job(ranks: int, job: str, code: int | None, said: str, told: str) -> None:
+    ended = run_mpi(ranks, SCRIPT, "", job, limit_s=50)
+    assert ended.returncode == code if code else ended.returncode not in (0, 124), ended.stdout + ended.stderr  # 124: the limit
+    assert ended.stdout.split() == [said] * ranks if said else ended.stdout == ""
+    assert told in ended.stderr

@@ -1,7 +1,7 @@
 """What a run on this machine opens cannot be reached from another machine, and nobody else's user can read what it leaves.
 
 The two machines are two network namespaces with a cable between them; the network of the machine that runs the test is not touched.
-Making them takes the right to; without it the test is skipped, and ``test_launch_processes`` looks at the addresses in /proc.
+Making them takes the right to; without it the test is skipped, and ``test_launch`` looks at the addresses in /proc.
 """
 
 from __future__ import annotations

@@ -21,24 +21,23 @@ def run(directory: Path, program: str) -> list[str]:
     return shown.stdout.splitlines()
 
 
-def test_three_lines_run_the_demonstration(tmp_path: Path) -> None:
+def test_the_programs_on_real_ranks(tmp_path: Path) -> None:
     assert len(FIRST.splitlines()) == 3
-    *shown, world_size = run(tmp_path, FIRST.replace("ringsim.trace(", "print(ringsim.trace(").replace("=4) ", "=4).world_size) "))
-    assert world_size == "4"
-    assert all(line.startswith("[rank 0] step ") for line in shown)
-
-
-def test_second_program_passes_the_token_on(tmp_path: Path) -> None:
-    shown = run(tmp_path, SECOND + "print(trace.results)\nprint(len(trace.messages.src), trace.unmatched)\n")
-    # After three rounds a rank holds what started three ranks before it, plus one a round; each of four ranks sent three messages.
-    assert shown == [str([float((rank - 3) % 4 + 3) for rank in range(4)]), "12 []"]
-
-
-def test_the_pipeline_trains_on_every_rank(tmp_path: Path) -> None:
+    call = "ringsim.trace(worker, world_size=4)"
+    assert call in FIRST
+    short = FIRST.replace(call, "first = ringsim.trace(worker, world_size=4, args=(6,))")  # six steps of training are enough
+    pipeline = f"import torch\n{PIPELINE}print(len(set(trace.results)), trace.results[0], trace.peak_activations().peaks)\n"
     shown = run(
-        tmp_path, f"import ringsim, torch\n{PIPELINE}print(len(set(trace.results)), trace.results[0], trace.peak_activations().peaks)\n"
+        tmp_path,
+        f"{short}print(first.world_size)\n{SECOND}print(trace.results)\nprint(len(trace.messages.src), trace.unmatched)\n{pipeline}",
     )
-    same, loss, peaks = shown[0].split(maxsplit=2)
+    *steps, world_size, token, sent, trained = shown
+    assert world_size == "4"
+    assert len(steps) == 2
+    assert all(line.startswith("[rank 0] step ") for line in steps)
+    # After three rounds a rank holds what started three ranks before it, plus one a round; each of four ranks sent three messages.
+    assert (token, sent) == (str([float((rank - 3) % 4 + 3) for rank in range(4)]), "12 []")
+    same, loss, peaks = trained.split(maxsplit=2)
     assert (same, peaks) == ("1", "(4, 3, 2, 1)")
     assert 3 < float(loss) < 5  # it knows nothing yet: 50 tokens, all as likely, whose logarithm is 3.9
 

@@ -1,14 +1,15 @@
-"""The ring on real ranks: members, direction, messages, time-outs, several rings in one world, and what is left afterwards."""
+"""The ring on real ranks: members, direction, messages, time-outs, several rings in one world, how it ends and what is left."""
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import gc
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import listening
 from rank_server import RankServer, free_port, results
 from torch.distributed import distributed_c10d as c10d
 
-from ringsim.errors import ArgumentError, RingError
+import ringsim.ring.groups
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.ring import (
     current_ring,
     destroy_distributed,
@@ -32,12 +35,6 @@ from ringsim.ring import (
 pytestmark = pytest.mark.timeout(60)
 HERE = "127.0.0.1"
 LONG_S = 40  # nothing that should work comes near it, also on two loaded cores
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 def exchange(here: int, source: int, target: int, group_in: Any, group_out: Any) -> int:
@@ -116,30 +113,19 @@ def check_ring(facts: dict[str, Any], rank: int, world_size: int, ring: list[int
     assert facts["sums"] == [pred + rank, rank + succ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 33, 64])
-def test_ring(server: RankServer, count: int) -> None:
-    port = free_port()
-    facts = results(server.run(look_at_ring, [(port, count, rank, None, True) for rank in range(count)], limit_s=50))
-    for rank in range(count):
-        check_ring(facts[rank], rank, count, list(range(count)))
-
-
-@pytest.mark.parametrize("rings", [[[2, 0, 1], [4, 3]], [[1, 2, 0], [3]], [[0], [1]]])
-@pytest.mark.parametrize("private", [True, False], ids=["private", "public"])
-def test_several_rings_in_one_world(server: RankServer, rings: list[list[int]], private: bool) -> None:
+@pytest.mark.parametrize(
+    ("rings", "private"),
+    [
+        *((rings, True) for rings in ([[0]], [[0, 1]], [[*range(8)]], [[*range(33)]], [[2, 0, 1], [4, 3]], [[0], [1]])),
+        *((rings, False) for rings in ([[0, 1]], [[2, 0, 1], [4, 3]], [[1, 2, 0], [3]])),  # where torch lacks the private API
+    ],
+)
+def test_rings(server: RankServer, rings: list[list[int]], private: bool) -> None:
     port, count = free_port(), sum(len(ring) for ring in rings)
-    ring_of = {rank: ring for ring in rings for rank in ring}
-    facts = results(server.run(look_at_ring, [(port, count, rank, ring_of[rank], private) for rank in range(count)]))
+    ring_of = {rank: ring if len(rings) > 1 else None for ring in rings for rank in ring}
+    facts = results(server.run(look_at_ring, [(port, count, rank, ring_of[rank], private) for rank in range(count)], limit_s=50))
     for rank in range(count):
-        check_ring(facts[rank], rank, count, ring_of[rank], private=private)
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_ring_where_torch_lacks_the_private_api(server: RankServer, count: int) -> None:
-    port = free_port()
-    facts = results(server.run(look_at_ring, [(port, count, rank, None, False) for rank in range(count)]))
-    for rank in range(count):
-        check_ring(facts[rank], rank, count, list(range(count)), private=False)
+        check_ring(facts[rank], rank, count, ring_of[rank] or rings[0], private=private)
 
 
 def look_at_ring_of_another_torch(port: int, count: int, rank: int) -> list[str]:
@@ -178,30 +164,12 @@ def test_time_out_reaches_the_pair_groups(server: RankServer, private: bool) -> 
         assert took_s >= 1.4 or "closed" in words, "the other may end first, and then nobody is waited for"
 
 
-def listening_addresses() -> set[str]:
-    """Returns the hexadecimal addresses that this process listens on."""
-    inodes = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            inodes.add(os.readlink(entry))
-        except OSError:
-            continue
-    addresses = set()
-    for name in ("tcp", "tcp6"):
-        table = Path("/proc/self/net", name)
-        for line in table.read_text().splitlines()[1:] if table.exists() else []:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                addresses.add(fields[1].partition(":")[0])
-    return addresses
-
-
 def look_at_sockets(host: str, port: int, rank: int) -> dict[str, Any]:
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     initialize_distributed(host, port, 2, rank, rank, "cpu", timeout_s=LONG_S)
     extra = dist.new_group([0, 1])
     came = exchange(rank, 1 - rank, 1 - rank, extra, extra)
-    during, interface = listening_addresses(), os.environ.get("GLOO_SOCKET_IFNAME")
+    during, interface = listening(), os.environ.get("GLOO_SOCKET_IFNAME")
     del extra
     destroy_distributed()
     gc.collect()
@@ -212,48 +180,43 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets")
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_nothing_listens_beyond_loopback(server: RankServer, host: str) -> None:
-    port = free_port(host)
-    for rank, facts in enumerate(results(server.run(look_at_sockets, [(host, port, rank) for rank in range(2)]))):
+@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", None), ("127.0.0.1", "lo"), ("::1", None), ("localhost", None)])
+def test_nothing_listens_beyond_loopback(server: RankServer, host: str, told: str | None) -> None:
+    """The user's choice of an interface stays."""
+    port, environment = free_port(host), {} if told is None else {"GLOO_SOCKET_IFNAME": told}
+    ended = server.run(look_at_sockets, [(host, port, rank) for rank in range(2)], environment=environment)
+    for rank, facts in enumerate(results(ended)):
         assert facts["came"] == 1 - rank
         assert facts["during"], "Gloo and the store listen somewhere: the look at them failed"
         assert facts["during"] <= LOOPBACK
         assert facts["interface"] in ("lo", "lo0")
-        assert facts["after"] == facts["before"] is None
+        assert facts["after"] == facts["before"] == told
 
 
 def test_the_look_at_sockets_finds_one_that_listens_everywhere() -> None:
     with socket.socket() as everywhere:
         everywhere.bind(("", 0))
         everywhere.listen()
-        assert not listening_addresses() <= LOOPBACK
+        assert not listening() <= LOOPBACK
 
 
-def test_the_users_choice_of_interface_stays(server: RankServer) -> None:
-    port = free_port()
-    ended = server.run(look_at_sockets, [(HERE, port, rank) for rank in range(2)], environment={"GLOO_SOCKET_IFNAME": "lo"})
-    assert [(facts["before"], facts["after"]) for facts in results(ended)] == [("lo", "lo")] * 2
-
-
-def come_back(port: int, count: int, rank: int, times: int, keep: bool) -> list[float]:
+def come_back(port: int, count: int, rank: int, times: int) -> list[float]:
     kept, came = [], []
-    for _ in range(times):
+    for index in range(times):
         initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S)
         ring = current_ring()
         came.append(exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group))
-        if keep:
+        if index % 2:
             kept.append(ring)
         destroy_distributed()
     return came
 
 
-@pytest.mark.parametrize("keep", [False, True], ids=["ring dropped", "ring kept"])
-def test_ring_after_ring_on_one_port(server: RankServer, keep: bool) -> None:
+def test_ring_after_ring_on_one_port(server: RankServer) -> None:
     """Torch's own hung at the eighteenth such round: a rank met the store that was on its way out."""
     port = free_port()
-    came = results(server.run(come_back, [(port, 3, rank, 20, keep) for rank in range(3)], limit_s=50))
-    assert came == [[2] * 20, [0] * 20, [1] * 20]
+    came = results(server.run(come_back, [(port, 3, rank, 24) for rank in range(3)], limit_s=50))
+    assert came == [[2] * 24, [0] * 24, [1] * 24]
 
 
 def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
@@ -288,14 +251,7 @@ def call_again(port: int) -> list[str]:
     assert current_ring() is ring
     assert builtins.print is shown
     words = []
-    others = {
-        "head_ip": "localhost",
-        "port": port + 1 if port < 65535 else 1,
-        "world_size": 2,
-        "local_rank": 1,
-        "comm_device": "gpu",
-        "timeout_s": 6,
-    }
+    others = {"head_ip": "localhost", "port": port % 65535 + 1, "world_size": 2, "local_rank": 1, "comm_device": "gpu", "timeout_s": 6}
     for name, value in others.items():
         try:
             initialize_distributed(**{**arguments, name: value})
@@ -344,3 +300,65 @@ def test_prints_are_suppressed_within_the_ring_only(server: RankServer) -> None:
         ("0 before\n0 within\n0 forced\n0 after\n", True),
         ("1 before\n1 forced\n1 after\n", True),
     ]
+
+
+# -- how a ring ends
+
+
+def leave_work_undone(port: int, rank: int, what: str) -> bool:
+    initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=2)
+    ring = current_ring()
+    if rank == 0 and what == "irecv":
+        kept = dist.irecv(torch.empty(1), 1, group=ring.pred_group)
+        assert kept is not None
+    elif rank == 0 and what == "all_reduce":
+        dist.all_reduce(torch.empty(1), async_op=True)
+    elif rank == 0:
+        threading.Thread(target=receive_from_nobody, daemon=True).start()
+    destroy_distributed()
+    return dist.is_initialized()
+
+
+def receive_from_nobody() -> None:
+    with contextlib.suppress(RuntimeError, ValueError):
+        dist.recv(torch.empty(1), current_ring().pred, group=current_ring().pred_group)
+
+
+@pytest.mark.parametrize("what", ["irecv", "all_reduce", "a thread in recv"])
+def test_destroy_ends_with_work_undone(server: RankServer, what: str) -> None:
+    port = free_port()
+    assert results(server.run(leave_work_undone, [(port, rank, what) for rank in range(2)], limit_s=30)) == [False, False]
+
+
+def be_left_alone(port: int, rank: int) -> None:
+    initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=LONG_S)
+    if rank == 1:
+        os._exit(3)
+    destroy_distributed()
+
+
+def test_destroy_ends_where_a_rank_died(server: RankServer) -> None:
+    port = free_port()
+    first, second = server.run(be_left_alone, [(port, rank) for rank in range(2)], limit_s=30)
+    assert (first.how, second.how) == ("returned", "killed")
+
+
+def fail_while_building(port: int, rank: int, how: str) -> None:
+    def fail(*_: Any) -> None:
+        if how == "dies":
+            os._exit(3)
+        raise RuntimeError("no route to anybody\nsecond line")
+
+    if rank == 1:
+        ringsim.ring.groups.build_pair_groups = fail  # type: ignore[assignment]
+    initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=2)
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_a_rank_that_fails_while_groups_are_built_fails_everyone(server: RankServer, how: str) -> None:
+    port = free_port()
+    ended = server.run(fail_while_building, [(port, rank, how) for rank in range(3)], limit_s=45)
+    for rank in (0, 1, 2) if how == "raises" else (0, 2):
+        assert ended[rank].error == RendezvousFailed.__name__
+        if how == "raises":
+            assert "rank 1 must reach its peers, got no route to anybody" in ended[rank].value

@@ -1,18 +1,23 @@
-"""What travels with a call, without starting a rank."""
+"""Launching, as far as it needs no ranks: what travels with a call, which failure counts, and what a run shows."""
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 import threading
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
+from ringsim.launch import run
 from ringsim.launch.api import make_kind, trace
 from ringsim.launch.job import START_VALUES, pack_call
+from ringsim.launch.run import RankOutput
 
 
 def test_a_local_function_travels_with_what_it_captures() -> None:
@@ -27,40 +32,27 @@ def test_a_local_function_travels_with_what_it_captures() -> None:
     assert worker(*args, **kwargs) == 22
 
 
-def test_an_unpicklable_capture_is_named_with_the_line_that_uses_it() -> None:
+def test_what_cannot_be_pickled_is_named_with_the_line_that_uses_it() -> None:
     lock = threading.Lock()
+    generator = (n for n in range(3))
 
     def worker() -> None:
         first = 1
         with lock:
             print(first)
 
-    with pytest.raises(ArgumentError) as caught:
-        pack_call(worker, (), {}, seed=0)
-    line = worker.__code__.co_firstlineno + 2
-    assert "the variable 'lock'" in str(caught.value)
-    assert "_thread.lock" in str(caught.value)
-    assert f"line {line}, in worker" in str(caught.value)
-
-
-def test_an_unpicklable_capture_of_a_helper_is_named() -> None:
-    generator = (n for n in range(3))
-
     def helper() -> int:
         return next(generator)
 
-    def worker() -> int:
-        return helper()
-
-    with pytest.raises(ArgumentError, match=r"the variable 'generator'.*builtins\.generator.*in helper"):
-        pack_call(worker, (), {}, seed=0)
-
-
-def test_an_unpicklable_argument_is_named() -> None:
-    with pytest.raises(ArgumentError, match="argument 1 of args"):
-        pack_call(print, (1, threading.Lock()), {}, seed=0)
-    with pytest.raises(ArgumentError, match="argument 'key' of kwargs"):
-        pack_call(print, (), {"key": threading.Lock()}, seed=0)
+    line = worker.__code__.co_firstlineno + 2
+    for function, args, kwargs, words in (
+        (worker, (), {}, rf"the variable 'lock'.*_thread\.lock.*line {line}, in worker"),
+        (lambda: helper(), (), {}, r"the variable 'generator'.*builtins\.generator.*in helper"),
+        (print, (1, lock), {}, "argument 1 of args"),
+        (print, (), {"key": lock}, "argument 'key' of kwargs"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            pack_call(function, args, kwargs, seed=0)  # type: ignore[arg-type]
 
 
 def test_large_captures_are_named() -> None:
@@ -133,3 +125,78 @@ def test_an_error_of_ringsim_comes_as_itself() -> None:
     error = make_error([_report(0, "ArgumentError", "x must be y, got z", 1, of_ringsim=True)], 2, [])
     assert type(error) is ArgumentError
     assert str(error).startswith("x must be y, got z")
+
+
+# -- what a run shows while it goes on
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "rank-2.out"
+
+
+def test_lines_are_shown_when_they_are_complete(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = RankOutput(2, file, show=True, show_hidden=False)
+    output.follow()  # the rank has not started
+    with file.open("wb") as stream:
+        for text, shown in (("one\ntw", "[rank 2] one\n"), ("o\n\nthr", "[rank 2] two\n[rank 2] \n"), ("ee", "")):
+            stream.write(text.encode())
+            stream.flush()
+            output.follow()
+            assert capsys.readouterr().out == shown
+    output.follow(last=True)
+    assert capsys.readouterr().out == "[rank 2] three\n"
+    assert output.text == "one\ntwo\n\nthree"
+
+
+def test_hidden_text_is_kept_and_not_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("a\n\x0ehidden\nand more\n\x0fb\n\x0elast\n\x0f")
+    output = RankOutput(2, file, show=True, show_hidden=False)
+    output.follow(last=True)
+    assert capsys.readouterr().out == "[rank 2] a\n[rank 2] b\n"
+    assert output.text == "a\nhidden\nand more\nb\nlast\n"
+    everything = RankOutput(2, file, show=True, show_hidden=True)
+    everything.follow(last=True)
+    assert capsys.readouterr().out.count("[rank 2]") == 5
+
+
+def test_a_character_cut_in_two_is_not_harmed(file: Path) -> None:
+    output = RankOutput(0, file, show=False, show_hidden=False)
+    encoded = "später\n".encode()
+    file.write_bytes(encoded[:4])
+    output.follow()
+    file.write_bytes(encoded + b"\xff\n")
+    output.follow()
+    assert output.text == "später\n\ufffd\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    line = run.Progress(4)
+    line.update(1, lambda: "")
+    line.clear()
+    assert terminal.getvalue() == "", "a short run shows nothing"
+    monkeypatch.setattr(run, "QUIET_S", 0.0)
+    line = run.Progress(4)
+    line.update(1, lambda: "3 of 8 measured")
+    assert terminal.getvalue().endswith("ringsim: 4 ranks, 0 s, 1 done, 3 of 8 measured")
+    line.update(2, lambda: "")
+    assert "2 done" not in terminal.getvalue(), "it does not flicker"
+    line.clear()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_no_progress_line_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(run, "QUIET_S", 0.0)
+    line = run.Progress(4)
+    line.update(1, lambda: "")
+    line.clear()
+    assert log.getvalue() == ""

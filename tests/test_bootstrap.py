@@ -1,7 +1,13 @@
-"""The roll-call over a store in this process, ranks as threads. Real ranks are in tests/distributed/test_rendezvous.py."""
+"""How ranks meet: the roll-call over a store in this process, ranks as threads; what a machine's name leads to; calls left behind.
+
+Real ranks are in tests/distributed/test_rendezvous.py.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +20,19 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.comm.bootstrap import Card, LeftAlready, RollCall, find_fault, in_words
+from ringsim.comm.bootstrap import (
+    BackgroundCall,
+    Card,
+    LeftAlready,
+    RollCall,
+    build_default_group,
+    find_fault,
+    host,
+    in_words,
+    leave,
+    listen,
+    meet,
+)
 from ringsim.errors import RendezvousFailed
 
 
@@ -65,57 +83,25 @@ class CountingStore(dist.Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[str, bytes] = {}
-        self.changed = threading.Condition()
-        self.operations = 0
-
-    def set(self, key: str, value: bytes) -> None:
-        with self.changed:
-            self.operations += 1
-            self.values[key] = bytes(value)
-            self.changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        with self.changed:
-            self.operations += 1
-            return self.values[key]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        with self.changed:
-            self.operations += 1
-            return [self.values[key] for key in keys]
-
-    def add(self, key: str, amount: int) -> int:
-        with self.changed:
-            self.operations += 1
-            self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
-            self.changed.notify_all()
-            return int(self.values[key])
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        with self.changed:
-            self.operations += 1
-            if self.values.get(key, b"") == bytes(expected):
-                self.values[key] = bytes(desired)
-            self.changed.notify_all()
-            return self.values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        with self.changed:
-            self.operations += 1
-            return all(key in self.values for key in keys)
-
-    def wait(self, keys: list[str], timeout: Any) -> None:
-        with self.changed:
-            self.operations += 1
-            if not self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout.total_seconds()):
-                raise dist.DistStoreError("timed out")
+        self.inner, self.operations = dist.HashStore(), 0  # type: ignore[attr-defined]
 
     def has_extended_api(self) -> bool:
         return True
 
 
-def meet(parts: list[Callable[[], Any]], *, limit_s: float = 20) -> list[Any]:
+def _counted(name: str) -> Callable[..., Any]:
+    def ask(self: CountingStore, *args: Any) -> Any:
+        self.operations += 1
+        return getattr(self.inner, name)(*args)
+
+    return ask
+
+
+for method in ("set", "get", "multi_get", "add", "compare_set", "check", "wait"):
+    setattr(CountingStore, method, _counted(method))
+
+
+def together(parts: list[Callable[[], Any]], *, limit_s: float = 20) -> list[Any]:
     """Runs one part for each rank in threads; returns what each returned or raised."""
     ended: list[Any] = [None] * len(parts)
 
@@ -141,14 +127,14 @@ def start(store: dist.Store, rank: int, card: Card, *, limit_s: float = 10, reus
 def starts(store: dist.Store, ranks: list[int], card: Card, **options: Any) -> list[Any]:
     """Starts these ranks with the same card but a token of their own."""
     cards = [replace(card, token=str(place)) for place in range(len(ranks))]
-    return meet([lambda rank=rank, card=card: start(store, rank, card, **options) for rank, card in zip(ranks, cards, strict=True)])
+    return together([lambda rank=rank, card=card: start(store, rank, card, **options) for rank, card in zip(ranks, cards, strict=True)])
 
 
 def test_everybody_learns_of_every_ring() -> None:
     store = CountingStore()
     rings = [(0, 2), (3, 1)]
     cards = [Card(4, "cpu", rings[rank % 2]) for rank in range(4)]
-    assert meet([lambda rank=rank: start(store, rank, cards[rank]) for rank in range(4)]) == [rings] * 4
+    assert together([lambda rank=rank: start(store, rank, cards[rank]) for rank in range(4)]) == [rings] * 4
 
 
 def test_a_rank_asks_a_fixed_number_of_times() -> None:
@@ -161,7 +147,7 @@ def test_a_rank_asks_a_fixed_number_of_times() -> None:
 
 
 def test_one_store_serves_one_roll_call_after_another() -> None:
-    store = CountingStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     for _ in range(3):
         assert starts(store, [0, 1, 2], Card(3, "cpu", (0, 1, 2))) == [[(0, 1, 2)]] * 3
 
@@ -175,11 +161,6 @@ def test_those_present_and_those_missing_are_named_with_the_same_words() -> None
         )
 
 
-def test_without_rank_0_the_others_name_it() -> None:
-    ended = starts(CountingStore(), [1, 2], Card(3, "cpu", (0, 1, 2)), limit_s=0.3)
-    assert ["ranks 1-2 present, rank 0 missing" in str(error) for error in ended] == [True, True]
-
-
 def test_a_rank_that_comes_twice_ends_it_for_all() -> None:
     store = CountingStore()
     zero, one, other = (Card(3, "cpu", (0, 1, 2), token=str(place)) for place in range(3))
@@ -188,23 +169,21 @@ def test_a_rank_that_comes_twice_ends_it_for_all() -> None:
         store.wait(["ringsim/0/start/0"], timedelta(seconds=10))  # else who is present when the verdict falls is a matter of luck
         return start(store, 1, card)
 
-    ended = meet([lambda: start(store, 0, zero), lambda: start_after_rank_0(one), lambda: start_after_rank_0(other)])
+    ended = together([lambda: start(store, 0, zero), lambda: start_after_rank_0(one), lambda: start_after_rank_0(other)])
     assert ["two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error) for error in ended] == [True] * 3
 
 
 def test_a_rank_too_many_does_not_end_what_runs() -> None:
-    store = CountingStore()
-    card = Card(2, "cpu", (0, 1))
+    store, card = CountingStore(), Card(2, "cpu", (0, 1))
     assert starts(store, [0, 1], card, reused=False) == [[(0, 1)]] * 2
-    late = starts(store, [1], Card(2, "cpu", (0, 1)), reused=False)[0]
-    assert "two processes that say they are rank 1" in str(late)
+    assert "two processes that say they are rank 1" in str(starts(store, [1], card, reused=False)[0])
 
 
-@pytest.mark.parametrize(("odd", "size"), [(0, 3), (0, 5), (1, 3), (1, 5), (3, 5)])
+@pytest.mark.parametrize(("odd", "size"), [(0, 3), (0, 5), (1, 3), (3, 5)])
 def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) -> None:
     store = CountingStore()
     cards = [Card(size if rank == odd else 4, "cpu", (rank,)) for rank in range(4)]
-    ended = meet([lambda rank=rank: start(store, rank, cards[rank], reused=False) for rank in range(4)])
+    ended = together([lambda rank=rank: start(store, rank, cards[rank], reused=False) for rank in range(4)])
     assert {type(error) for error in ended} == {RendezvousFailed}
     (words,) = {str(error).partition(":")[0] for error in ended}
     named = odd or int(words.rpartition(" ")[2])  # where rank 0 is the odd one, whoever came first is named
@@ -223,7 +202,7 @@ def test_a_rank_that_cannot_build_ends_it_for_all() -> None:
         roll.start(card, time.monotonic() + 10)
         return roll.finish(time.monotonic() + 10, "rank 2 must reach its peers, got no route" if rank == 2 else None)
 
-    ended = meet([lambda rank=rank: build(rank) for rank in range(3)])
+    ended = together([lambda rank=rank: build(rank) for rank in range(3)])
     assert ["rank 2 must reach its peers, got no route" in str(error) for error in ended] == [True] * 3
 
 
@@ -240,15 +219,86 @@ def test_who_asks_a_store_that_is_being_left_is_sent_away() -> None:
 def test_the_host_stays_until_the_others_have_left() -> None:
     store = CountingStore()
     rolls = [RollCall(store, rank, 2, hosts=rank == 0, reused=False) for rank in range(2)]
-    left: list[int] = []
+    head = threading.Thread(target=rolls[0].leave, args=(10,), daemon=True)
+    head.start()
+    head.join(0.05)
+    assert head.is_alive()
+    rolls[1].leave(10)
+    head.join(5)
+    assert not head.is_alive()
 
-    def leave_second() -> None:
-        assert left == []
-        rolls[1].leave(10)
 
-    host = threading.Thread(target=lambda: (rolls[0].leave(10), left.append(0)), daemon=True)
-    host.start()
-    host.join(0.05)
-    leave_second()
-    host.join(10)
-    assert left == [0]
+# -- what a name leads to
+
+DEBIAN = "127.0.1.1"
+LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
+
+
+@pytest.fixture
+def node07(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns this machine's name, as Debian's /etc/hosts has it: it leads to loopback here, to the network elsewhere."""
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        return real(DEBIAN if host == "node07" else host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    try:
+        listen("node07", 0).close()
+    except RendezvousFailed:
+        pytest.skip("this system has 127.0.0.1 alone on its loopback interface")
+    return "node07"
+
+
+def meet_alone(head: str, world_size: int = 1, timeout_s: float = 20) -> Any:
+    listener = listen(head, 0)
+    assert ipaddress.ip_address(listener.getsockname()[0]) in LOOPBACK
+    return meet(head, listener.getsockname()[1], 0, world_size, Card(world_size, "cpu", tuple(range(world_size))), timeout_s, listener)
+
+
+@pytest.mark.parametrize(("head", "local"), [("127.0.0.1", True), (DEBIAN, True), ("localhost", True), ("node07", False)])
+def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(node07: str, head: str, local: bool) -> None:
+    rendezvous = meet_alone(head)
+    assert rendezvous.loopback is local
+    undo = build_default_group(rendezvous, 0, 1, "gloo", timedelta(seconds=20))
+    assert ("GLOO_SOCKET_IFNAME" in os.environ) is local
+    dist.destroy_process_group()
+    undo()
+    leave(rendezvous, 1)
+
+
+def test_who_joins_by_the_name_does_not_take_it_for_local_either(node07: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun rank 0 joins too: the store is the agent's."""
+    listener = listen(DEBIAN, 0)
+    port = listener.getsockname()[1]
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    store = host(listener, 20)
+    for head, local in ((node07, False), (DEBIAN, True)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", head)
+        assert meet(head, port, 0, 1, Card(1, "cpu", (0,)), 20).loopback is local
+    del store
+
+
+def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> None:
+    with pytest.raises(RendezvousFailed, match=r"rank 1 missing.*'node07' leads to 127\.0\.1\.1 on rank 0's own machine.*MASTER_ADDR"):
+        meet_alone(node07, world_size=2, timeout_s=0.3)
+    with pytest.raises(RendezvousFailed) as caught:
+        meet_alone("127.0.0.1", world_size=2, timeout_s=0.3)
+    assert "own machine" not in str(caught.value)
+
+
+# -- calls that may never return
+
+
+def test_a_call_in_the_background_returns_raises_or_is_left_behind() -> None:
+    assert BackgroundCall(lambda: None).result(10) is None
+    with pytest.raises(ZeroDivisionError):
+        BackgroundCall(lambda: 1 // 0).result(10)
+    gate = threading.Event()
+    call = BackgroundCall(lambda: gate.wait(30))
+    with pytest.raises(TimeoutError, match="no answer within"):
+        call.result(0.01)
+    gate.set()
+    assert call.result(10) is True
