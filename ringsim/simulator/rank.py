@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import GroupMember
 
 from ringsim.comm.backend import Backend, Membership
+from ringsim.comm.built import check_reduction
 from ringsim.comm.collectives import Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
@@ -265,15 +266,12 @@ class SimulatedRank(Rank, Membership, Backend):
     def _exists(self, group: Any) -> bool:
         return group not in self._gone
 
-    new_subgroups = built.new_subgroups
-    new_subgroups_by_enumeration = built.new_subgroups_by_enumeration
-
     # -- collectives
 
     def start(self, call: Call) -> Part:
         """Begins a collective."""
         if call.op is not None:
-            built.check_reduction(call.op)
+            check_reduction(call.op)
         if self.hooked:
             self._before_operation()
         kind, group = self.world.kind_of(call.carried, call.copies, call.op), call.group
