@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -145,18 +144,6 @@ def test_a_part_of_a_dead_process_is_a_strangers(tmp_path: Path) -> None:
     writer.recorder.set_meta("pid", 2**22 + 1)  # there is no such process
     assert live[1].look()[0].open == 0
     writer.recorder.close()
-
-
-def test_a_record_cut_short_while_it_is_read_does_no_harm(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, 0, 2)
-    for _ in range(3):
-        writer.post("isend", 0, 1, 0)
-    part = PartReader(tmp_path, 0)
-    assert len(read(part)) == 3
-    os.truncate(tmp_path / "rank-0.events", 100)
-    assert read(part) == {}
-    os.truncate(tmp_path / "rank-0.events", 0)
-    assert read(part) == {}
 
 
 @pytest.mark.parametrize("what", ["nothing", "elsewhere", "stopped", "ended"])

@@ -30,31 +30,30 @@ def pairs(events: Events, **options: Any) -> list[tuple[int, int]]:
     return sorted(zip(messages.send.tolist(), messages.recv.tolist(), strict=True))
 
 
-def test_messages_of_one_tag_keep_their_order_and_tags_do_not_wait_for_each_other() -> None:
-    events = program(
-        (0, "isend", 1, 7, 0),  # event 0
-        (0, "isend", 1, 9, 0),
-        (0, "isend", 1, 7, 0),
-        (1, "irecv", 0, 9, 0),  # event 3
-        (1, "irecv", 0, 7, 0),
-        (1, "irecv", 0, 7, 0),
-    )
-    assert pairs(events) == [(0, 4), (1, 3), (2, 5)]
-    assert match(events).unmatched.tolist() == []
+# Rows of `program`, and which send became which recv, by the order of the rows.
+PROGRAMS: dict[str, tuple[list[tuple[int, str, int, int, int]], list[tuple[int, int]]]] = {
+    "messages of one tag keep their order, and tags do not wait for each other": (
+        [*((0, "isend", 1, tag, 0) for tag in (7, 9, 7)), *((1, "irecv", 0, tag, 0) for tag in (9, 7, 7))],
+        [(0, 4), (1, 3), (2, 5)],
+    ),
+    "groups over the same ranks are apart": (
+        [(0, "send", 1, 0, 1), (0, "send", 1, 0, 2), (1, "recv", 0, 0, 2), (1, "recv", 0, 0, 1)],
+        [(0, 3), (1, 2)],
+    ),
+    "opposite directions are apart": (
+        [(0, "send", 1, 0, 0), (0, "recv", 1, 0, 0), (1, "send", 0, 0, 0), (1, "recv", 0, 0, 0)],
+        [(0, 3), (2, 1)],
+    ),
+    "a rank may send to itself": ([(0, "isend", 0, 0, 0), (0, "irecv", 0, 0, 0)], [(0, 1)]),
+    "collectives take no part": ([(0, "all_reduce", 1, 0, 0), (1, "barrier", 0, 0, 0), (1, "span", 0, 0, 0), (1, "mark", 0, 0, 0)], []),
+}
 
 
-def test_groups_over_the_same_ranks_are_apart() -> None:
-    events = program((0, "send", 1, 0, 1), (0, "send", 1, 0, 2), (1, "recv", 0, 0, 2), (1, "recv", 0, 0, 1))
-    assert pairs(events) == [(0, 3), (1, 2)]
-
-
-def test_opposite_directions_are_apart() -> None:
-    events = program((0, "send", 1, 0, 0), (0, "recv", 1, 0, 0), (1, "send", 0, 0, 0), (1, "recv", 0, 0, 0))
-    assert pairs(events) == [(0, 3), (2, 1)]
-
-
-def test_a_rank_may_send_to_itself() -> None:
-    assert pairs(program((0, "isend", 0, 0, 0), (0, "irecv", 0, 0, 0))) == [(0, 1)]
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_which_send_became_which_recv(what: str) -> None:
+    rows, expected = PROGRAMS[what]
+    assert pairs(program(*rows)) == expected
+    assert match(program(*rows)).unmatched.tolist() == []
 
 
 def test_recv_from_any_source_is_unmatched_until_its_source_is_known() -> None:
@@ -71,13 +70,6 @@ def test_without_tags_the_order_alone_decides() -> None:
     assert pairs(events, by_tag=False) == [(0, 2), (1, 3)]
 
 
-def test_collectives_spans_and_marks_take_no_part() -> None:
-    events = make_events({"rank": [0, 0, 1], "op": [OP_CODES["all_reduce"], OP_CODES["span"], OP_CODES["mark"]], "peer": [1, 1, 0]})
-    messages = match(events)
-    assert len(messages) == 0
-    assert messages.unmatched.tolist() == []
-
-
 def test_no_events_give_no_messages() -> None:
     assert len(match(make_events({"rank": [], "op": []}))) == 0
 
@@ -90,16 +82,8 @@ def test_messages_are_ordered_by_the_time_of_sending() -> None:
 
 @pytest.mark.parametrize(("sender", "receiver", "expected"), [(3, NONE, 3), (NONE, 5, 5), (3, 5, 3), (NONE, NONE, NONE)])
 def test_stage_and_microbatch_are_the_senders_else_the_receivers(sender: int, receiver: int, expected: int) -> None:
-    events = make_events(
-        {
-            "rank": [0, 1],
-            "op": [OP_CODES["send"], OP_CODES["recv"]],
-            "peer": [1, 0],
-            "stage": [sender, receiver],
-            "microbatch": [sender, receiver],
-        }
-    )
-    messages = match(events)
+    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0]}
+    messages = match(make_events(columns | {"stage": [sender, receiver], "microbatch": [sender, receiver]}))
     assert (messages.stage.tolist(), messages.microbatch.tolist()) == ([expected], [expected])
 
 
@@ -189,17 +173,13 @@ def test_parts_of_a_wait(case: str) -> None:
     assert (waits.late_receiver_ns[1], waits.late_sender_ns[0]) == (0, 0)
 
 
-def test_a_recv_that_is_not_done_has_waited_for_its_late_sender_already() -> None:
-    waits = split(message((70, 70, NONE), (0, 20, NONE)))
-    assert waits.blocked_ns.tolist() == [NONE, NONE]
-    assert waits.late_sender_ns.tolist() == [0, 50]
-    assert waits.transfer_ns.tolist() == [0, 0]
-
-
-def test_who_never_waited_was_not_blocked() -> None:
-    waits = split(message((70, NONE, NONE), (0, NONE, NONE)))
-    assert waits.late_sender_ns.tolist() == [0, 0]
-    assert waits.blocked_ns.tolist() == [NONE, NONE]
+@pytest.mark.parametrize(("waits", "late"), [((70, 20), 50), ((NONE, NONE), 0)])
+def test_a_recv_that_is_not_done_has_waited_for_its_late_sender_already_and_who_never_waited_was_not_blocked(
+    waits: tuple[int, int], late: int
+) -> None:
+    found = split(message((70, waits[0], NONE), (0, waits[1], NONE)))
+    assert found.blocked_ns.tolist() == [NONE, NONE]
+    assert (found.late_sender_ns.tolist(), found.transfer_ns.tolist()) == ([0, late], [0, 0])
 
 
 def test_without_a_partner_the_cause_is_unknown() -> None:

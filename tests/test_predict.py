@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -95,26 +97,22 @@ def test_any_constants_are_found(alpha_us: float, beta_ns: float, sleep_us: floa
     assert found.receiving_s == pytest.approx(receiving_us * 1e-6, abs=2e-9)
 
 
-def test_several_traces_count_together() -> None:
+def test_several_traces_count_together_and_one_size_is_all_latency() -> None:
     found = calibrate(talk((1024,)).trace(), talk((262144,)).trace())
     assert found.sizes_bytes == (1024, 262144)
     assert found.link.time_s(65536) == pytest.approx(LINK.time_s(65536), rel=1e-3)
-
-
-def test_one_size_is_all_latency_and_doubtful() -> None:
     found = calibrate(talk((65536,)).trace())
-    assert found.link.alpha_s == pytest.approx(LINK.time_s(65536), rel=1e-3)
-    assert found.link.beta_s_per_byte == 0
-    assert "messages had one size only" in found.notes[0]
+    assert (found.link.alpha_s, found.link.beta_s_per_byte) == (pytest.approx(LINK.time_s(65536), rel=1e-3), 0)
     assert "doubtful: messages had one size only" in str(found)
 
 
 def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> None:
     assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
-    busy = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
-    assert busy.notes == ("the machine was busy with other things: sleeps ended up to 4.0 ms apart, less than 1 ms is usual",)
-    slow = calibrate(talk(receiving_ms=0.8).trace())
-    assert slow.notes == ("the machine was busy with other things: posting a receive took up to 0.8 ms, less than 0.5 ms is usual",)
+    busy, rule = "the machine was busy with other things: ", "less than {} ms is usual"
+    found = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
+    assert found.notes == (f"{busy}sleeps ended up to 4.0 ms apart, {rule.format(1)}",)
+    found = calibrate(talk(receiving_ms=0.8).trace())
+    assert found.notes == (f"{busy}posting a receive took up to 0.8 ms, {rule.format(0.5)}",)
 
 
 def test_messages_that_came_before_anybody_waited_do_not_count() -> None:
@@ -142,21 +140,19 @@ def test_times_of_the_stages_are_medians() -> None:
     assert costs.backward == pytest.approx((0.003, 0.003))
 
 
-def test_what_cannot_be_calibrated_from() -> None:
-    with pytest.raises(ArgumentError, match="calibrate must be given a trace, got none"):
-        calibrate()
-    with pytest.raises(ArgumentError, match="must be measured, got a simulated one"):
-        calibrate(talk().trace(source="simulated"))
-    with pytest.raises(ArgumentError, match="must have 3 messages of a size whose receiver waited for them, got 2 of any size"):
-        calibrate(talk(rounds=1).trace())
-    empty: Trace = Story(1).trace()
-    with pytest.raises(ArgumentError, match="must have 3 messages"):
-        calibrate(empty)
-
-
-def test_machine_of_unknown_cores_has_no_topology() -> None:
-    with pytest.raises(ArgumentError, match="a calibration must know how many cores there are"):
-        _ = calibrate(talk().trace(machine={})).topology
+@pytest.mark.parametrize(
+    ("traces", "says"),
+    [
+        ([], "calibrate must be given a trace, got none"),
+        ([talk().trace(source="simulated")], "must be measured, got a simulated one"),
+        ([talk(rounds=1).trace()], "must have 3 messages of a size whose receiver waited for them, got 2 of any size"),
+        ([Story(1).trace()], "must have 3 messages"),
+        ([talk().trace(machine={})], "a calibration must know how many cores there are"),
+    ],
+)
+def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        _ = calibrate(*traces).topology
 
 
 def test_early_sends_are_told_apart() -> None:
@@ -218,34 +214,26 @@ def test_constants_go_round() -> None:
 
     trace = simulate(worker, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
     found = calibrate(Trace(trace.events, {**trace.metadata, "source": "measured"}))
-    assert found.link.alpha_s == pytest.approx(CALIBRATION.link.alpha_s, rel=1e-3)
-    assert found.link.beta_s_per_byte == pytest.approx(CALIBRATION.link.beta_s_per_byte, rel=1e-3)
-    assert found.sending.alpha_s == pytest.approx(CALIBRATION.sending.alpha_s, rel=1e-3)
-    assert found.sending.beta_s_per_byte == pytest.approx(CALIBRATION.sending.beta_s_per_byte, rel=1e-3)
-    assert found.sending_early_s == pytest.approx(CALIBRATION.sending_early_s, rel=1e-3)
-    assert found.receiving_s == pytest.approx(CALIBRATION.receiving_s, rel=1e-3)
-    assert found.sleep_s == pytest.approx(CALIBRATION.sleep_s + CALIBRATION.around_s, rel=1e-3)  # in the trace it is all one
+    for name in ("link", "sending"):
+        mine, theirs = getattr(found, name), getattr(CALIBRATION, name)
+        assert (mine.alpha_s, mine.beta_s_per_byte) == pytest.approx((theirs.alpha_s, theirs.beta_s_per_byte), rel=1e-3)
+    times = (CALIBRATION.sending_early_s, CALIBRATION.receiving_s, CALIBRATION.sleep_s + CALIBRATION.around_s)
+    assert (found.sending_early_s, found.receiving_s, found.sleep_s) == pytest.approx(times, rel=1e-3)  # the last are one in the trace
     assert found.costs is not None
     assert found.costs.forward == pytest.approx((0.0051, 0.0051))
 
 
-def test_stages_take_the_times_that_were_measured() -> None:
-    def worker() -> None:
-        for stage in range(2):
+def test_stages_take_the_times_that_were_measured_and_others_are_refused() -> None:
+    def worker(stages: tuple[int, ...]) -> None:
+        for stage in stages:
             charge("F", stage, 0, lambda: Flops(1, 1, 1))
             charge("B", stage, 0, lambda: Flops(1, 1, 1))
         ringsim.mark("end")
 
-    trace = simulate(worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link)
-    assert trace.to_pandas()["post_ns"].tolist() == [10_000_000]
-
-
-def test_stage_that_was_not_measured_is_refused() -> None:
-    def worker() -> None:
-        charge("F", 2, 0, lambda: Flops(1, 1, 1))
-
+    run = functools.partial(simulate, worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link)
+    assert run(args=((0, 1),)).to_pandas()["post_ns"].tolist() == [10_000_000]
     with pytest.raises(ArgumentError, match="forward must have one time for each stage, got 2"):
-        simulate(worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link)
+        run(args=((2,),))
 
 
 SCHEDULE = make_schedule("1f1b", 3, 4)
@@ -257,20 +245,18 @@ def step(scale: float = 1.0, latency: float = 0.25, steps: int = 1) -> Trace:
     return trace_of(*[evaluate(SCHEDULE, costs)] * steps)
 
 
-def test_a_run_beside_itself_is_without_error() -> None:
-    comparison = compare(step(steps=2), step(steps=2))
-    assert comparison.steps == comparison.operations.__class__(0, 0, 0, 2)
-    assert np.array_equal(comparison.lag_s, np.zeros(len(comparison.lag_s)))
-    assert comparison.median_error == 0
-
-
 def test_errors_are_signed_and_relative_to_what_was_measured() -> None:
+    same = compare(step(steps=2), step(steps=2))
+    assert same.steps == Errors(0, 0, 0, 2)
+    assert (same.median_error, np.abs(same.lag_s).max()) == (0, 0)
     comparison = compare(step(), step(scale=0.8))
     assert comparison.steps.bias == pytest.approx(-0.2)
     assert comparison.steps.mean == comparison.steps.worst == pytest.approx(0.2)
     assert comparison.operations.bias < 0  # everything ends too early
     last = comparison.real.events.done_ns[comparison.real_index].argmax()
     assert comparison.lag_s[last] == pytest.approx(-0.2 * comparison.real_steps_s[0])
+    assert np.isnan(Errors.of([]).mean)
+    assert Errors.of([]).count == 0
 
 
 def test_no_communication_is_the_same_schedule_without_messages() -> None:
@@ -340,11 +326,6 @@ def test_runs_of_other_programs_are_refused() -> None:
         compare(Story(1).trace(), Story(1).trace())
 
 
-def test_errors_of_nothing_are_none() -> None:
-    assert np.isnan(Errors.of([]).mean)
-    assert Errors.of([]).count == 0
-
-
 SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)  # of a trace with one size, all counts as latency
 SIZE_BYTES = 4096
 
@@ -366,19 +347,25 @@ def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) ->
     assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
 
 
-def test_ends_keep_their_times_and_those_between_take_the_mean() -> None:
-    found = scale(recorded("1f1b", 4, Costs(forward=(0.001, 0.002, 0.004, 0.006), backward=0.002)), world_size=9, num_microbatches=32)
-    costs = Costs(forward=(0.001, *[0.003] * 7, 0.006), backward=0.002)
-    wanted = simulate_schedule("1f1b", costs, num_ranks=9, num_microbatches=32, link=SLOW_LINK, size_bytes=SIZE_BYTES)
+@pytest.mark.parametrize(
+    ("name", "ranks", "forward", "world_size", "expected"),
+    [
+        (
+            "1f1b",
+            4,
+            (0.001, 0.002, 0.004, 0.006),
+            9,
+            (0.001, *[0.003] * 7, 0.006),
+        ),  # the ends keep their times, those between take the mean
+        ("gpipe", 2, (0.001, 0.003), 5, (0.001, 0.002, 0.002, 0.002, 0.003)),  # two have nothing between but their mean
+    ],
+)
+def test_unlike_stages_scale(name: str, ranks: int, forward: tuple[float, ...], world_size: int, expected: tuple[float, ...]) -> None:
+    found = scale(recorded(name, ranks, Costs(forward=forward, backward=0.002)), world_size=world_size, num_microbatches=32)
+    costs = Costs(forward=expected, backward=0.002)
+    wanted = simulate_schedule(name, costs, num_ranks=world_size, num_microbatches=32, link=SLOW_LINK, size_bytes=SIZE_BYTES)
     assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
-    assert (found.num_ranks, found.num_microbatches) == (9, 32)
-
-
-def test_two_stages_have_nothing_between_but_their_mean() -> None:
-    found = scale(recorded("gpipe", 2, Costs(forward=(0.001, 0.003), backward=0.002)), world_size=5)
-    costs = Costs(forward=(0.001, 0.002, 0.002, 0.002, 0.003), backward=0.002)
-    wanted = simulate_schedule("gpipe", costs, num_ranks=5, num_microbatches=8, link=SLOW_LINK, size_bytes=SIZE_BYTES)
-    assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
+    assert (found.num_ranks, found.num_microbatches) == (world_size, 32)
 
 
 def test_what_cannot_be_scaled() -> None:
@@ -388,14 +375,7 @@ def test_what_cannot_be_scaled() -> None:
     without = Trace(trace.events.select(trace.events.label < 0), trace.metadata)
     with pytest.raises(ArgumentError, match="trace must have a step of a pipeline, got one without"):
         scale(without, world_size=4)
-    unknown = make_schedule("gpipe", 2, 2)
-    kwargs = {"size_bytes": 8}
-    odd = simulate(
-        rehearse,
-        world_size=2,
-        args=(type(unknown)("mine", *list(vars(unknown).values())[1:]), Costs()),
-        kwargs=kwargs,
-        link=SLOW_LINK,
-    )
+    mine = type(SCHEDULE)("mine", *list(vars(make_schedule("gpipe", 2, 2)).values())[1:])
+    odd = simulate(rehearse, world_size=2, args=(mine, Costs()), kwargs={"size_bytes": 8}, link=SLOW_LINK)
     with pytest.raises(ArgumentError, match="must have a step of a known schedule on 2 ranks or more, got 'mine' on 2"):
         scale(odd, world_size=4)

@@ -263,28 +263,26 @@ def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -
     assert pieces["complete"]
 
 
-def test_recording_stops_at_the_maximum_and_says_so_once(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=10)
-    slots = [recorder.make_post(OP_CODES["isend"])(0, 0, tag, 0) for tag in range(5)]
-    assert None not in slots
-    for _ in range(20):
-        recorder.mark("late")
-    recorder.close()
-    assert recorder.count == 10
-    events, pieces = read_parts(tmp_path)
-    assert (events.kind == MARK).sum() == 5
-    assert pieces["notes"] == ["Recording of rank 0 stopped: the maximum of 10 records was reached. What came later is not in the trace."]
-    assert not pieces["complete"]
-
-
-def test_recording_stops_on_a_full_disk_and_the_program_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path, rank=0, world_size=1)
-    fill_disk(monkeypatch)
-    for _ in range(CHUNK + 100):
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        (10, "Recording of rank 0 stopped: the maximum of 10 records was reached. What came later is not in the trace."),
+        (None, "No space left"),
+    ],
+)
+def test_recording_stops_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int | None, why: str) -> None:
+    """At the maximum, and on a full disk; the program goes on."""
+    recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=records or 1 << 21)
+    if records is None:
+        fill_disk(monkeypatch)
+    for _ in range(FIRST_CHUNK + 20):
         recorder.mark("here")
     recorder.close()
-    assert recorder.count == FIRST_CHUNK
-    assert "No space left on device" in read_parts(tmp_path)[1]["notes"][0]
+    assert recorder.count == (records or FIRST_CHUNK)
+    events, pieces = read_parts(tmp_path)
+    assert (events.kind == MARK).sum() == (records or FIRST_CHUNK)
+    assert [why in note for note in pieces["notes"]] == [True]
+    assert not pieces["complete"]
 
 
 def test_spans_and_marks_do_nothing_where_nothing_is_recorded() -> None:

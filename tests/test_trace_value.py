@@ -40,11 +40,10 @@ def trace_of(**metadata: object) -> Trace:
     return Trace(make_events(columns, TABLES), {"world_size": 3, **metadata})
 
 
-def test_summary() -> None:
-    trace = trace_of(
-        source="measured", backend="gloo", date="2026-11-20",
-        notes=["one torch thread per rank"], not_recorded=["collectives issued from C++"],
-    )  # fmt: skip
+def test_summary_and_description() -> None:
+    notes = [f"note {number}" for number in range(9)]
+    trace = trace_of(source="measured", backend="gloo", date="2026-11-20", notes=notes, not_recorded=["collectives issued from C++"])
+    assert repr(trace) == str(trace) == trace.summary()
     assert trace.summary().splitlines() == [
         "Trace of 3 ranks (measured, gloo, 2026-11-20)",
         "  messages      3 messages, 12 KiB, 7 events in 3 ms",
@@ -52,91 +51,48 @@ def test_summary() -> None:
         "  longest wait  rank 1 waited 2 ms in recv (ring.py:8) for rank 0 to send",
         "  unmatched     1 operation",
         "    rank 2: isend to 1 (world, tag 0, 4096 bytes) at ring.py:11 has no recv",
-        "  note: one torch thread per rank",
+        *("  note: note 0", "  note: note 1", "  note: note 2", "    ... and 6 more"),
         "  not recorded: collectives issued from C++",
     ]
-    assert repr(trace) == str(trace) == trace.summary()
-
-
-def test_summary_folds_long_lists() -> None:
-    lines = trace_of(notes=[f"note {number}" for number in range(9)]).summary().splitlines()
-    assert lines[-4:] == ["  note: note 0", "  note: note 1", "  note: note 2", "    ... and 6 more"]
-
-
-def test_summary_of_nothing() -> None:
-    trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 4})
-    assert trace.summary().splitlines() == [
-        "Trace of 4 ranks",
-        "  messages      0 messages, 0 B, 0 events in 0 ns",
-        "  unmatched     none",
-    ]
-    assert trace.makespan_s == 0
-
-
-def test_the_longest_wait_may_be_the_senders() -> None:
-    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 700], "wait_ns": [0, 700]}
-    trace = Trace(make_events(columns | {"done_ns": [900, 900]}), {})
-    assert "rank 0 waited 700 ns in send for rank 1 to receive" in trace.summary()
-
-
-def test_description_is_one_sentence() -> None:
-    assert trace_of().describe() == (
+    assert trace.describe() == (
         "Trace of 3 ranks that exchanged 3 messages in 3 ms, most bytes from rank 0 to rank 1; "
         "the longest wait: rank 1 waited 2 ms in recv (ring.py:8) for rank 0 to send; 1 operation without a partner."
     )
 
 
-def test_edges_that_carried_the_same_are_not_ranked() -> None:
-    columns = {"rank": [0, 0, 1, 1], "op": [OP_CODES["send"], OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}
-    trace = Trace(make_events(columns), {})
-    assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in trace.summary()
-    assert trace.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
+def test_summary_of_nothing_of_a_late_receiver_and_of_edges_alike() -> None:
+    nothing = Trace(make_events({"rank": [], "op": []}), {"world_size": 4})
+    assert nothing.summary().splitlines()[1:] == ["  messages      0 messages, 0 B, 0 events in 0 ns", "  unmatched     none"]
+    assert nothing.makespan_s == 0
+    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 700], "wait_ns": [0, 700]}
+    late = Trace(make_events(columns | {"done_ns": [900, 900]}), {})
+    assert "rank 0 waited 700 ns in send for rank 1 to receive" in late.summary()
+    alike = Trace(make_events({"rank": [0, 0, 1, 1], "op": [OP_CODES["send"], OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}), {})
+    assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in alike.summary()
+    assert alike.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
 
 
-def test_makespan_is_from_the_first_post_to_the_last_moment() -> None:
-    assert trace_of().makespan_s == pytest.approx(3e-3)
-
-
-def test_world_size_counts_ranks_without_events() -> None:
-    assert trace_of().world_size == 3
-    assert Trace(trace_of().events, {"world_size": 8}).world_size == 8
-    assert Trace(trace_of().events, {}).world_size == 3
-
-
-def test_nccl_ignores_tags() -> None:
-    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [1, 2]}
-    assert len(Trace(make_events(columns), {"backend": "gloo"}).messages) == 0
-    assert len(Trace(make_events(columns), {"backend": "nccl"}).messages) == 1
-
-
-def test_equal_by_events_and_metadata() -> None:
+def test_a_trace_is_a_value() -> None:
     trace = trace_of(backend="gloo")
+    assert trace.makespan_s == pytest.approx(3e-3)  # from the first post to the last moment
+    assert [Trace(trace.events, {"world_size": size} if size else {}).world_size for size in (8, 0)] == [8, 3]  # ranks without events count
     assert trace == Trace(trace.events, {"backend": "gloo", "world_size": 3}, results=[1, 2, 3])
-    assert trace != trace_of(backend="nccl")
-    assert trace != Trace(trace.events.select([0, 1]), trace.metadata)
-    assert trace != "a trace"
-
-
-def test_a_trace_does_not_change() -> None:
+    assert trace not in (trace_of(backend="nccl"), Trace(trace.events.select([0, 1]), trace.metadata), "a trace")
     with pytest.raises(AttributeError):
-        trace_of().events = None  # type: ignore[misc]
+        trace.events = None  # type: ignore[misc]
+    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [1, 2]}  # NCCL ignores tags
+    assert [len(Trace(make_events(columns), {"backend": name}).messages) for name in ("gloo", "nccl")] == [0, 1]
 
 
-def test_notebook_gets_picture_text_and_alternative_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_gets_picture_text_and_alternative_text(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = trace_of()
     monkeypatch.setattr(lazy, "resolve", lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"")
     data, metadata = trace._repr_mimebundle_()
     assert base64.b64decode(data["image/png"]) == b"the picture"
     assert data["text/plain"] == trace.summary()
     assert metadata == {"image/png": {"alt": trace.describe()}}
-
-
-def test_without_matplotlib_the_text_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(f"No module named 'matplotlib', for {name}")
-
-    monkeypatch.setattr(lazy, "resolve", missing)
-    trace = trace_of()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(lazy, "resolve", lambda name: __import__("matplotlib"))
     assert trace._repr_mimebundle_() == ({"text/plain": trace.summary()}, {})
 
 
@@ -201,85 +157,45 @@ def one_of_each() -> Trace:
     return Trace(make_events(columns, tables), {"run_id": "a", "world_size": 2})
 
 
-def test_event_columns_are_the_designs() -> None:
-    assert list(one_of_each().to_pandas()) == EVENT_COLUMNS
-    assert list(Trace(make_events({"rank": [], "op": []}), {}).to_pandas("events")) == EVENT_COLUMNS
-
-
-def test_message_columns_are_the_designs() -> None:
-    assert list(one_of_each().to_pandas("messages")) == MESSAGE_COLUMNS
-    assert list(Trace(make_events({"rank": [], "op": []}), {}).to_pandas("messages")) == MESSAGE_COLUMNS
+@pytest.mark.parametrize(("which", "columns"), [("events", EVENT_COLUMNS), ("messages", MESSAGE_COLUMNS)])
+def test_columns_are_the_designs(which: str, columns: list[str]) -> None:
+    assert list(one_of_each().to_pandas(which)) == list(Trace(make_events({"rank": [], "op": []}), {}).to_pandas(which)) == columns
 
 
 def test_events_say_what_happened() -> None:
     rows = one_of_each().to_pandas().astype(object)
-    rows = rows.where(rows.notna(), None).values.tolist()
-    assert rows == [
-        ["a", 0, 0, 0, "span", "span", None, None, None, None, None, None, 2, None, "compute", None, None, 0, None, 90, "ok", None],
-        ["a", 0, 0, 1, "send", "isend", "ring:0>1", 1, 7, 32, "float32", "4x2", 2, 5, None, "ring.py", 12, 100, 110, 200, "ok", 0],
-        ["a", 1, 0, 0, "recv", "irecv", "ring:0>1", 0, 7, 32, "float32", "4x2", None, None, None, "ring.py", 14, 40, 50, 250, "ok", 0],
-        [
-            "a",
-            1,
-            0,
-            1,
-            "recv",
-            "recv",
-            "ring:0>1",
-            None,
-            0,
-            8,
-            "int64",
-            "",
-            None,
-            None,
-            None,
-            None,
-            None,
-            300,
-            300,
-            None,
-            "in_flight",
-            None,
-        ],
-    ]
+    span, send, irecv, recv = rows.where(rows.notna(), None).to_dict("records")
+    none = dict.fromkeys(EVENT_COLUMNS)
+    first = {"run": "a", "rank": 0, "thread": 0, "stage": 2, "status": "ok"}
+    assert span == none | first | {"seq": 0, "kind": "span", "op": "span", "label": "compute", "post_ns": 0, "done_ns": 90}
+    message = {"group": "ring:0>1", "tag": 7, "size_bytes": 32, "dtype": "float32", "shape": "4x2", "file": "ring.py", "message_id": 0}
+    posted = {"seq": 1, "kind": "send", "op": "isend", "peer": 1, "microbatch": 5, "line": 12}
+    assert send == none | first | message | posted | {"post_ns": 100, "wait_ns": 110, "done_ns": 200}
+    assert irecv.items() >= (message | {"kind": "recv", "op": "irecv", "peer": 0, "line": 14, "post_ns": 40, "done_ns": 250}).items()
+    assert recv.items() >= {"peer": None, "shape": "", "dtype": "int64", "done_ns": None, "status": "in_flight", "message_id": None}.items()
 
 
 def test_messages_say_who_was_late() -> None:
     (row,) = one_of_each().to_pandas("messages").to_dict("records")
     expected = [0, 1, 7, "ring:0>1", 32, "float32", "4x2", 100, 200, 40, 250, 50, 0, 150, 2, 5]
     assert row == dict(zip(MESSAGE_COLUMNS, expected, strict=True))
-
-
-def test_a_message_on_its_way_has_no_transfer_time() -> None:
-    events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 5], "wait_ns": [0, 5]})
-    table = Trace(events, {}).to_pandas("messages")
+    on_its_way = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 5]})
+    table = Trace(on_its_way, {}).to_pandas("messages")
     assert table[["transfer_ns", "send_done_ns", "recv_done_ns"]].isna().all(axis=None)
 
 
-def test_types_of_the_columns() -> None:
+def test_types_of_the_columns_and_what_is_missing() -> None:
     table = one_of_each().to_pandas()
     assert {name: str(table[name].dtype) for name in ("rank", "post_ns", "done_ns", "peer", "kind", "message_id")} == {
         "rank": "int32", "post_ns": "int64", "done_ns": "Int64", "peer": "Int32", "kind": "category", "message_id": "Int64",
     }  # fmt: skip
-
-
-def test_a_duration_of_what_has_not_ended_is_missing_and_not_negative() -> None:
-    table = one_of_each().to_pandas()
-    assert (table.done_ns - table.post_ns).tolist()[-1] is pd.NA
-
-
-def test_names_that_two_numbers_share_are_one_category() -> None:
-    tables = Tables(groups=(Group("pair", (0, 1)), Group("pair", (1, 2))))
-    events = make_events({"rank": [0, 1], "op": [OP_CODES["send"]] * 2, "group": [0, 1]}, tables)
-    assert Trace(events, {}).to_pandas().group.cat.categories.tolist() == ["pair"]
-
-
-def test_what_carries_nothing_has_no_dtype_and_no_shape() -> None:
-    events = make_events({"rank": [0], "op": [OP_CODES["barrier"]], "payload": [0]}, Tables(payloads=(Payload("", (), 0),)))
-    table = Trace(events, {}).to_pandas()
+    assert (table.done_ns - table.post_ns).tolist()[-1] is pd.NA  # of what has not ended, and not negative
+    tables = Tables((Group("pair", (0, 1)), Group("pair", (1, 2))), (Payload("", (), 0),))
+    barriers = make_events({"rank": [0, 1], "op": [OP_CODES["barrier"]] * 2, "group": [0, 1], "payload": [0, 0]}, tables)
+    table = Trace(barriers, {}).to_pandas()
+    assert table.group.cat.categories.tolist() == ["pair"], "names that two numbers share are one category"
     assert table[["dtype", "shape"]].isna().all(axis=None)
-    assert table.size_bytes.tolist() == [0]
+    assert table.size_bytes.tolist() == [0, 0]
 
 
 def test_a_table_belongs_to_its_owner() -> None:
@@ -288,15 +204,11 @@ def test_a_table_belongs_to_its_owner() -> None:
     table["rank"] = 9
     table.loc[0, "post_ns"] = 77
     table.loc[:, "tag"] = 3
-    assert trace.events.rank.tolist() == [0, 0, 1, 1]
-    assert trace.events.post_ns[0] == 0
+    assert (trace.events.rank.tolist(), trace.events.post_ns[0]) == ([0, 0, 1, 1], 0)
     assert trace.to_pandas().tag.tolist() == [pd.NA, 7, 7, 0]
-
-
-@pytest.mark.parametrize("which", ["message", "", None, 3])
-def test_unknown_table(which: object) -> None:
-    with pytest.raises(ArgumentError, match='which must be "events" or "messages", got'):
-        one_of_each().to_pandas(which)  # type: ignore[arg-type]
+    for which in ("message", "", None, 3):
+        with pytest.raises(ArgumentError, match='which must be "events" or "messages", got'):
+            trace.to_pandas(which)  # type: ignore[arg-type]
 
 
 @given(traces)

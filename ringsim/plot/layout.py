@@ -290,45 +290,28 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
     """
     long = bars.end_ns - bars.start_ns >= slot_ns
     short = ~long
-    start = (bars.start_ns[short] - first_ns) / slot_ns
-    end = (bars.end_ns[short] - first_ns) / slot_ns
+    if not short.any():
+        return long, Density(*np.zeros((8, 0), dtype=np.int64))
+    start, end = (bars.start_ns[short] - first_ns) / slot_ns, (bars.end_ns[short] - first_ns) / slot_ns
     slot = np.floor(start).astype(np.int64)
     first_part = np.minimum(end, slot + 1) - start
     rest = end - start - first_part  # reaches into the next slot, never further
     spills = rest > 0
     columns = np.stack([bars.rank[short], bars.lane[short], slot, bars.look[short]]).astype(np.int64)
-    spilled = columns[:, spills].copy()
-    spilled[2] += 1
-    keys, which = _unique_columns(np.concatenate([columns, spilled], axis=1))
-    share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]), minlength=keys.shape[1])
-    count = np.bincount(which[: short.sum()], minlength=keys.shape[1])
-    rank, lane, slot, look = keys
-    bottom, top = _stack(np.stack([rank, lane, slot]), np.maximum(share, LEAST_HEIGHT))
-    return long, Density(rank, lane, slot, look, count, share, bottom, top)
-
-
-def _unique_columns(columns: Ints) -> tuple[Ints, Ints]:
-    """Returns the distinct columns in ascending order, and which of them each column is."""
-    if columns.shape[1] == 0:
-        return columns, np.zeros(0, dtype=np.int64)
-    sizes = columns.max(axis=1) + 1
-    code = np.ravel_multi_index(tuple(columns), tuple(sizes))
-    codes, which = np.unique(code, return_inverse=True)
-    return np.stack(np.unravel_index(codes, tuple(sizes))), which
-
-
-def _stack(place: Ints, height: Ints) -> tuple[Ints, Ints]:
-    """Stacks the heights that share a place, and shrinks stacks higher than 1; the columns of a place are neighbours."""
-    if place.shape[1] == 0:
-        return height, height
-    begins = np.concatenate([[True], np.any(place[:, 1:] != place[:, :-1], axis=0)])
+    columns = np.concatenate([columns, columns[:, spills] + np.array([[0], [0], [1], [0]])], axis=1)
+    sizes = tuple(columns.max(axis=1) + 1)
+    keys, which = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
+    rank, lane, slot, look = np.unravel_index(keys, sizes)
+    share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]))
+    count = np.bincount(which[: short.sum()], minlength=len(keys))
+    # What shares a slot is stacked, and stacks higher than the lane are shrunk.
+    height = np.maximum(share, LEAST_HEIGHT)
+    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))
     stack = np.cumsum(begins) - 1
-    total = np.bincount(stack, weights=height)
-    height = height / np.maximum(total, 1.0)[stack]
+    height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
     running = np.cumsum(height)
-    before = (running - height)[begins]  # what all earlier stacks add up to
-    top = np.clip(running - before[stack], 0, 1)
-    return np.clip(top - height, 0, 1), top
+    top = np.clip(running - (running - height)[begins][stack], 0, 1)
+    return long, Density(rank, lane, slot, look, count, share, np.clip(top - height, 0, 1), top)
 
 
 SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours

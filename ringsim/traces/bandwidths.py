@@ -1,21 +1,20 @@
-"""A table of bandwidths: what each link gave at each size, where the numbers come from, and the line through them.
+"""A table of bandwidths: what each link achieved at each size, where the numbers come from, and the line through them.
 
 A row is one pattern on one edge at one size. S is ``size_bytes``, t is ``latency_us``::
 
     pattern      S                        t
     pingpong     the message              half the time of a round trip
-    oneway       the message              time per message of a stream from src to dst, several in flight
+    oneway       the message              time per message in a stream from src to dst, several in flight
     exchange     the message, each way    until src has sent one message and received another
-    shift        the message              until dst has the message from src, and its own is gone: all ranks send to their successors
+    shift        the message              until dst has received from src and sent its own: every rank sends to its successor
     all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1, the whole group
 
 algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests' definitions). 1 GB is 10**9 bytes.
-Latency and algbw are medians of n repetitions; p10 and p90 are percentiles of the same.
+Latency and algbw are medians of n repetitions, p10 and p90 their percentiles. A saved table is one JSON file, with nothing in it that could
+be executed.
 
-A saved table is one JSON file: numbers and words, nothing that could be executed.
-
-Many transports send small messages in one way and large ones in another. Where they switch, the time jumps, up or down, from one size to
-the next, and no single alpha-beta line fits both sides. ``find_regimes`` finds these breaks::
+Many transports send small messages one way and large ones another. Where they switch, the time jumps up or down from one size to the next,
+and no single alpha-beta line fits both sides. ``find_regimes`` finds these breaks::
 
     time |                    .-'
          |                 .-'        the right line, continued to the left, misses the left points,
@@ -23,17 +22,16 @@ the next, and no single alpha-beta line fits both sides. ``find_regimes`` finds 
          | .-'
          +------------|--------- size
 
-Where only the *slope* changes (a cache that is too small from some size on), the two lines meet, neither misses the next point by much,
-and that is no break.
+Where only the *slope* changes (a cache becomes too small), the two lines meet and neither misses the next point by much: that is no break.
 
-The rule: between two neighbouring sizes is a break where
+There is a break between two neighbouring sizes
 
-- both sides have at least three sizes, and each side's fit, continued to the next size beyond, misses the time measured there by more
-  than a quarter, by more than three times what it misses its own points by, and by more than the middle four fifths of the times there
-  spread; of several such places, the one whose two fits leave least;
-- or the larger message takes less time by more than a quarter, and nine in ten of its times are below nine in ten of the smaller's.
+- if both sides have at least three sizes, and each side's fit, continued to the next size beyond, misses the time measured there by more
+  than a quarter, by more than three times what it misses its own points by, and by more than the p10 to p90 range there; of several such
+  places, the one whose two fits leave the smallest residuals;
+- or if the larger message is faster by more than a quarter, and its p90 is below the p10 of the smaller.
 
-Each side is then looked at again in the same way.
+Each side is then searched again in the same way.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ __all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load"
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
-CEILINGS: Final = ("tcp", "memcpy")  # backends that are no backends: what a raw socket and a copy in memory give
+CEILINGS: Final = ("tcp", "memcpy")  # no backends, but what a raw socket and a copy in memory achieve
 KINDS: Final = ("measured", "published", "simulated")
 COLUMNS: Final[dict[str, str]] = {
     "pattern": "U",
@@ -83,10 +81,10 @@ COLUMNS: Final[dict[str, str]] = {
     "backend": "U",
     "kind": "U",
 }
-SMALLEST: Final = 1e-12  # of times in us and rates in GB/s that a file may hold, 0 apart: their squares can be computed with
+SMALLEST: Final = 1e-12  # time in us or rate in GB/s that a file may hold, besides 0, so that squares neither vanish nor overflow
 LARGEST: Final = 1e18
-MOST_BYTES: Final = 2**53  # of a message: up to here each size is a number of its own in computations, too
-_LARGEST_LOAD: Final = 1e9  # of what fits into a line
+MOST_BYTES: Final = 2**53  # of a message: every size up to here is exact as a float
+_LARGEST_LOAD: Final = 1e9
 _DAMAGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
@@ -94,11 +92,11 @@ _DAMAGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError
 class Bandwidths:
     """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
 
-    In a notebook it shows itself as the chart, in a terminal as a table.
+    A notebook shows the chart, a terminal the table.
 
     Args:
-        columns: numpy arrays of one length, named and typed as ``COLUMNS`` says; what is not known is NaN.
-        metadata: where the numbers come from (machine, versions, date, interface, load before and after, ...); only what JSON can say.
+        columns: numpy arrays of one length, named and typed as in ``COLUMNS``; NaN for what is not known.
+        metadata: where the numbers come from (machine, versions, date, interface, load, ...); must be JSON-able.
 
     Example:
         >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
@@ -120,10 +118,7 @@ class Bandwidths:
 
     @cached_property
     def fits(self) -> dict[tuple[str, str, int, int], Link]:
-        """The line through the medians of each (pattern, backend, src, dst), where there are two sizes or more; ceilings have none.
-
-        One line over all sizes: what it says is only as good as the model, and its errors tell.
-        """
+        """The line through the medians of each (pattern, backend, src, dst) with two sizes or more; its errors say how well it fits."""
         found = {}
         columns = self.columns
         usable = np.isfinite(columns["latency_us"]) & (columns["latency_us"] > 0) & ~np.isin(columns["backend"], CEILINGS)
@@ -139,17 +134,7 @@ class Bandwidths:
         return list(dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True)))
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
-        """Returns the mask of the rows of one series.
-
-        Args:
-            pattern: as ``series`` gives it.
-            backend: likewise.
-            src: likewise.
-            dst: likewise.
-
-        Returns:
-            Booleans, as many as there are rows.
-        """
+        """Returns the mask of the rows of one series, given as ``series`` lists it."""
         columns = self.columns
         mask: Ints = (columns["pattern"] == pattern) & (columns["backend"] == backend) & (columns["src"] == src) & (columns["dst"] == dst)
         return mask
@@ -164,10 +149,10 @@ class Bandwidths:
         """Writes the table to one JSON file, all of it or nothing; ``ringsim.traces.bandwidths.load`` reads it.
 
         Args:
-            path: where to; an existing file is replaced.
+            path: where to save it; an existing file is replaced.
 
         Raises:
-            TraceFileError: the file cannot be written, or the metadata is not what JSON can say.
+            TraceFileError: the file cannot be written, or the metadata is not JSON-able.
         """
         columns = {name: [None if value != value else value for value in self.columns[name].tolist()] for name in COLUMNS}
         value = {"format": FORMAT, "what": "ringsim bandwidths", "metadata": self.metadata, "columns": columns}
@@ -181,7 +166,7 @@ class Bandwidths:
         """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure.
 
         Args:
-            published: whether figures that others published of NCCL stand beside, where none was measured.
+            published: whether to add published figures of NCCL if it was not measured.
             ax: where to draw.
 
         Returns:
@@ -241,8 +226,8 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
     """Makes a table from rows.
 
     Args:
-        rows: each gives some of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind`` are needed. ``algbw_gb_per_s``
-            follows from ``latency_us`` where it is left out; other numbers that are left out are NaN, src and dst -1, n 0.
+        rows: each gives some of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind`` are required.
+            ``algbw_gb_per_s`` is computed from ``latency_us`` by default; other missing numbers are NaN, src and dst -1, n 0.
         metadata: where the numbers come from.
 
     Returns:
@@ -276,7 +261,7 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         The table.
 
     Raises:
-        TraceFileError: there is no such file, it is damaged or something else, or it was written by a later version of ringsim.
+        TraceFileError: there is no such file, it is damaged or not a table, or it was written by a later version of ringsim.
     """
     try:
         with open(path, "rb") as file:
@@ -370,8 +355,8 @@ class Regime:
 
     Args:
         first: index of its smallest size.
-        last: index of its largest size; it belongs to the regime.
-        link: the line; None where the regime has a single size.
+        last: index of its largest size.
+        link: the line; None for a single size.
     """
 
     first: int
@@ -386,16 +371,16 @@ def find_regimes(
     p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
     p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> list[Regime]:
-    """Splits measured times at the breaks; the module's docstring has the rule.
+    """Splits measured times at the breaks, by the rule in the module's docstring.
 
     Args:
         sizes_bytes: sizes, ascending, each once; shape (n,).
         times_s: the median time of each in seconds, above 0; shape (n,).
-        p10_s: what a tenth of the times is below; the medians by default.
-        p90_s: what nine tenths are below; the medians by default.
+        p10_s: the 10th percentiles; the medians by default.
+        p90_s: the 90th percentiles; the medians by default.
 
     Returns:
-        The regimes from small to large: one where there is no break, none where there are no sizes.
+        The regimes from small to large: one if there is no break, none if there are no sizes.
 
     Raises:
         ArgumentError: the sizes do not ascend, or the lengths differ.
@@ -416,7 +401,7 @@ def find_regimes(
     if not len(sizes):
         return []
     marks = [0, *_breaks(sizes, times, low, high, 0), len(sizes)]
-    # The first place found between three regimes may be a compromise; once its neighbours are known it is one no more.
+    # Among three regimes, the first break found may be a compromise that no longer holds once its neighbours are known.
     for at in marks[1:-1]:
         place = marks.index(at)
         near = slice(marks[place - 1], marks[place + 1])
@@ -428,7 +413,7 @@ def find_regimes(
 
 
 def _breaks(sizes: Floats, times: Floats, low: Floats, high: Floats, offset: int) -> list[int]:
-    """Indices of the sizes that begin a regime, but for the first."""
+    """Returns the indices of the sizes that begin a regime, without the first."""
     at = next((place for place in range(1, len(sizes)) if _falls(times, low, high, place)), None)
     if at is None:
         jumps = [jump for place in range(1, len(sizes)) if (jump := _jump(sizes, times, low, high, place)) is not None]
@@ -444,17 +429,17 @@ def _holds(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> 
 
 
 def _falls(times: Floats, low: Floats, high: Floats, at: int) -> bool:
-    """Tells whether the size at this index takes clearly less time than the one before it."""
+    """Tells whether the size at this index clearly takes less time than the one before it."""
     return bool(times[at] < times[at - 1] * (1 - LEAST_MISS) and high[at] < low[at - 1])
 
 
 def _jump(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> tuple[float, int] | None:
-    """What the fits of both sides leave, and the index, where the fits of both miss the other side; None elsewhere."""
+    """Returns the residuals of both sides' fits, and the index, if both fits miss the other side; else None."""
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
     left = 0.0
     for side, beyond in ((slice(None, at), at), (slice(at, None), at - 1)):
-        # A line that may start below 0 follows a change of slope; one that may not is all that makes sense of times that scatter.
+        # A line that may start below 0 follows a change of slope; times that scatter only make sense with one that may not.
         link = fit_link(sizes[side], times[side])
         for line in (_line(sizes[side], times[side]), np.array([link.alpha_s, link.beta_s_per_byte])):
             own, miss = _misses(line, sizes[side], times[side]), _misses(line, sizes[beyond], times[beyond])
@@ -466,12 +451,12 @@ def _jump(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> t
 
 
 def _line(sizes: Floats, times: Floats) -> Floats:
-    """The best line by relative errors, its start below 0 allowed, unlike ``fit_link``'s: after a change of slope it has to be."""
+    """Returns the best line by relative errors; unlike ``fit_link``'s it may start below 0, as it must after a change of slope."""
     scale = sizes[-1]
     found, _, _, _ = np.linalg.lstsq(np.stack([1 / times, sizes / scale / times], axis=1), np.ones(len(sizes)), rcond=None)
     return np.array([found[0], found[1] / scale])
 
 
 def _misses(line: Floats, sizes: Any, times: Any) -> Any:
-    """What the line says too much, as a share of the measured time."""
+    """Returns by how much the line overestimates, as a share of the measured time."""
     return (line[0] + line[1] * sizes) / times - 1

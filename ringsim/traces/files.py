@@ -1,14 +1,12 @@
 """A trace as one file, ``*.ringtrace``: saved whole or not at all, and read without trust.
 
-The file is a zip of two stored members::
+The file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
     events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have not come
 
-so any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are looked at before
-anything is parsed, and every number that points into a table is checked after.
-
-Files that are there whole or not at all.
+Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are checked before anything
+is parsed, and afterwards every number that points into a table.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ META, EVENTS = "meta.json", "events.parquet"
 MAX_FILE_BYTES: Final = 2**31 - 1  # what a zip without extensions can hold
 MAX_META_BYTES: Final = 64 * 2**20
 MAX_EVENTS: Final = 100_000_000
-# Parquet can say one number a million times in a few bytes, and a million events take 84 MB of memory. Files of runs hold a fifth of an
-# event a byte: above some size, one that holds twenty times that is made to fill the reader's memory.
+# Parquet can repeat one number a million times in a few bytes, and a million events take 84 MB of memory. Files of real runs hold a fifth
+# of an event per byte: beyond some size, a file with twenty times that was made to fill the reader's memory.
 FREE_EVENTS: Final = 10_000_000
 MAX_EVENTS_PER_BYTE: Final = 4
 MAX_RANKS: Final = 10**6
@@ -80,15 +78,14 @@ _DAMAGE: Final = (
 def save(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace to one file, all of it or nothing.
 
-    The file is written beside its final place and then renamed, so a reader never sees half of it, and a failure leaves what was there.
     The same trace gives the same bytes. Results and output of the workers are not saved.
 
     Args:
-        trace: what to save; its metadata must be what JSON can say.
-        path: where to; an existing file is replaced.
+        trace: what to save; its metadata must be JSON-able.
+        path: where to save it; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or the trace holds something that could not be read back.
+        TraceFileError: the file cannot be written, or could not be read back.
 
     Example:
         >>> import tempfile
@@ -113,18 +110,17 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
 def load(path: str | PathLike[str]) -> Trace:
     """Reads a trace file.
 
-    Where the file is missing or damaged and its run left parts beside it (``<path>.parts``: the run was killed before it could write
-    the file), the trace is put together from these, and its metadata says so.
+    If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run that was killed before it could write
+    the file), the trace is put together from those, and its metadata says so.
 
     Args:
-        path: the file, or the directory of parts that a run left which could not write it.
+        path: the file, or a directory of parts.
 
     Returns:
-        The trace, without results and output: a file does not hold them.
+        The trace, without results and output, which a file does not hold.
 
     Raises:
-        TraceFileError: there is no such file, it is truncated, damaged or something else than a trace, or it was written by a later
-            version of ringsim.
+        TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a later version of ringsim.
 
     Example:
         >>> try:
@@ -195,7 +191,7 @@ def _write_zip(file: Any, members: dict[str, Any]) -> None:
 
 
 def _read_zip(data: bytes) -> tuple[bytes, bytes]:
-    """Returns the two members, checked against their checksums; sizes are looked at before zipfile parses anything."""
+    """Returns the two members, whose checksums hold; checks sizes before zipfile parses anything."""
     signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack("<4s4H2LH", data[-22:])
     if signature != b"PK\5\6" or (here, entries, comment) != (2, 2, 0) or directory_bytes > _MAX_DIRECTORY_BYTES:
         raise ValueError("it is not a zip of the two members of a trace, or its end is missing")
@@ -303,7 +299,7 @@ def _schema() -> pa.Schema:
 
 
 def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
-    """Returns a column as numpy; straight from its buffers, for pyarrow's own way imports pandas."""
+    """Returns a column as a numpy array, straight from its buffers: pyarrow's own conversion imports pandas."""
     rows = []
     for chunk in column.chunks:
         bits, values = chunk.buffers()
@@ -316,7 +312,7 @@ def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
 
 
 def check_run(events: Events, metadata: Any) -> None:
-    """Raises ValueError unless the events and the metadata can be those of a run: what reads a trace relies on it."""
+    """Raises ValueError unless events and metadata can be those of a run, which whoever reads a trace relies on."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     size = metadata.get("world_size", MAX_RANKS)
@@ -350,9 +346,9 @@ def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], Any], wha
     """Writes a file beside its final place and then renames it: a reader never sees half of it, and a failure leaves what was there.
 
     Args:
-        path: where to; an existing file is replaced, what a symbolic link points to as well.
-        write: writes the content to the file that it is given.
-        what: what the file is, for the error.
+        path: where to write it; an existing file, or what a symbolic link points to, is replaced.
+        write: writes the content to the open file.
+        what: what the file is, for the error message.
 
     Raises:
         TraceFileError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: operations, findings about them, and the whole, root cause first. Plain values."""
+"""What a diagnosis consists of, as plain values: operations, findings about them, and the whole, root cause first."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Operation:
     Attributes:
         rank: who posted it.
         op: as torch spells it.
-        peer: global rank of the other side; of a collective its root; -1 for none, -2 for "from any source".
+        peer: global rank of the other side, or a collective's root; -1 for none, -2 for "from any source".
         tag: tag of the message, -1 for none.
         group: name of the process group.
-        size_bytes: size of what it carries, -1 where unknown.
-        dtype: "float32", empty where it carries nothing.
-        shape: of what it carries.
-        file: the user's source file, empty where unknown.
-        line: line in it, -1 where unknown.
+        size_bytes: size of its payload, -1 if unknown.
+        dtype: such as "float32", empty if it carries nothing.
+        shape: of its payload.
+        file: the user's source file, empty if unknown.
+        line: the line in it, -1 if unknown.
         status: "in_flight", "ok" or "error".
-        waited_s: for how long the rank has been, or was, blocked in it; 0 where it was not.
+        waited_s: how long the rank has been, or was, blocked in it.
 
     Example:
         >>> print(Operation(rank=1, op="recv", peer=0, tag=3, group="world", size_bytes=32, dtype="float32", shape=(8,)))
@@ -82,7 +82,7 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where the program posted it: "ring.py:41", without the directory; empty where unknown."""
+        """Where the program posted it, without the directory: "ring.py:41"; empty if unknown."""
         return f"{self.file.rpartition(os.sep)[2]}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Operation:
 
 
 def payload_text(operation: Operation) -> str:
-    """Returns what an operation carries, as "float32[2,3]"; empty where it carries nothing."""
+    """Returns an operation's payload as "float32[2,3]"; empty if it carries nothing."""
     return f"{operation.dtype}[{','.join(map(str, operation.shape))}]" if operation.dtype else ""
 
 
@@ -114,11 +114,11 @@ class Finding:
 
     Attributes:
         kind: one of ``KINDS``.
-        ranks: whom it concerns, ascending; in a cycle in the order in which they wait for each other.
-        operations: those that show it.
+        ranks: those concerned, ascending; in a cycle, each waits for the next.
+        operations: the evidence.
         message: a sentence.
         hint: what to do, or what else was seen; may be empty.
-        consequences: what follows from it.
+        consequences: findings that follow from it.
 
     Example:
         >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Let it send first."))
@@ -134,7 +134,7 @@ class Finding:
     consequences: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        """Returns the sentences, consequences folded into a line each."""
+        """Returns the sentences, with one line for each consequence."""
         lines = [self.message, *(f"  Hint: {line}" for line in self.hint.splitlines())]
         lines += [f"  Because of it: {one.message}" for one in self.consequences[:_SHOWN]]
         if len(self.consequences) > _SHOWN:
@@ -150,9 +150,9 @@ class Edge:
     """One rank waits for another.
 
     Attributes:
-        rank: who waits.
-        peer: for whom.
-        operation: in what; None where nobody knows.
+        rank: the one that waits.
+        peer: the one it waits for.
+        operation: in which it waits; None if unknown.
         in_cycle: whether it is part of the cycle.
     """
 
@@ -166,13 +166,13 @@ class Edge:
 class Diagnosis:
     """Why a run ended as it did: findings, the root cause first.
 
-    As text it reads as sentences; in a notebook it shows its picture, too.
+    Printing it gives sentences; a notebook shows the picture, too.
 
     Attributes:
-        findings: what was found; what merely follows is folded into ``consequences``. Empty where nothing is wrong.
+        findings: what was found, with what merely follows folded into ``consequences``; empty if nothing is wrong.
         world_size: number of ranks.
         edges: who waits for whom.
-        states: what is known of each rank: "running", "blocked", "exited", ...; empty where nobody looked.
+        states: of each rank: "running", "blocked", "exited", ...; empty if nobody looked.
         trace: what was recorded, for the picture.
 
     Example:
@@ -188,7 +188,7 @@ class Diagnosis:
 
     @property
     def kind(self) -> str:
-        """The kind of the root cause, empty where nothing is wrong."""
+        """The kind of the root cause, empty if nothing is wrong."""
         return self.findings[0].kind if self.findings else ""
 
     def __str__(self) -> str:
@@ -198,12 +198,12 @@ class Diagnosis:
         return "\n".join(f"{finding.kind}: {finding}" for finding in self.findings)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draws who waits for whom, over the last moments of the timeline; on ``ax``, where given, the graph alone."""
+        """Draws who waits for whom, over the last moments of the timeline; given ``ax``, only the graph."""
         axes: Axes = resolve("plot_waitfor")(self, ax=ax)
         return axes
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Gives Jupyter the sentences with the picture under them, or the text alone where there is no matplotlib."""
+        """Gives Jupyter the sentences with the picture below them, or the text alone without matplotlib."""
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():
             return data
@@ -219,5 +219,5 @@ class Diagnosis:
 
 
 def waited_text(operation: Operation) -> str:
-    """Returns for how long a rank has waited in an operation, as " for 312 ms"; empty where it did not."""
+    """Returns how long a rank has waited in an operation, as " for 312 ms"; empty if it has not."""
     return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

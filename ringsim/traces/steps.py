@@ -1,23 +1,23 @@
 """What the stages of a pipeline did, read from the spans of a trace: the actions of each step, the bubble, the live activations.
 
-The executor writes a span for each step, named after the schedule, and within it one for each computation::
+The executor records a span for each step, named after its schedule, and inside it one for each computation::
 
     rank 0   | step 1f1b                                              |
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
-So does any worker that names its own spans this way: "step " and a name around "forward", "backward", "input_grad" and "weight_grad",
-these with ``stage`` and ``microbatch``.
+A worker of your own can do the same: a span "step NAME" around spans "forward", "backward", "input_grad" and "weight_grad", each with
+``stage`` and ``microbatch``.
 
-The bubble is the time in which a rank does not compute. One rank of four, in a step of 1F1B::
+The bubble is the time in which a rank does not compute. One of four ranks, in a step of 1F1B::
 
     |.....| F F   B F   B     B |.......|
     |     |<------ span ------->|       |
     |<------------ makespan ----------->|
 
-*By makespan* all dots count; *by span* only the gaps between the rank's own first and last action, for consecutive steps would fill the
-rest. Either is compared with the time that it is part of, or with the work.
+*By makespan*, all dots count. *By span*, only the gaps between the rank's own first and last action do: the next step could fill the rest.
+Either is given as a share of that time, or relative to the work.
 
-A forward pass keeps what its backward pass needs: an activation is live from the start of ``F`` to the end of ``B``, or of ``W``::
+A forward pass keeps what its backward pass needs, so an activation is live from the start of ``F`` to the end of ``B`` (or ``W``)::
 
     F0 F1 F2    B0 F3 B1    B2 B3
     1  2  3     3  3..3     2  1  0
@@ -25,7 +25,7 @@ A forward pass keeps what its backward pass needs: an activation is live from th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -46,7 +46,6 @@ __all__ = [
     "Phases",
     "StageActions",
     "StageUse",
-    "bubble",
     "count_steps",
     "find_step",
     "in_step",
@@ -54,7 +53,6 @@ __all__ = [
     "measure_bubble",
     "measure_peaks",
     "measure_stage_use",
-    "peak_activations",
 ]
 
 
@@ -73,14 +71,14 @@ KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad
 
 @dataclass(frozen=True)
 class Phases:
-    """The three parts of a rank's step, by the moments between them.
+    """Warm-up, steady phase and cool-down of a rank's step.
 
     Attributes:
-        start: its first action starts.
-        warm_up_until: its first backward starts: until then it does forwards alone.
-        cool_down_from: its last forward ends: from then on it does backwards alone. Not after ``warm_up_until`` where the two never take
-            turns, as in GPipe: such a rank has no steady phase.
-        end: its last action ends.
+        start: when its first action starts.
+        warm_up_until: when its first backward starts; until then it only runs forwards.
+        cool_down_from: when its last forward ends; from then on it only runs backwards. In GPipe that is not after ``warm_up_until``: there
+            is no steady phase.
+        end: when its last action ends.
     """
 
     start: float
@@ -90,7 +88,7 @@ class Phases:
 
     @property
     def has_steady(self) -> bool:
-        """Whether forwards and backwards take turns."""
+        """Whether forwards and backwards alternate."""
         return self.cool_down_from > self.warm_up_until
 
 
@@ -98,15 +96,15 @@ class Phases:
 class StageActions:
     """The computations of one step as columns: numpy arrays of one length, ordered by rank, then by start.
 
-    Times count in ns from the start of the run where they were measured, and in the unit of the costs where they were evaluated.
+    Measured times are in ns from the start of the run, evaluated ones in the unit of the costs.
 
     Attributes:
-        schedule: what the step is called, usually the name of its schedule.
-        rank: who computed.
-        stage: for which stage.
+        schedule: name of the step, usually that of its schedule.
+        rank: the rank that computed.
+        stage: the stage it computed for.
         kind: "F", "B", "I" or "W".
-        microbatch: on which microbatch.
-        start: when it began.
+        microbatch: index of the microbatch.
+        start: when the computation began.
         end: when it ended.
     """
 
@@ -149,11 +147,11 @@ class StageActions:
         return StageActions(self.schedule, *(column[where] for column in columns))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages that a rank computed for, ascending."""
+        """Returns the stages of a rank, ascending."""
         return tuple(int(stage) for stage in np.unique(self.stage[self.rank == rank]))
 
     def list_actions(self, rank: int) -> tuple[Action, ...]:
-        """Returns what a rank computed, in its order."""
+        """Returns what a rank computed, in order."""
         own = self.of(rank)
         return tuple(map(Action, own.stage.tolist(), own.kind.tolist(), own.microbatch.tolist()))
 
@@ -167,9 +165,9 @@ class StageActions:
         return Phases(start, first_backward, last_forward, end)
 
     def find_known(self) -> Step | None:
-        """Returns the step that closed forms know, where the ranks did just that schedule's actions in its order; else None.
+        """Returns the step as closed forms know it; None unless the ranks ran exactly the actions of the schedule of that name.
 
-        The name alone proves nothing: a schedule of one's own can be called anything.
+        The name alone proves nothing: a user may call a schedule anything.
 
         Example:
             >>> spans = [("F", 0, 4), ("B", 4, 9)]
@@ -190,21 +188,12 @@ class StageActions:
 
 
 def count_steps(events: Events) -> int:
-    """Returns how many whole steps of a pipeline the events hold.
-
-    Args:
-        events: those of any trace.
-    """
+    """Returns how many complete steps of a pipeline the events hold."""
     return int(_number_steps(events).max(initial=-1)) + 1
 
 
 def in_step(events: Events, step: int) -> Ints:
-    """Tells which events were posted within a step: a mask.
-
-    Args:
-        events: those of any trace.
-        step: which step, from 0.
-    """
+    """Returns the mask of the events that were posted within a step, counted from 0."""
     where: Ints = _number_steps(events) == step
     return where
 
@@ -213,8 +202,8 @@ def find_step(trace: Recorded, step: int | None = None) -> StageActions:
     """Reads the computations of one step.
 
     Args:
-        trace: of ranks that ran ``train_step_pipeline``, or spans of the same names.
-        step: which step, from 0; None for the last one.
+        trace: has the spans described above.
+        step: index of the step, from 0; None for the last one.
 
     Returns:
         Its computations, in ns from the start of the run.
@@ -251,15 +240,15 @@ def find_step(trace: Recorded, step: int | None = None) -> StageActions:
 
 
 def _number_steps(events: Events) -> Ints:
-    """Numbers the step that each event was posted in, from 0 on each rank; -1 outside, and in steps that did not end everywhere."""
+    """Returns the step that each event was posted in, counted from 0 on each rank; -1 outside of steps that ended on every rank."""
     numbers = np.full(len(events), NONE, dtype=np.int64)
     steps, whole = _is_step(events), []
     actions = _is_action(events) if steps.any() else steps
     for rank in np.unique(events.rank[steps]).tolist():
         of_rank = slice(*np.searchsorted(events.rank, [rank, rank + 1]))
         posted = events.post_ns[of_rank]
-        begin, end = posted[steps[of_rank]], events.done_ns[of_rank][steps[of_rank]]  # an end that has not come is before everything
-        turn = np.searchsorted(begin, posted, side="right") - 1  # the last to begin: a user may name the turns of a loop alike
+        begin, end = posted[steps[of_rank]], events.done_ns[of_rank][steps[of_rank]]  # one that has not ended has -1
+        turn = np.searchsorted(begin, posted, side="right") - 1  # the innermost: a user's own loop may have spans "step ..." too
         turn[turn >= 0] = np.where(posted[turn >= 0] <= end[turn[turn >= 0]], turn[turn >= 0], NONE)
         busy = np.unique(turn[(turn != NONE) & actions[of_rank]])  # the steps that hold computations
         numbers[of_rank] = np.where(np.isin(turn, busy), np.searchsorted(busy, turn), NONE)
@@ -269,28 +258,29 @@ def _number_steps(events: Events) -> Ints:
 
 
 def _is_step(events: Events) -> Ints:
-    return _is_span(events, [number for number, label in enumerate(events.tables.labels) if label.startswith(STEP)])
+    return _is_span(events, lambda label: label.startswith(STEP))
 
 
 def _is_action(events: Events) -> Ints:
-    named = _is_span(events, [number for number, label in enumerate(events.tables.labels) if label in KINDS])
-    where: Ints = named & (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
+    found = _is_span(events, KINDS.__contains__)
+    where: Ints = found & (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
     return where
 
 
-def _is_span(events: Events, labels: list[int]) -> Ints:
+def _is_span(events: Events, named: Callable[[str], bool]) -> Ints:
+    labels = [number for number, label in enumerate(events.tables.labels) if named(label)]
     where: Ints = (events.kind == SPAN) & np.isin(events.label, labels)
     return where
 
 
 @dataclass(frozen=True)
 class KnownBubble:
-    """The bubble by closed form: all stages alike, backward twice as long as forward, messages that take no time.
+    """The bubble by closed form, for equal stages, backwards twice as long as forwards, and messages that take no time.
 
     Attributes:
-        of_total: by makespan, as a part of the whole step.
-        of_ideal: by makespan, in proportion to the work.
-        of_span: by span, on the rank where that is longest, as a part of its span.
+        of_total: by makespan, as a share of the step.
+        of_ideal: by makespan, relative to the work.
+        of_span: by span, as a share of it, on the rank where it is largest.
     """
 
     of_total: float
@@ -300,17 +290,17 @@ class KnownBubble:
 
 @dataclass(frozen=True)
 class Bubble:
-    """The time in which ranks did not compute, by rank: sequences have one entry for each of ``ranks``.
+    """How long the ranks of a step did not compute; its sequences have one entry per rank.
 
-    Times count in ns where they were measured, and in the unit of the costs where they were evaluated.
+    Measured times are in ns, evaluated ones in the unit of the costs.
 
     Attributes:
-        schedule: what the step is called.
+        schedule: name of the step.
         ranks: the ranks that computed, ascending.
-        makespan: from the first computation of the step to the end of the last, over all ranks.
+        makespan: from the start of the first computation to the end of the last, over all ranks.
         busy: how long each rank computed.
-        span: from each rank's first computation to the end of its last.
-        closed_form: what the schedule costs by formula; None where none is known, or the ranks did something else than its name says.
+        span: from the start of each rank's first computation to the end of its last.
+        closed_form: what the formula says; None if there is none, or if the ranks did not run the schedule of that name.
     """
 
     schedule: str
@@ -322,37 +312,37 @@ class Bubble:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """By makespan: how long each rank did not compute while the step lasted."""
+        """How long each rank did not compute during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[float, ...]:
-        """By span: how long each rank did not compute between its first and last action."""
+        """How long each rank did not compute between its first and last action."""
         return tuple(span - busy for span, busy in zip(self.span, self.busy, strict=True))
 
     @property
     def of_total_by_rank(self) -> tuple[float, ...]:
-        """Idle by makespan as a part of the step, as in the papers on GPipe and zero bubbles: for 1F1B (p-1) / (m+p-1)."""
+        """Idle time by makespan as a share of the step, as in the papers on GPipe and zero bubbles; (p-1) / (m+p-1) for 1F1B."""
         return _ratios(self.idle, [self.makespan] * len(self.ranks))
 
     @property
     def of_span_by_rank(self) -> tuple[float, ...]:
-        """Idle by span as a part of the span."""
+        """Idle time by span as a share of the span."""
         return _ratios(self.span_idle, self.span)
 
     @property
     def of_total(self) -> float:
-        """Idle by makespan of all ranks together, as a part of their time."""
+        """Idle time by makespan of all ranks together, as a share of their time."""
         return _ratio(sum(self.idle), self.makespan * len(self.ranks))
 
     @property
     def of_ideal(self) -> float:
-        """Idle by makespan of all ranks together, in proportion to their work, as in the papers on Megatron: for 1F1B (p-1) / m."""
+        """Idle time by makespan of all ranks together, relative to their work, as in the papers on Megatron; (p-1) / m for 1F1B."""
         return _ratio(sum(self.idle), sum(self.busy))
 
     @property
     def of_span(self) -> float:
-        """Idle by span as a part of the span, on the rank that is idle longest."""
+        """Idle time by span as a share of the span, on the rank that is idle longest."""
         idle, span = max(zip(self.span_idle, self.span, strict=True))
         return _ratio(idle, span)
 
@@ -368,18 +358,14 @@ class Bubble:
         return "\n".join(lines)
 
 
-def bubble(trace: Recorded, step: int | None = None) -> Bubble:
+def measure_bubble(actions: StageActions) -> Bubble:
     """Measures how long the ranks did not compute in one step of a pipeline.
 
     Args:
-        trace: of ranks that ran ``train_step_pipeline``.
-        step: which step, from 0; None for the last one.
+        actions: the computations of the step, measured or evaluated.
 
     Returns:
-        The bubble by rank and in all, by makespan and by span, times in ns; with the closed form where the schedule has one.
-
-    Raises:
-        ArgumentError: the trace has no such step.
+        The bubble by rank and in all, by makespan and by span, in the unit of the actions; with the closed form where there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -389,7 +375,7 @@ def bubble(trace: Recorded, step: int | None = None) -> Bubble:
         >>> rank, label, stage, post, done = zip(*rows)
         >>> spans = make_events({"rank": rank, "op": [OP_CODES["span"]] * 6, "label": label, "stage": stage,
         ...                      "microbatch": [-1, 0, 0] * 2, "post_ns": post, "done_ns": done}, Tables(labels=labels))
-        >>> bubble(Trace(spans, {"world_size": 2}))
+        >>> Trace(spans, {"world_size": 2}).bubble()
         Bubble of a step (gpipe)
                     of the step   of its span   to the work
         rank 0           45.5%         45.5%         83.3%
@@ -400,18 +386,6 @@ def bubble(trace: Recorded, step: int | None = None) -> Bubble:
     Source:
         Of the step: Huang et al., GPipe, 2018, arXiv 1811.06965. To the work: Narayanan et al., 2021, arXiv 2104.04473. Of the span:
         Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241.
-    """
-    return measure_bubble(find_step(trace, step))
-
-
-def measure_bubble(actions: StageActions) -> Bubble:
-    """Measures how long the ranks of a step did not compute; see `bubble`.
-
-    Args:
-        actions: the computations of the step, measured or evaluated.
-
-    Returns:
-        The bubble, in the unit of the actions.
     """
     ranks = actions.ranks
     own = [actions.of(rank) for rank in ranks]
@@ -427,14 +401,14 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
 def _find_closed_form(actions: StageActions) -> KnownBubble | None:
     step = actions.find_known()
-    if step is None:
-        return None
     try:
-        total, ideal, idle = closed_forms.bubble_of_total(step), closed_forms.bubble_of_ideal(step), closed_forms.span_idle(step)
-    except ScheduleError:  # too few microbatches for the formula
-        return None
-    work = closed_forms.makespan(step) - closed_forms.idle(step)
-    return KnownBubble(float(total), float(ideal), _ratio(float(idle), float(work + idle)))
+        if step is not None:
+            idle, work = float(closed_forms.span_idle(step)), float(closed_forms.makespan(step) - closed_forms.idle(step))
+            total, ideal = float(closed_forms.bubble_of_total(step)), float(closed_forms.bubble_of_ideal(step))
+            return KnownBubble(total, ideal, _ratio(idle, work + idle))
+    except ScheduleError:
+        pass  # too few microbatches for the formula
+    return None
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -447,13 +421,13 @@ def _ratios(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...
 
 @dataclass(frozen=True)
 class PeakActivations:
-    """The most live activations at a time, by rank; each is what one stage keeps of one microbatch.
+    """The largest number of live activations on each rank; each is what one stage keeps of one microbatch.
 
     Attributes:
-        schedule: what the step is called.
+        schedule: name of the step.
         ranks: the ranks that computed, ascending.
-        peaks: for each of them, the most it held.
-        bounds: for each of them, what the closed form says; None where none is known.
+        peaks: the most that each of them held at a time.
+        bounds: what the closed form says for each of them; None if there is none.
     """
 
     schedule: str
@@ -471,18 +445,14 @@ class PeakActivations:
         return "\n".join([f"Peak live activations of a step ({self.schedule})", *lines])
 
 
-def peak_activations(trace: Recorded, step: int | None = None) -> PeakActivations:
-    """Counts the most activations that each rank held at a time, in one step of a pipeline.
+def measure_peaks(actions: StageActions) -> PeakActivations:
+    """Finds the largest number of live activations of each rank in one step of a pipeline.
 
     Args:
-        trace: of ranks that ran ``train_step_pipeline``.
-        step: which step, from 0; None for the last one.
+        actions: the computations of the step, measured or evaluated.
 
     Returns:
-        The peaks by rank, with the closed form's where the schedule has one.
-
-    Raises:
-        ArgumentError: the trace has no such step.
+        The peaks by rank, with the closed form's where there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -491,18 +461,9 @@ def peak_activations(trace: Recorded, step: int | None = None) -> PeakActivation
         >>> spans = make_events({"rank": [0] * 5, "op": [OP_CODES["span"]] * 5, "label": [0, 1, 1, 2, 2], "stage": [-1, 0, 0, 0, 0],
         ...                      "microbatch": [-1, 0, 1, 0, 1], "post_ns": [0, 0, 10, 20, 40], "done_ns": [60, 10, 20, 40, 60]},
         ...                     Tables(labels=labels))
-        >>> peak_activations(Trace(spans, {"world_size": 1}))
+        >>> Trace(spans, {"world_size": 1}).peak_activations()
         Peak live activations of a step (gpipe)
         rank 0       2   closed form    2
-    """
-    return measure_peaks(find_step(trace, step))
-
-
-def measure_peaks(actions: StageActions) -> PeakActivations:
-    """Counts the most activations that each rank held in a step; see `peak_activations`.
-
-    Args:
-        actions: the computations of the step, measured or evaluated.
     """
     ranks = actions.ranks
     peaks = tuple(int(list_live(actions, rank)[1].max(initial=0)) for rank in ranks)
@@ -510,15 +471,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Lists how many activations a rank holds, each time that changes.
-
-    Args:
-        actions: the computations of a step.
-        rank: which rank.
-
-    Returns:
-        The times, ascending, and the number from each time on.
-    """
+    """Returns the times at which a rank's number of live activations changes, ascending, and the number from each time on."""
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[(own.kind == "B") | (own.kind == "W")]
     times = np.concatenate([begins, ends])
@@ -543,10 +496,10 @@ class StageUse(NamedTuple):
     """What one stage did.
 
     Attributes:
-        prefill_s: time of a prefill job, on average, in seconds.
-        decode_s: time of a decode job, likewise.
-        decode_use: share of the time in which it worked, over whole repetitions of the ring while it was decoding.
-        idle_s: time without a job, from the first job of all stages to the last, in seconds.
+        prefill_s: mean duration of a prefill job, in seconds.
+        decode_s: the same of a decode job.
+        decode_use: share of the time in which it worked while decoding, over complete turns of the ring.
+        idle_s: time without a job, between the first job of any stage and the end of the last, in seconds.
     """
 
     prefill_s: float
@@ -558,17 +511,17 @@ class StageUse(NamedTuple):
 def measure_stage_use(trace: Recorded) -> list[StageUse]:
     """Measures how busy each stage of a generation ring was.
 
-    For the share while decoding, the batches of the first round are looked at, from the first decode job of a stage until the last
-    token's turn begins: so the filling and draining of the ring do not count.
+    The share while decoding is that of the first round's batches, from a stage's first decode job to the beginning of the last token's
+    turn, so that filling and draining the ring do not count.
 
     Args:
-        trace: of one call of ``generate``, with three tokens or more for each prompt.
+        trace: of one call of ``generate`` with at least three tokens for each prompt.
 
     Returns:
-        One row a stage, in order.
+        One row per stage, in order.
 
     Raises:
-        ArgumentError: the trace has no such call, or more than one.
+        ArgumentError: the trace has no such call, or several.
 
     Example:
         >>> from ringsim.traces.value import Trace
@@ -601,7 +554,7 @@ def measure_stage_use(trace: Recorded) -> list[StageUse]:
 
 
 def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float:
-    """Share of the time worked between the first decode job and the turn of the last token, in the first round."""
+    """Returns the share of the time worked between the first decode job and the last token's turn, in the first round."""
     in_turn = int(np.flatnonzero(~is_prefill)[0]) if not is_prefill.all() else 0  # the first round begins with one prefill a batch
     decode = np.flatnonzero(~is_prefill & (batch < in_turn))
     turns = len(decode) // in_turn if in_turn else 0

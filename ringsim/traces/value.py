@@ -1,16 +1,15 @@
 """``Trace``: what a run leaves behind, whether it came from real ranks, from the simulator or from a file; as tables and in words.
 
-As pandas tables: ``events``, one row an event, and ``messages``, one row a message, with the columns ``EVENT_COLUMNS`` and
-``MESSAGE_COLUMNS``. Words are categoricals. What does not apply, or has not come yet, is NA and never -1, so that a duration computed
-from it is NA too and not a wrong number. Times are ns from the start of the run. ``message_id`` of an event is the row of its message in
-the other table.
+There are two pandas tables: "events" has one row an event, "messages" one row a message. Words are categoricals. What does not apply, or
+has not come yet, is NA and never -1, so that a duration computed from it is NA too, and not a wrong number. Times are ns from the start of
+the run. ``message_id`` of an event is the row of its message in the other table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ringsim.errors import ArgumentError, say
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
 from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
-from ringsim.traces.steps import Bubble, PeakActivations, bubble, count_steps, peak_activations
+from ringsim.traces.steps import Bubble, PeakActivations, count_steps, find_step, measure_bubble, measure_peaks
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.findings import Diagnosis
 
-__all__ = ["EVENT_COLUMNS", "MESSAGE_COLUMNS", "Trace", "check_trace", "count", "describe", "summarise", "to_pandas"]
+__all__ = ["Trace", "check_trace", "count"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,15 +95,29 @@ class Trace:
         """Gives the trace as a table.
 
         Args:
-            which: "events" for one row an event, "messages" for one row a message. ``ringsim.traces.value`` lists the columns.
+            which: "events" for one row an event, "messages" for one row a message.
 
         Returns:
-            A new pandas DataFrame.
+            A new pandas DataFrame. ``shape`` reads "4x1024", and "" for a scalar. ``peer`` is NA for a recv from any source that has not
+            met its sender. In the messages, ``late_sender_ns`` is how long the receiver was blocked before the send was posted,
+            ``late_receiver_ns`` the reverse, and ``transfer_ns`` the time from the later of the two posts to the end of the recv.
 
         Raises:
             ArgumentError: ``which`` names no table.
+
+        Example:
+            >>> from ringsim.traces.events import OP_CODES, make_events
+            >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
+            ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+            >>> Trace(events, {}).to_pandas("messages")[["src", "dst", "transfer_ns"]]
+               src  dst  transfer_ns
+            0    0    1         3000
         """
-        return to_pandas(self, which)
+        if which not in ("events", "messages"):
+            raise ArgumentError(f'which must be "events" or "messages", got {which!r}. Choose one of the two tables.')
+        import pandas as pd
+
+        return pd.DataFrame(_list_events(self) if which == "events" else _list_messages(self), copy=True)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the trace to one file, usually ``*.ringtrace``, all of it or nothing; ``ringsim.load`` reads it.
@@ -177,7 +190,7 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        return bubble(self, step)
+        return measure_bubble(find_step(self, step))
 
     def peak_activations(self, step: int | None = None) -> PeakActivations:
         """Counts the most activations that each rank of a pipeline held at a time in one step, beside what the closed form says.
@@ -191,7 +204,7 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        return peak_activations(self, step)
+        return measure_peaks(find_step(self, step))
 
     def explain(self) -> Diagnosis:
         """Says why the run ended as it did, or what made it slow; printing what it returns gives sentences, ``plot()`` a picture."""
@@ -199,12 +212,32 @@ class Trace:
         return diagnosis
 
     def summary(self) -> str:
-        """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing."""
-        return summarise(self)
+        """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing.
+
+        Example:
+            >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
+            >>> tables = Tables(payloads=(Payload("float32", (1024,), 4096),))
+            >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
+            ...                       "tag": [0, 0], "payload": [0, 0], "post_ns": [500, 0], "wait_ns": [500, 0],
+            ...                       "done_ns": [2000, 3000]}, tables)
+            >>> print(Trace(events, {"world_size": 2, "source": "measured", "backend": "gloo"}).summary())
+            Trace of 2 ranks (measured, gloo)
+              messages      1 message, 4 KiB, 2 events in 3 µs
+              busiest edge  0 -> 1: 1 message, 4 KiB
+              longest wait  rank 1 waited 500 ns in recv for rank 0 to send
+              unmatched     none
+        """
+        return _summarise(self)
 
     def describe(self) -> str:
-        """Returns the trace in one sentence, for those who cannot see its picture."""
-        return describe(self)
+        """Returns the trace in one sentence, for those who cannot see its picture.
+
+        Example:
+            >>> from ringsim.traces.events import make_events
+            >>> Trace(make_events({"rank": [], "op": []}), {"world_size": 4}).describe()
+            'Trace of 4 ranks that exchanged no message in 0 ns.'
+        """
+        return _describe(self)
 
     def __repr__(self) -> str:
         """Returns the summary."""
@@ -236,56 +269,14 @@ def check_trace(name: str, value: object) -> None:
 
 # -- as tables
 
-EVENT_COLUMNS: Final = (
-    "run", "rank", "thread", "seq", "kind", "op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "stage", "microbatch",
-    "label", "file", "line", "post_ns", "wait_ns", "done_ns", "status", "message_id",
-)  # fmt: skip
-MESSAGE_COLUMNS: Final = (
-    "src", "dst", "tag", "group", "size_bytes", "dtype", "shape", "send_post_ns", "send_done_ns", "recv_post_ns", "recv_done_ns",
-    "late_sender_ns", "late_receiver_ns", "transfer_ns", "stage", "microbatch",
-)  # fmt: skip
 
-
-def to_pandas(trace: Trace, which: str = "events") -> pd.DataFrame:
-    """Makes a table of a trace.
-
-    Args:
-        trace: the trace.
-        which: "events" or "messages".
-
-    Returns:
-        A new DataFrame with the columns ``EVENT_COLUMNS`` or ``MESSAGE_COLUMNS``. ``shape`` reads "4x1024", and "" for a scalar.
-        ``peer`` is NA for a recv from any source that has not met its sender. In the messages, ``late_sender_ns`` is how long the
-        receiver was blocked before the send was posted, ``late_receiver_ns`` the reverse, and ``transfer_ns`` the time from the
-        later of the two posts to the end of the recv, NA while it has not ended.
-
-    Raises:
-        ArgumentError: ``which`` names no table.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-        ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
-        >>> to_pandas(Trace(events, {}), "messages")[["src", "dst", "transfer_ns"]]
-           src  dst  transfer_ns
-        0    0    1         3000
-    """
-    if which == "events":
-        return _events(trace)
-    if which == "messages":
-        return _messages(trace)
-    raise ArgumentError(f'which must be "events" or "messages", got {which!r}. Choose one of the two tables.')
-
-
-def _events(trace: Trace) -> pd.DataFrame:
-    import pandas as pd
-
+def _list_events(trace: Trace) -> dict[str, Any]:
     events, messages, tables = trace.events, trace.messages, trace.events.tables
     message_id = np.full(len(events), NONE, dtype=np.int64)
     message_id[messages.send] = message_id[messages.recv] = np.arange(len(messages))
     peer = np.where(events.peer == ANY_SOURCE, NONE, events.peer)
     dtype, shape = _payload_words(tables)
-    columns: dict[str, Any] = {
+    return {
         "run": _words(np.zeros(len(events), dtype=np.int8), [str(trace.metadata.get("run_id", ""))]),
         "rank": events.rank,
         "thread": events.thread,
@@ -309,18 +300,15 @@ def _events(trace: Trace) -> pd.DataFrame:
         "status": _words(events.status, STATUS_NAMES),
         "message_id": _numbers(message_id),
     }
-    return pd.DataFrame({name: columns[name] for name in EVENT_COLUMNS}, copy=True)
 
 
-def _messages(trace: Trace) -> pd.DataFrame:
-    import pandas as pd
-
+def _list_messages(trace: Trace) -> dict[str, Any]:
     events, messages, waits = trace.events, trace.messages, trace.waits
     send, recv = messages.send, messages.recv
     dtype, shape = _payload_words(events.tables)
     recv_done = events.done_ns[recv]
     both_posted = np.maximum(events.post_ns[send], events.post_ns[recv])
-    columns: dict[str, Any] = {
+    return {
         "src": messages.src,
         "dst": messages.dst,
         "tag": _numbers(messages.tag),
@@ -338,7 +326,6 @@ def _messages(trace: Trace) -> pd.DataFrame:
         "stage": _numbers(messages.stage),
         "microbatch": _numbers(messages.microbatch),
     }
-    return pd.DataFrame({name: columns[name] for name in MESSAGE_COLUMNS}, copy=True)
 
 
 def _numbers(values: Ints) -> pd.api.extensions.ExtensionArray:
@@ -368,28 +355,13 @@ def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
 _SHOWN = 3  # lines of one sort before "and n more"
 
 
-def summarise(trace: Trace) -> str:
-    """Returns the summary that a terminal shows.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
-        >>> tables = Tables(payloads=(Payload("float32", (1024,), 4096),))
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-        ...                       "tag": [0, 0], "payload": [0, 0], "post_ns": [500, 0], "wait_ns": [500, 0],
-        ...                       "done_ns": [2000, 3000]}, tables)
-        >>> print(summarise(Trace(events, {"world_size": 2, "source": "measured", "backend": "gloo"})))
-        Trace of 2 ranks (measured, gloo)
-          messages      1 message, 4 KiB, 2 events in 3 µs
-          busiest edge  0 -> 1: 1 message, 4 KiB
-          longest wait  rank 1 waited 500 ns in recv for rank 0 to send
-          unmatched     none
-    """
+def _summarise(trace: Trace) -> str:
     events, metadata = trace.events, trace.metadata
     about = ", ".join(str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key))
-    total = int(np.maximum(events.size_bytes[trace.messages.send], 0).sum())
+    total, lasted = int(np.maximum(events.size_bytes[trace.messages.send], 0).sum()), time_text(trace.makespan_s * 1e9)
     lines = [
         f"Trace of {count(trace.world_size, 'rank')}" + (f" ({about})" if about else ""),
-        f"  messages      {count(len(trace.messages), 'message')}, {bytes_text(total)}, {_events_in_time(trace)}",
+        f"  messages      {count(len(trace.messages), 'message')}, {bytes_text(total)}, {count(len(events), 'event')} in {lasted}",
     ]
     edge = _busiest_edge(trace)
     if edge is not None:
@@ -406,14 +378,7 @@ def summarise(trace: Trace) -> str:
     return "\n".join(lines)
 
 
-def describe(trace: Trace) -> str:
-    """Returns one sentence that says what a picture of the trace shows: its alternative text.
-
-    Example:
-        >>> from ringsim.traces.events import make_events
-        >>> describe(Trace(make_events({"rank": [], "op": []}), {"world_size": 4}))
-        'Trace of 4 ranks that exchanged no message in 0 ns.'
-    """
+def _describe(trace: Trace) -> str:
     number = len(trace.messages)
     exchanged = count(number, "message") if number else "no message"
     sentence = f"Trace of {count(trace.world_size, 'rank')} that exchanged {exchanged} in {time_text(trace.makespan_s * 1e9)}"
@@ -440,13 +405,9 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def _events_in_time(trace: Trace) -> str:
-    return f"{count(len(trace.events), 'event')} in {time_text(trace.makespan_s * 1e9)}"
-
-
 def _last_step(trace: Trace) -> str:
     """Returns what a pipeline's last step was, and its bubble, in words."""
-    measured = bubble(trace)
+    measured = trace.bubble()
     said = f"{count(count_steps(trace.events), 'step')}, the last one of {measured.schedule}: bubble {100 * measured.of_total:.0f} %"
     return said if measured.closed_form is None else f"{said} (closed form {100 * measured.closed_form.of_total:.0f} %)"
 

@@ -58,15 +58,18 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
     os._exit(0)
 
 
-@pytest.mark.parametrize("when", ["while they wait", "before they wait"])
+RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
+
+
 @pytest.mark.parametrize(
-    ("who", "how", "kind", "words"),
+    ("who", "how", "when", "kind", "words"),
     [
-        (1, "raises", "rank_failed", r"rank 1 raised ValueError: no such layer \(.*test_recorded_ends.py, line "),
-        (1, "exits", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
-        (1, "dies", "peer_exited", r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"),
-        (1, "is done", "peer_exited", "but rank 1 has left the recorded block"),
-        (0, "raises", "rank_failed", r"rank 0 raised ValueError: no such layer \(.*test_recorded_ends.py, line "),
+        (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
+        (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
+        (1, "exits", "while they wait", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
+        (1, "dies", "while they wait", "peer_exited", r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"),
+        (1, "is done", "before they wait", "peer_exited", "but rank 1 has left the recorded block"),
+        (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),
     ],
 )
 def test_the_file_says_who_ended_and_why(server: RankServer, tmp_path: Path, who: int, how: str, kind: str, words: str, when: str) -> None:

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_server import RankServer
 from test_recording import join
 
 import ringsim
 from ringsim.traces.events import OK, OP_NAMES
+from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.timeout(300)
 DTYPES = ("float32", "int64", "bfloat16", "bool", "complex64", "uint8")
@@ -34,19 +35,21 @@ class Step(NamedTuple):
     tag: int
 
 
+SIZE = 3
+
+
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[int, list[Step]]:
-    size = draw(st.integers(2, 3))
+def programs(draw: st.DrawFn) -> list[Step]:
     steps = []
     for tag in range(draw(st.integers(1, 12))):
-        src = draw(st.integers(0, size - 1))
-        dst = draw(st.integers(0, size - 1).filter(lambda rank, src=src: rank != src))
+        src = draw(st.integers(0, SIZE - 1))
+        dst = draw(st.integers(0, SIZE - 1).filter(lambda rank, src=src: rank != src))
         how_sent = draw(st.sampled_from(("send", "isend", "batch")))
         how_received = draw(st.sampled_from(("recv", "irecv", "batch", "anybody")))
         least = 1 if how_received == "anybody" else 0  # Gloo refuses a message of 0 bytes from anybody
         shape = tuple(draw(st.lists(st.integers(least, 3), max_size=2)))
         steps.append(Step(src, dst, how_sent, how_received, draw(st.sampled_from(DTYPES)), shape, tag))
-    return size, steps
+    return steps
 
 
 def play(steps: list[Step], rank: int) -> list[Any]:
@@ -83,12 +86,15 @@ def play(steps: list[Step], rank: int) -> list[Any]:
     return [(str(tensor.dtype), tuple(tensor.shape), tensor.reshape(-1).tolist()) for tensor in received]
 
 
-def with_and_without(directory: str, rank: int, size: int, steps: list[Step]) -> tuple[list[Any], list[Any], list[Any]]:
-    path = join(directory, rank, size)
-    bare = play(steps, rank)
-    with ringsim.trace(path):
-        recorded = play(steps, rank)
-    return bare, recorded, play(steps, rank)
+def with_and_without(directory: str, rank: int, several: list[list[Step]]) -> list[tuple[list[Any], ...]]:
+    join(directory, rank, SIZE)
+    results = []
+    for number, steps in enumerate(several):
+        bare = play(steps, rank)
+        with ringsim.trace(f"{directory}/{number}.ringtrace"):
+            recorded = play(steps, rank)
+        results.append((bare, recorded, play(steps, rank)))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -97,33 +103,36 @@ def server() -> Iterator[RankServer]:
         yield running
 
 
-@given(program=programs())
-def test_recording_changes_nothing_and_misses_nothing(server: RankServer, program: tuple[int, list[Step]]) -> None:
-    size, steps = program
+@settings(max_examples=3)
+@given(several=st.lists(programs(), min_size=8, max_size=8))
+def test_recording_changes_nothing_and_misses_nothing(server: RankServer, several: list[list[Step]]) -> None:
+    """Eight programs a launch."""
     with tempfile.TemporaryDirectory() as directory:
-        ended = server.run(with_and_without, [(directory, rank, size, steps) for rank in range(size)], limit_s=60)
+        ended = server.run(with_and_without, [(directory, rank, several) for rank in range(SIZE)], limit_s=60)
         assert [(each.how, each.value) for each in ended if each.how != "returned"] == []
         for each in ended:
-            bare, recorded, afterwards = each.value
-            assert bare == recorded == afterwards
-        trace = ringsim.load(Path(directory, "run.ringtrace"))
-    events, tables = trace.events, trace.events.tables
+            for bare, recorded, afterwards in each.value:
+                assert bare == recorded == afterwards
+        for number, steps in enumerate(several):
+            check_trace(ringsim.load(Path(directory, f"{number}.ringtrace")), steps)
+
+
+def check_trace(trace: Trace, steps: list[Step]) -> None:
+    """The trace is the program."""
+    events, payloads = trace.events, trace.events.tables.payloads
     assert (events.status == OK).all()
     assert trace.unmatched == []
-    for rank in range(size):
-        expected, found = [], []
+    for rank in range(SIZE):
+        expected = []
         for step in steps:
             if rank in (step.src, step.dst):
                 op = {"batch": "batch_isend"}.get(step.how_sent, step.how_sent)
                 if step.dst == rank:
                     op = {"batch": "batch_irecv", "anybody": "recv"}.get(step.how_received, step.how_received)
                 peer = step.dst if step.src == rank else step.src
-                real = torch.view_as_real(torch.zeros(step.shape, dtype=torch.complex64)) if step.dtype == "complex64" else None
-                dtype, shape = ("float32", tuple(real.shape)) if real is not None else (step.dtype, step.shape)  # as torch sends it
-                expected.append((op, peer, step.tag, dtype, shape))
-        for i in range(len(events)):
-            if events.rank[i] == rank:
-                payload = tables.payloads[events.payload[i]]
-                found.append((OP_NAMES[events.op[i]], int(events.peer[i]), int(events.tag[i]), payload.dtype, payload.shape))
-        assert found == expected
+                real = step.dtype == "complex64"  # which torch sends as pairs of floats
+                expected.append((op, peer, step.tag, "float32" if real else step.dtype, (*step.shape, 2) if real else step.shape))
+        mine = events.select(events.rank == rank)
+        columns = zip(mine.op, mine.peer.tolist(), mine.tag.tolist(), mine.payload, strict=True)
+        assert [(OP_NAMES[op], peer, tag, *payloads[payload][:2]) for op, peer, tag, payload in columns] == expected
     assert (events.done_ns[trace.messages.recv] >= events.post_ns[trace.messages.send]).all()
