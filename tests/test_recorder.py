@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import struct
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import pytest
 import ringsim
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.state import change_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD, RECORD_FORMAT
+from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
 
@@ -37,12 +36,6 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         return write(file, data)
 
     monkeypatch.setattr(os, "write", no_space)
-
-
-def test_the_format_for_struct_is_the_format_for_numpy() -> None:
-    assert struct.calcsize(RECORD_FORMAT) == RECORD.itemsize
-    values = (1, 2, 3, 2**64 - 1, *range(-9, 0), 15, 16)
-    assert np.frombuffer(struct.pack(RECORD_FORMAT, *values), dtype=RECORD)[0].item() == values
 
 
 def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path) -> None:
