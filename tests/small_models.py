@@ -91,3 +91,21 @@ def logits(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
 def tokens(batch: int = 2, length: int = 9, *, seed: int = 0) -> Tensor:
     """Returns token ids, without those that stand for padding in some models."""
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def large_layers(count: int) -> nn.Module:
+    """Returns a Llama with the layers of Llama 2 70B (its published configuration), on the device "meta"."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=count,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+    )
+    with torch.device("meta"):
+        model: nn.Module = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    return model

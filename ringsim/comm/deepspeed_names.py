@@ -37,28 +37,11 @@ from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.state import get_state
 
 __all__ = [
-    "OPERATIONS",
-    "ReduceOp",
-    "enable_symm_mem_for_group",
-    "get_all_ranks_from_group",
-    "get_local_rank",
-    "get_local_rank_from_launcher",
-    "get_world_group",
-    "get_world_rank_from_launcher",
-    "get_world_size_from_launcher",
-    "has_all_gather_into_tensor",
-    "has_all_reduce_coalesced",
-    "has_coalescing_manager",
-    "has_reduce_scatter_tensor",
-    "in_aml",
-    "in_aws_sm",
-    "in_dlts",
-    "init_distributed",
-    "initialize_mesh_device",
-    "mpi_discovery",
-    "patch_aml_env_for_torch_nccl_backend",
-    "patch_aws_sm_env_for_torch_nccl_backend",
-    "to_torch",
+    *("OPERATIONS", "ReduceOp", "enable_symm_mem_for_group", "get_all_ranks_from_group", "get_local_rank", "get_local_rank_from_launcher"),
+    *("get_world_group", "get_world_rank_from_launcher", "get_world_size_from_launcher", "has_all_gather_into_tensor"),
+    *("has_all_reduce_coalesced", "has_coalescing_manager", "has_reduce_scatter_tensor", "in_aml", "in_aws_sm", "in_dlts"),
+    *("init_distributed", "initialize_mesh_device", "mpi_discovery", "patch_aml_env_for_torch_nccl_backend"),
+    *("patch_aws_sm_env_for_torch_nccl_backend", "to_torch"),
 ]
 
 

@@ -115,6 +115,11 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
+        state = get_state()
+        if state.log is None and state.backend is not None and state.backend.direct:  # simulated ranks do little else: no call more
+            own = getattr(state.backend, name, None)
+            if own is not None:
+                return own(*args, **kwargs)
         return _run(name, parameters, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
@@ -146,8 +151,9 @@ def _run(
     """Runs an operation where another backend, or a log, is in force; ``extras`` are the log's, None where it does not count."""
     state = get_state()
     backend, log = state.backend or TORCH, state.log if extras else None
-    if log is None and backend.direct and backend.supports(name):
-        return getattr(backend, name)(*args, **kwargs)
+    own = getattr(backend, name, None) if log is None and backend.direct else None
+    if own is not None:
+        return own(*args, **kwargs)
     if state.backend is not None:
         args, kwargs = parameters.place(args, kwargs)
 

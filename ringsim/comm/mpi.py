@@ -169,9 +169,6 @@ class MpiBackend(MpiTransfers):
     ) -> None:
         """Joins the ranks that mpirun has started: all of them call it, and it blocks until all have.
 
-        While the ranks are joined, an exception that ends one of them ends the whole job, and so does ``sys.exit`` with another code than
-        0, for the others would wait for it.
-
         Args:
             backend: "mpi" or None.
             init_method: not needed here.
@@ -273,7 +270,7 @@ class MpiBackend(MpiTransfers):
             backend: "mpi" or None.
             pg_options: not needed here.
             use_local_synchronization: not to be used here: MPI needs all ranks.
-            group_desc: what to call it, where one looks at it.
+            group_desc: what to call it.
             device_id: not needed here.
             sort_ranks: whether rank 0 of the group is the least of ``ranks``, or the first.
 

@@ -7,13 +7,13 @@
                                       ^
                                    context: rotary tables, masks: computed on each rank from what it knows, never sent
 
-An adapter says where these parts are in one kind of model, and how they are called. It has no state: the model is passed in each time.
-`SmallTransformerAdapter` is the one to copy for a model of one's own.
+An adapter says where these parts are in one kind of model and how to call them. It has no state: the model is passed in each time. Subclass
+`Adapter` for a model of your own.
 
-The layers are called one by one, as the model calls them. What they need besides the hidden states (rotary tables, masks) depends only on
-shapes and announced masks, and each rank computes it for itself.
+Layers are called one by one, as the model calls them. Whatever else they need (rotary tables, masks) follows from shapes and from what is
+announced, so each rank computes it for itself.
 
-``transformers`` is imported only when one of its models is there.
+``transformers`` is imported only where one of its models is used.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -195,7 +196,37 @@ class SequentialAdapter(Adapter):
         return token_ids
 
 
-class SmallTransformerAdapter(Adapter):
+class _PathAdapter(Adapter):
+    """A model whose parts are found by their names in it."""
+
+    _layers: str
+    _first: tuple[str, ...]
+    _last: tuple[str, ...]
+    _width: str  # in a layer
+
+    def layers(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the layers."""
+        return list(attrgetter(self._layers)(model))
+
+    def first_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the embeddings, and what belongs to them."""
+        return _find(model, self._first)
+
+    def last_modules(self, model: Any) -> Sequence[nn.Module]:
+        """Returns the last norm and the head."""
+        return _find(model, self._last)
+
+    def attention_width(self, model: Any, layer: Any) -> int:
+        """Returns how wide the attention is."""
+        return int(attrgetter(self._width)(layer))
+
+
+def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
+    """Returns the parts of these names, without those that a model leaves out."""
+    return [part for part in (attrgetter(name)(model) for name in names) if part is not None]
+
+
+class SmallTransformerAdapter(_PathAdapter):
     """A `SmallTransformer`.
 
     Example:
@@ -205,17 +236,10 @@ class SmallTransformerAdapter(Adapter):
         3
     """
 
-    def layers(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the blocks."""
-        return list(model.blocks)
-
-    def first_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the two embeddings and their dropout."""
-        return [model.embedding, model.positions, model.dropout]
-
-    def last_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the last norm and the head."""
-        return [model.norm, model.head]
+    _layers = "blocks"
+    _first = ("embedding", "positions", "dropout")
+    _last = ("norm", "head")
+    _width = "attention.out.in_features"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns embedding plus position embedding."""
@@ -224,19 +248,15 @@ class SmallTransformerAdapter(Adapter):
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns the mask, if there is padding or a past, and the cache."""
         mask = announced.attention_mask
-        announced.num_seen(hidden.shape[1])
+        announced.num_seen(hidden.shape[1])  # refuses a cache without a mask
         return {"mask": None if mask is None else causal_mask(mask, hidden.shape[1]), "cache": announced.cache}
-
-    def attention_width(self, model: Any, layer: Any) -> int:
-        """Returns how wide the attention is."""
-        return int(layer.attention.out.in_features)
 
     def cache(self, model: Any) -> KeyValueCache:
         """Returns an empty cache."""
         return KeyValueCache()
 
 
-class _TransformersAdapter(Adapter):
+class _TransformersAdapter(_PathAdapter):
     """What causal language models of ``transformers`` have in common."""
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
@@ -265,17 +285,10 @@ class LlamaAdapter(_TransformersAdapter):
     Rotary positions: every layer gets the tables of cosines and sines.
     """
 
-    def layers(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the decoder layers."""
-        return list(model.model.layers)
-
-    def first_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the embedding."""
-        return [model.model.embed_tokens]
-
-    def last_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the last norm and the head."""
-        return [model.model.norm, model.lm_head]
+    _layers = "model.layers"
+    _first = ("model.embed_tokens",)
+    _last = ("model.norm", "lm_head")
+    _width = "self_attn.o_proj.in_features"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns the embedding of the tokens."""
@@ -296,25 +309,14 @@ class LlamaAdapter(_TransformersAdapter):
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
         return layer(hidden, **{**context, "attention_mask": mask})  # type: ignore[no-any-return]
 
-    def attention_width(self, model: Any, layer: Any) -> int:
-        """Returns how wide the attention is."""
-        return int(layer.self_attn.o_proj.in_features)
-
 
 class GPT2Adapter(_TransformersAdapter):
     """``GPT2LMHeadModel``. Learned positions: the first stage adds them."""
 
-    def layers(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the blocks."""
-        return list(model.transformer.h)
-
-    def first_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the two embeddings and their dropout."""
-        return [model.transformer.wte, model.transformer.wpe, model.transformer.drop]
-
-    def last_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the last norm and the head."""
-        return [model.transformer.ln_f, model.lm_head]
+    _layers = "transformer.h"
+    _first = ("transformer.wte", "transformer.wpe", "transformer.drop")
+    _last = ("transformer.ln_f", "lm_head")
+    _width = "attn.embed_dim"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns embedding plus position embedding."""
@@ -322,27 +324,14 @@ class GPT2Adapter(_TransformersAdapter):
         positions = announced.positions(token_ids.shape[1], token_ids.device)
         return body.drop(body.wte(token_ids) + body.wpe(positions))  # type: ignore[no-any-return]
 
-    def attention_width(self, model: Any, layer: Any) -> int:
-        """Returns how wide the attention is."""
-        return int(layer.attn.embed_dim)
-
 
 class OPTAdapter(_TransformersAdapter):
     """``OPTForCausalLM``. Learned positions that skip padding; an embedding that may be narrower than the layers."""
 
-    def layers(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the decoder layers."""
-        return list(model.model.decoder.layers)
-
-    def first_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the two embeddings, and the projection to the layers' width."""
-        body = model.model.decoder
-        return _there(body.embed_tokens, body.embed_positions, body.project_in)
-
-    def last_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the last norm, the projection back, and the head."""
-        body = model.model.decoder
-        return _there(body.final_layer_norm, body.project_out, model.lm_head)
+    _layers = "model.decoder.layers"
+    _first = ("model.decoder.embed_tokens", "model.decoder.embed_positions", "model.decoder.project_in")
+    _last = ("model.decoder.final_layer_norm", "model.decoder.project_out", "lm_head")
+    _width = "self_attn.embed_dim"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns embedding plus position embedding."""
@@ -362,10 +351,6 @@ class OPTAdapter(_TransformersAdapter):
         if body.training and torch.rand([]) < body.layerdrop:  # drawn for each layer, as the model does: the same seed, the same dropout
             return hidden
         return super().run_layer(model, layer, hidden, context)
-
-    def attention_width(self, model: Any, layer: Any) -> int:
-        """Returns how wide the attention is."""
-        return int(layer.self_attn.embed_dim)
 
 
 class _Seen:
@@ -403,10 +388,6 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
         masks["sliding_attention"] = create_sliding_window_causal_mask(**wanted)
     return masks
-
-
-def _there(*modules: nn.Module | None) -> list[nn.Module]:
-    return [module for module in modules if module is not None]
 
 
 # By the name of the class: the class itself would need transformers.

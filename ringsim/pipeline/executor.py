@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ringsim.compute_costs import charge, compute, stretched
-from ringsim.errors import ArgumentError, check_duration, is_integer, say
+from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
 from ringsim.pipeline.messages import Payload, Posted, find_routes
@@ -110,11 +110,7 @@ class Executor:
         }
 
     def run(self, rank: int) -> None:
-        """Performs the actions of a rank; every rank of the ring calls it, and it blocks until this rank's part is done.
-
-        Args:
-            rank: this rank's row of the schedule.
-        """
+        """Performs the actions of a rank; every rank of the ring calls it, and it blocks until this rank's part is done."""
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
                 self._perform[action.kind](action)
@@ -228,11 +224,8 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         (8, True)
     """
     _check(schedule, costs)
-    for name, value, least in (("size_bytes", size_bytes, 0), ("steps", steps, 1)):
-        if not is_integer(value) or value < least:
-            raise ArgumentError(
-                f"{name} must be an integer from {least}, got {say(value)}. Say how large an activation is, and how many steps."
-            )
+    check_integer("size_bytes", size_bytes, 0, "Say how large an activation is.")
+    check_integer("steps", steps, 1, "Say how many.")
     ring = current_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(

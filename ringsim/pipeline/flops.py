@@ -1,18 +1,17 @@
-"""How much arithmetic a layer is: floating-point operations by shape, of the forward pass and of both halves of the backward pass.
+"""How much arithmetic a layer does: floating-point operations by shape, of the forward pass and of both halves of the backward pass.
 
-Matrix products alone count, a multiplication and an addition for each of their steps, as is usual: for transformers nearly all of the
-work. With T tokens in this call, in sequences of S tokens so far (S = T without a cache), for each sequence::
+Only matrix products count, as two operations for each product that is added up; in a transformer they are nearly all of the work. For each
+sequence, with T new tokens out of S so far (S = T without a cache)::
 
     part                            forward          gradient of input    gradient of weight
     linear, a -> b                  2 T a b          2 T a b              2 T a b
-    attention, heads together       4 T S width      8 T S width          0
-      as wide as width
+    attention, all heads together   4 T S width      8 T S width          0
 
-So a linear layer costs as much again for each gradient. With grouped queries (GQA) the layers that make keys and values are narrower; the
-attention itself is as wide as without. The part of the square that a causal mask hides counts too, as torch's own counter does it.
+A linear layer thus costs as much again for each gradient. Grouped queries (GQA) make the layers for keys and values narrower, not the
+attention itself. What a causal mask hides is counted too, as torch's own counter does.
 
 Source:
-    The counts are those of ``torch.utils.flop_counter``, which the tests compare.
+    The counts are those of ``torch.utils.flop_counter``; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ def linear_flops(tokens: int, in_features: int, out_features: int, *, trained: b
     """Counts a linear layer.
 
     Args:
-        tokens: how many vectors go through it: tokens of all sequences together.
-        in_features: their length.
-        out_features: their length afterwards.
-        trained: whether its weight gets a gradient.
-
-    Returns:
-        The counts.
+        tokens: how many vectors go through it: the tokens of all sequences.
+        in_features: the length of a vector.
+        out_features: its length afterwards.
+        trained: whether the weight gets a gradient.
 
     Example:
         >>> linear_flops(tokens=10, in_features=4, out_features=8)
@@ -43,16 +39,13 @@ def linear_flops(tokens: int, in_features: int, out_features: int, *, trained: b
 
 
 def attention_flops(sequences: int, new_tokens: int, tokens_so_far: int, width: int) -> Flops:
-    """Counts what attention does between its linear layers: the products of queries and keys, and of the weights and values.
+    """Counts what attention does between its linear layers: queries times keys, and weights times values.
 
     Args:
         sequences: how many there are.
-        new_tokens: tokens of each that look.
-        tokens_so_far: tokens of each that they look at, the new ones included.
+        new_tokens: how many tokens of each attend.
+        tokens_so_far: how many they attend to, themselves included.
         width: heads of queries times the size of a head.
-
-    Returns:
-        The counts.
 
     Example:
         >>> attention_flops(sequences=1, new_tokens=10, tokens_so_far=10, width=4)

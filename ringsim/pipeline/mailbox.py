@@ -1,17 +1,17 @@
-"""The messages of one rank during one step; many are under way at a time.
+"""The messages that one rank has under way during a step.
 
 ::
 
     post(1RECV_F2) --->  waiting: 1RECV_F1 1RECV_F2  -- the shape is known -->  posted: 1RECV_F0  --->  take(1RECV_F0)
     send(1SEND_B0) --->  sent: 1SEND_B0              ---------------------------------------------->  finish() waits for all
 
-A receive needs a buffer that fits, so it is posted once the shape is known. If all microbatches of a step are alike, the first activation
-over a boundary has a header that says so, and the others have none. Otherwise each activation has a header. A gradient never has one: it
+A receive needs a buffer of the right size, so it is posted as soon as the shape is known. Where all microbatches of a step have one shape,
+only the first activation over a boundary carries a header, which says so; otherwise each activation carries one. A gradient never does: it
 has the shape of its activation.
 
-Transports without tags match by order: a rank must post its receives in the order in which the other side sends, as `lower` writes them.
-Transports that do all messages between two ranks one after the other need one order for both directions (`lower_in_step`), and each payload
-right behind its header: a receive then waits for its header.
+Transports without tags match messages by order, so a rank posts its receives in the order in which the other side sends, which is how
+`lower` writes them. Transports that run all messages between two ranks one after the other need one order for both directions
+(`lower_in_step`) and every payload right behind its header; there, posting a receive waits for its header.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["Mailbox", "about", "find_boundary"]
 class Mailbox:
     """Sends and receives the messages of one step on one rank.
 
-    Every rank of the ring makes one for the same step, and calls `finish` at the end. The first `send` or `post` blocks until both
-    neighbours have made theirs, to compare ``agreed``.
+    Every rank of the ring makes one for the same step and ends with `finish`. The first `send` or `post` blocks until both neighbours have
+    made theirs, to compare ``agreed``.
 
     Args:
         ring: this rank's ring, of two ranks or more.
@@ -59,11 +59,7 @@ class Mailbox:
         self._greetings = {way.peer: way.iswap(agreed.pack(), SHARED_TAG) for way in ways}
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """Begins to send the payload of a send; does not block.
-
-        Args:
-            action: a send of one of this rank's stages.
-            tensor: what it sends; it must not be changed before `finish`.
+        """Begins to send the payload of a send, which must not be changed before `finish`; does not block.
 
         Raises:
             MessageMismatch: a neighbour runs another step, or the tensor is not as announced.
@@ -76,12 +72,9 @@ class Mailbox:
             self._sent[action] = route.isend(tensor)
 
     def post(self, action: Action) -> None:
-        """Announces the next receive from its rank; it is posted when its shape is known.
+        """Takes note of the next receive from its rank, which is posted when its shape is known.
 
-        Does not block, unless the transport does messages one after the other: then its header is read before anything else is posted.
-
-        Args:
-            action: a receive of one of this rank's stages.
+        Does not block, unless the transport runs messages one after the other: then the header is read before anything else is posted.
 
         Raises:
             MessageMismatch: a neighbour runs another step.
@@ -93,13 +86,7 @@ class Mailbox:
             incoming.read_headers()
 
     def take(self, action: Action) -> Tensor | None:
-        """Returns what a receive has received; blocks until it is there.
-
-        Args:
-            action: a receive that was posted.
-
-        Returns:
-            The tensor; None for the gradient of something that has none.
+        """Returns what a posted receive has received, None for a gradient that there is not; blocks until it is there.
 
         Raises:
             MessageMismatch: another rank sends something else.
@@ -162,17 +149,13 @@ class _Shapes:
     """What is known of the shapes of messages: of one, or of all of a kind that a stage sends or receives."""
 
     def __init__(self) -> None:
-        self._one: dict[Action, Payload] = {}
-        self._all: dict[tuple[int, str], Payload] = {}
+        self._known: dict[Action | tuple[int, str], Payload] = {}
 
     def learn(self, action: Action, payload: Payload, *, every: bool) -> None:
-        if every:
-            self._all[action.stage, action.kind] = payload
-        else:
-            self._one[action] = payload
+        self._known[action[:2] if every else action] = payload
 
     def find(self, action: Action) -> Payload | None:
-        return self._all.get((action.stage, action.kind)) or self._one.get(action)
+        return self._known.get(action[:2]) or self._known.get(action)
 
 
 class _Incoming:

@@ -193,12 +193,7 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the way to the other of two ranks, over the edge that activations from one to the other take.
-
-        Args:
-            ring: this rank's ring.
-            source: place in the ring of the rank that sends activations, from 0.
-            target: place of the rank that receives them; this rank is one of the two.
+        """Returns the way to the other of two ranks, over the edge that activations from one to the other take; by places in the ring.
 
         Example:
             >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
@@ -234,11 +229,7 @@ class Route:
         return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
 
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Posted, Posted]:
-        """Begins to send a tensor and to receive one like it, in one batch; the other side does the same. Does not block.
-
-        Returns:
-            What is sent and what is received.
-        """
+        """Begins to send a tensor and to receive one like it, in one batch; the other side does the same. Does not block."""
         sent, received = tensor.detach().to(self.device).contiguous(), torch.empty_like(tensor, device=self.device)
         both: list[Any] = [dist.P2POp(op, each, self.peer, self.group, tag) for op, each in ((dist.isend, sent), (dist.irecv, received))]
         works = dist.batch_isend_irecv(both)
@@ -247,14 +238,11 @@ class Route:
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
-    """Returns the way over each boundary between stages that this rank takes part in.
+    """Returns the way over each boundary that this rank takes part in; a boundary is numbered by the stage before it.
 
     Args:
         ring: this rank's ring.
         stage_ranks: for each stage, the place in the ring of the rank that has it.
-
-    Returns:
-        The ways by boundary; a boundary is numbered by the stage before it.
 
     Example:
         >>> ring = Ring(rank=1, world_size=3, pred=0, succ=2, ranks=(0, 1, 2))
@@ -326,7 +314,7 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
         >>> ringsim.trace(worker, world_size=2).results
         [None, torch.Size([2, 3])]
     """
-    _send("activation", tensor, microbatch, _route_to_succ())
+    _send("activation", tensor, microbatch, _route(to_succ=True))
 
 
 def recv_activation(microbatch: int) -> Tensor:
@@ -345,7 +333,7 @@ def recv_activation(microbatch: int) -> Tensor:
     Example:
         See `send_activation`.
     """
-    return _recv("activation", microbatch, _route_to_pred())
+    return _recv("activation", microbatch, _route(to_succ=False))
 
 
 def send_gradient(tensor: Tensor, microbatch: int) -> None:
@@ -370,7 +358,7 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
         >>> ringsim.trace(worker, world_size=2).results
         [[1.0, 1.0], None]
     """
-    _send("gradient", tensor, microbatch, _route_to_pred())
+    _send("gradient", tensor, microbatch, _route(to_succ=False))
 
 
 def recv_gradient(microbatch: int) -> Tensor:
@@ -389,7 +377,7 @@ def recv_gradient(microbatch: int) -> Tensor:
     Example:
         See `send_gradient`.
     """
-    return _recv("gradient", microbatch, _route_to_succ())
+    return _recv("gradient", microbatch, _route(to_succ=True))
 
 
 def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
@@ -403,10 +391,8 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
     answer = route.irecv(Payload((2,), torch.int64), ANSWER_TAG).wait()
     for part in parts:  # the receiver takes them even if it refuses the message
         part.wait()
-    wanted_kind, wanted_microbatch = KINDS[int(answer[0])], int(answer[1])
-    if (wanted_kind, wanted_microbatch) != (kind, microbatch):
-        here = current_ring().rank
-        raise _mismatch((kind, microbatch), (wanted_kind, wanted_microbatch), sender=here, receiver=route.peer)
+    wanted = KINDS[int(answer[0])], int(answer[1])
+    _compare((kind, microbatch), wanted, sender=current_ring().rank, receiver=route.peer)
 
 
 def _recv(kind: str, microbatch: int, route: Route) -> Tensor:
@@ -415,32 +401,23 @@ def _recv(kind: str, microbatch: int, route: Route) -> Tensor:
     answer = route.isend(torch.tensor([KINDS.index(kind), microbatch]), ANSWER_TAG)
     received = payload.wait()
     answer.wait()
-    if (header.kind, header.microbatch) != (kind, microbatch):
-        here = current_ring().rank
-        raise _mismatch((header.kind, header.microbatch), (kind, microbatch), sender=route.peer, receiver=here)
+    _compare((header.kind, header.microbatch), (kind, microbatch), sender=route.peer, receiver=current_ring().rank)
     return received
 
 
-def _mismatch(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, receiver: int) -> MessageMismatch:
-    return MessageMismatch(
-        f"a message must be what its receiver waits for, the {wanted[0]} of microbatch {wanted[1]}, "
-        f"got the {sent[0]} of microbatch {sent[1]} (rank {sender} to rank {receiver}). Send and receive in the same order."
-    )
+def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, receiver: int) -> None:
+    """Raises, on both sides alike, where a message is not what its receiver waits for."""
+    if sent != wanted:
+        raise MessageMismatch(
+            f"a message must be what its receiver waits for, the {wanted[0]} of microbatch {wanted[1]}, "
+            f"got the {sent[0]} of microbatch {sent[1]} (rank {sender} to rank {receiver}). Send and receive in the same order."
+        )
 
 
-def _route_to_succ() -> Route:
-    ring, here, size = _place()
-    return Route.over_edge(ring, here, (here + 1) % size)
-
-
-def _route_to_pred() -> Route:
-    ring, here, size = _place()
-    return Route.over_edge(ring, (here - 1) % size, here)
-
-
-def _place() -> tuple[Ring, int, int]:
-    """Returns this rank's ring, its place there, and the ring's size."""
+def _route(*, to_succ: bool) -> Route:
+    """Returns the way to a neighbour in this rank's ring."""
     ring = current_ring()
-    if len(ring.ranks) < 2:
+    size, here = len(ring.ranks), ring.ranks.index(ring.rank)
+    if size < 2:
         raise RingError("a ring must have two ranks or more for a message, got one. Hand the tensor from stage to stage directly.")
-    return ring, ring.ranks.index(ring.rank), len(ring.ranks)
+    return Route.over_edge(ring, here, (here + 1) % size) if to_succ else Route.over_edge(ring, (here - 1) % size, here)

@@ -45,22 +45,14 @@ __all__ = [
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
-    """Passes a value of one rank to all others; every rank of the ring calls it, and it blocks until the neighbours have.
+    """Passes the value of the rank at a place in the ring to all others, whose values have the same shape and dtype.
 
-    The value goes from rank to rank against the ring, like the gradients: the last stage, which knows the loss, is the first to finish::
+    Every rank of the ring calls it, and it blocks until the neighbours have. The value goes against the ring, like the gradients: the last
+    stage, which knows the loss, is the first to finish::
 
         rank 0 <--- rank 1 <--- rank 2 <--- rank 3, the owner
 
-    Args:
-        ring: this rank's ring.
-        value: the owner's value; the others pass a tensor of the same shape and dtype.
-        owner: place in the ring of the rank that knows.
-
-    Returns:
-        The owner's value.
-
     Example:
-        >>> import torch
         >>> pass_back(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), torch.tensor(2.5), owner=0)
         tensor(2.5000)
     """
@@ -74,19 +66,12 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 
 
 def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
-    """Passes a value of each rank to all others; every rank of the ring calls it, and it blocks until all have.
+    """Returns the values of all ranks by place in the ring; they have one shape and dtype.
 
-    In N - 1 rounds, each rank passes on to its successor what it got in the round before.
-
-    Args:
-        ring: this rank's ring.
-        value: this rank's value, of the same shape and dtype everywhere.
-
-    Returns:
-        The values by place in the ring.
+    Every rank of the ring calls it, and it blocks until all have. In N - 1 rounds, each rank passes on to its successor what it got in the
+    round before.
 
     Example:
-        >>> import torch
         >>> gather_over_ring(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), torch.tensor(2.5))
         [tensor(2.5000)]
     """
@@ -101,18 +86,11 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up the values of some ranks of the ring; each of them calls it, and it blocks until they have.
+    """Adds up the values of the ranks at these places of the ring; each of them calls it, and it blocks until they have.
 
-    Args:
-        ring: this rank's ring.
-        places: places in the ring of these ranks, in increasing order; this rank's is among them.
-        value: this rank's share.
-
-    Returns:
-        The sum, the same to the last bit on each of them: all add in the order of the places.
+    The sum is the same to the last bit on each of them: all add in the order of the places.
 
     Example:
-        >>> import torch
         >>> sum_over(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), [0], torch.tensor(2.5))
         tensor(2.5000)
     """
@@ -133,12 +111,7 @@ class TiedGradients:
     """Adds up the gradients of tied parameters; a block around the passes of a step.
 
     Every rank that holds such a parameter enters the block, and leaving it blocks until all of them do. Gradients from before the block are
-    put aside: they have been added up already.
-
-    Args:
-        ring: this rank's ring; in a ring of one there is nothing to do.
-        stages: all stages of the model.
-        stage_ranks: for each stage, the place of its rank in the ring.
+    put aside: they have been added up already. ``stage_ranks`` has the place in the ring of each stage's rank.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)

@@ -1,4 +1,4 @@
-"""A small transformer that can be read in one go, and cut into stages.
+"""A transformer small enough to read in one sitting, and to cut into stages.
 
 ::
 
@@ -10,8 +10,7 @@
         | norm, head
     logits [batch, seq, vocabulary]
 
-Legend of the shapes in the comments: B batch, T tokens of this call, S tokens so far (S = T without a cache), C hidden size, H heads,
-D = C / H.
+Shapes in the comments: B batch, T tokens of this call, S tokens so far (S = T without a cache), C hidden size, H heads, D = C / H.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Block", "CausalAttention", "KeyValueCache", "SmallTransformer", "cau
 
 
 class KeyValueCache:
-    """Keys and values of the tokens that were seen, for each layer that one rank runs.
+    """Keys and values of earlier tokens, for each layer that a rank runs.
 
     Example:
         >>> cache = KeyValueCache()
@@ -40,16 +39,7 @@ class KeyValueCache:
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends to what a layer has seen.
-
-        Args:
-            layer: number of the layer.
-            keys: keys of the new tokens, shape (batch, heads, tokens, head size).
-            values: their values, same shape.
-
-        Returns:
-            Keys and values of all tokens so far.
-        """
+        """Adds new keys and values to a layer's, each of shape (batch, heads, tokens, head size); returns those of all tokens so far."""
         if layer in self._seen:
             old_keys, old_values = self._seen[layer]
             keys, values = torch.cat((old_keys, keys), dim=2), torch.cat((old_values, values), dim=2)
@@ -58,7 +48,7 @@ class KeyValueCache:
 
 
 class CausalAttention(nn.Module):
-    """Attention of each token to those before it, and to itself.
+    """Attention of each token to itself and to those before it.
 
     Args:
         hidden_size: width of the hidden states.
@@ -76,15 +66,12 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Returns what each token takes from the tokens it may see.
+        """Returns what each token takes from those that it may attend to, shape (batch, tokens, hidden).
 
         Args:
             hidden: shape (batch, tokens, hidden).
-            mask: True where a token may look, shape (batch, 1, tokens, tokens so far); None: each token sees all before it.
+            mask: True where a token may attend, shape (batch, 1, tokens, tokens so far); None: to everything before it.
             cache: keys and values of earlier calls; the new ones are added to it.
-
-        Returns:
-            Shape (batch, tokens, hidden).
         """
         split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, H, D)
         query, keys, values = split.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
@@ -114,16 +101,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Returns the hidden states of the next layer.
-
-        Args:
-            hidden: shape (batch, tokens, hidden).
-            mask: as for `CausalAttention`.
-            cache: as for `CausalAttention`.
-
-        Returns:
-            Shape (batch, tokens, hidden).
-        """
+        """Returns the hidden states for the next layer, shape (batch, tokens, hidden); the arguments are those of `CausalAttention`."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), mask, cache))
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))  # type: ignore[no-any-return]
 
@@ -173,37 +151,24 @@ class SmallTransformer(nn.Module):
             self.head.weight = self.embedding.weight
 
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Returns the hidden states that enter the first block.
+        """Returns the hidden states that enter the first block, shape (batch, tokens, hidden).
 
         Args:
             token_ids: shape (batch, tokens), int64.
             position_ids: place of each token in its sequence, shape (batch or 1, tokens).
-
-        Returns:
-            Shape (batch, tokens, hidden).
         """
         return self.dropout(self.embedding(token_ids) + self.positions(position_ids))  # type: ignore[no-any-return]
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """Returns the logits for what leaves the last block.
-
-        Args:
-            hidden: shape (batch, tokens, hidden).
-
-        Returns:
-            Shape (batch, tokens, vocabulary).
-        """
+        """Returns the logits, shape (batch, tokens, vocabulary), for what leaves the last block, shape (batch, tokens, hidden)."""
         return self.head(self.norm(hidden))  # type: ignore[no-any-return]
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Returns the logits of the token after each token.
+        """Returns the logits of the token after each token, shape (batch, tokens, vocabulary).
 
         Args:
             token_ids: shape (batch, tokens), int64.
             attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None: no padding.
-
-        Returns:
-            Shape (batch, tokens, vocabulary).
         """
         tokens = token_ids.shape[1]
         hidden = self.embed(token_ids, torch.arange(tokens, device=token_ids.device)[None])
@@ -214,15 +179,15 @@ class SmallTransformer(nn.Module):
 
 
 def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Returns where the last tokens of sequences may look: not ahead, and not at padding.
+    """Returns which tokens the last ones of each sequence may attend to: none ahead, and no padding.
 
     Args:
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far).
         tokens: how many of them are new.
 
     Returns:
-        True where a new token may look, shape (batch, 1, tokens, tokens so far). A place of padding sees itself, so that it has
-        something to look at and stays a number.
+        True where a new token may attend, shape (batch, 1, tokens, tokens so far). Padding attends to itself, so that its softmax is not
+        over nothing.
 
     Example:
         >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=3).int().tolist()

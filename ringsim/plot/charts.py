@@ -508,16 +508,12 @@ OFFSET_POINTS: Final = 12.0
 def spread(heights: Sequence[float], least: float) -> list[float]:
     """Moves heights apart until neighbours are at least ``least`` apart, in the same order."""
     order = np.argsort(heights, kind="stable")
-    groups: list[tuple[float, int]] = []  # middle and number of labels that stand together
-    for height in np.asarray(heights, dtype=np.float64)[order]:
-        groups.append((float(height), 1))
-        while len(groups) > 1 and groups[-1][0] - groups[-2][0] < least * (groups[-1][1] + groups[-2][1]) / 2:
-            (low, few), (high, more) = groups[-2], groups[-1]
-            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
-    places = [middle + least * (index - (number - 1) / 2) for middle, number in groups for index in range(number)]
-    found = np.empty(len(places))
-    found[order] = places
-    return [float(place) for place in found]
+    steps = least * np.arange(len(order))
+    apart = np.asarray(heights, dtype=np.float64)[order] - steps  # these must not fall: they are pushed up and down, and meet in the middle
+    pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
+    places = np.empty(len(order))
+    places[order] = pushed / 2 + steps
+    return [float(place) for place in places]
 
 
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
