@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import index
 from typing import Any, ClassVar, Final
 
@@ -578,26 +578,23 @@ def find_tensors(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]
         return []
     first = reading.in_place or reading.sized_by_taken
     place, names = (0, _TAKEN_NAMES) if first else (1, _GIVEN_NAMES)
-    return list(_flatten(args[place] if len(args) > place else [kwargs[name] for name in names if name in kwargs]))
+    return _flatten(args[place] if len(args) > place else [kwargs[name] for name in names if name in kwargs])
 
 
-def find_unfit(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+def find_unfit(reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor | None:
     """Returns a tensor with which a call would silently do nothing, or go wrong: one without data, or with gaps where Gloo sees none."""
-    try:
-        tensors = find_tensors(reading, args, kwargs)
-        if reading.op == OP_CODES["scatter"]:
-            tensors += [tensor for argument in args[1:2] for tensor in _flatten(argument)]  # what the root sends
-        return next((tensor for tensor in tensors if tensor.is_meta or (reading.raw and has_gaps(tensor))), None)
-    except Exception:
-        return None  # arguments that make no sense: torch will say so
+    if reading.op == OP_CODES["scatter"]:
+        tensors = [*tensors, *(tensor for argument in args[1:2] for tensor in _flatten(argument))]  # what the root sends
+    for tensor in tensors:
+        if tensor.is_meta or (reading.raw and has_gaps(tensor)):
+            return tensor
+    return None
 
 
-def _flatten(value: Any) -> Iterator[torch.Tensor]:
+def _flatten(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
-    else:
-        for item in value:
-            yield from _flatten(item)
+        return [value]
+    return [tensor for item in value for tensor in ([item] if isinstance(item, torch.Tensor) else _flatten(item))]
 
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -613,10 +610,14 @@ def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, An
     """Returns how a call reduces, such as "SUM"; empty if it does not."""
     if not reading.collective.reduces:
         return ""
-    values = [*args[1 if reading.in_place else 2 :], *kwargs.values()]
-    reductions = [getattr(value, "reduceOp", value) for value in values]
-    given = next((op for op in reductions if isinstance(op, ReduceOp | ReduceOp.RedOpType)), ReduceOp.SUM)
-    return name_of_reduction(given)
+    for value in (*args[1 if reading.in_place else 2 :], *kwargs.values()):
+        op = getattr(value, "reduceOp", value)
+        if isinstance(op, _REDUCTIONS):
+            return _name_once(op)
+    return "SUM"
+
+
+_REDUCTIONS: Final = (ReduceOp, ReduceOp.RedOpType)
 
 
 def name_of_reduction(op: Any) -> str:
@@ -627,6 +628,9 @@ def name_of_reduction(op: Any) -> str:
         'MAX'
     """
     return str(getattr(op, "op", op)).rpartition(".")[2]
+
+
+_name_once: Final = cache(name_of_reduction)  # torch takes a microsecond to spell it
 
 
 def describe(tensors: Sequence[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:

@@ -152,8 +152,13 @@ class _Names:
             return NONE
         return payload
 
-    def meet_collective(self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        """Numbers the payload of a collective and finds the group rank of its root; NONE where the arguments make no sense."""
+    def meet_collective(
+        self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, int, torch.Tensor | None]:
+        """Returns the number of a collective's payload, the group rank of its root, and a tensor that is unfit for it.
+
+        NONE and None where there is none, and where the arguments make no sense.
+        """
         try:
             tensors = find_tensors(reading, args, kwargs)
             reduction = find_reduction(reading, args, kwargs)
@@ -161,14 +166,14 @@ class _Names:
             strides = (
                 [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
             )
-            key = (copies, reduction, *strides, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            key = (copies, reduction, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
             payload = self._of_collectives.get(key)
             if payload is None:
                 payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides)
                 self._of_collectives[key] = payload
-            return payload, find_root(reading, args, kwargs)
+            return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
         except Exception:
-            return NONE, NONE
+            return NONE, NONE, None
 
 
 GROUPS: Final = "groups of the world"
@@ -555,8 +560,8 @@ class _Hooks:
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks = groups.get(id(self)) or hooks.meet_group(self)
-            payload, root = names.meet_collective(reading, len(ranks), args, kwargs)
-            if checks is not None and (unfit := find_unfit(reading, args, kwargs)) is not None:
+            payload, root, unfit = names.meet_collective(reading, len(ranks), args, kwargs)
+            if checks is not None and unfit is not None:
                 checks.refuse_collective(Attempt(OP_NAMES[reading.op], group, NONE, None, payload), unfit, post)
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
