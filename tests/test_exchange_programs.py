@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 from hypothesis import given
 from hypothesis import strategies as st
-from published_schemas import CHAKRA, assert_known, compile_schema
 from random_traces import traces
 from synthetic import Story
 from trace_mutations import DATA, read_in_full
@@ -55,40 +50,6 @@ def small() -> Trace:
     story.op(1, "all_reduce", (9, 9, 12), group="world", size_bytes=4000)
     story.op(1, "irecv", (13, 14, -1), peer=0, tag=9, group="world", size_bytes=8)
     return story.trace()
-
-
-def sized(message: Any) -> bytes:
-    serialize_length_prefixed(message, stream := io.BytesIO())
-    return stream.getvalue()
-
-
-def read_nodes(path: Path) -> list[Any]:
-    """The nodes of a file of Chakra, as protobuf reads them."""
-    kinds, stream = compile_schema("chakra", CHAKRA), io.BytesIO(path.read_bytes())
-    found = [parse_length_prefixed(kinds["GlobalMetadata"], stream), *iter(lambda: parse_length_prefixed(kinds["Node"], stream), None)]
-    assert b"".join(map(sized, found)) == path.read_bytes()
-    for message in found:
-        assert_known(message)
-    assert found[0].version == "0.0.4"
-    return found[1:]
-
-
-def test_chakra_says_the_same_by_the_published_schema(tmp_path: Path) -> None:
-    small().to_chakra(tmp_path)
-    assert json.loads((tmp_path / "comm_group.json").read_text()) == {"1": [0, 1]}
-    told = []
-    for node in read_nodes(tmp_path / "ringsim.0.et"):
-        values = {one.name: next(value for field, value in one.ListFields() if field.name != "name") for one in node.attr}
-        told.append((node.id, node.name, node.type, list(node.data_deps), node.duration_micros, values))
-    message = {"is_cpu_op": False, "comm_size": 4000}
-    assert told == [
-        (0, "forward", 4, [], 2000, {"is_cpu_op": False, "ringsim_ns": 2_000_000, "stage": 0, "microbatch": 1}),
-        (1, "isend to 1", 5, [0], 0, message | {"comm_src": 0, "comm_dst": 1, "comm_tag": 3}),
-        (2, "work", 4, [0], 3000, {"is_cpu_op": False, "ringsim_ns": 3_000_000}),
-        (3, "work", 4, [1, 2], 2000, {"is_cpu_op": False, "ringsim_ns": 2_000_000}),
-        (4, "all_reduce", 7, [3], 0, message | {"comm_type": 0, "pg_name": "1"}),
-    ]
-    assert [(node.type, node.name) for node in read_nodes(tmp_path / "ringsim.1.et")][1] == (6, "irecv from 0")
 
 
 @pytest.mark.parametrize("way", WAYS)

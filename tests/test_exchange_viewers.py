@@ -74,60 +74,37 @@ def test_the_same_trace_gives_the_same_bytes_and_may_be_packed(tmp_path: Path, n
     assert READERS[name](tmp_path / "packed") == small()
 
 
-def test_an_arrow_leads_from_each_send_to_its_recv(tmp_path: Path) -> None:
-    events = json.loads(export(small(), "chrome", tmp_path / "run.json").read_text())["traceEvents"]
-    flows = [(one["ph"], one["id"], one["pid"], one["ts"]) for one in events if one["ph"] in "sf"]
-    assert flows == [("s", 1, 0, 1000), ("s", 2, 0, 2000), ("f", 1, 1, 3999.999), ("f", 2, 1, 5999.999)], "within its slice"
-    packets = read_packets(export(small(), "perfetto", tmp_path / "run.pftrace"))  # by the published schema
-    tracks = {one.track_descriptor.uuid: one.track_descriptor for one in packets if one.HasField("track_descriptor")}
-    assert [one.process.process_name for one in tracks.values() if one.HasField("process")] == ["rank 0", "rank 1"]
-    found = []
-    for packet in packets:
-        event = packet.track_event
-        ends = [("out", one) for one in event.flow_ids] + [("in", one) for one in event.terminating_flow_ids]
-        found += [(*end, tracks[tracks[event.track_uuid].parent_uuid].process.pid - 1, packet.timestamp) for end in ends]
-    ms = 1_000_000
-    assert found == [("out", 1, 0, ms), ("out", 2, 0, 2 * ms), ("in", 1, 1, 4 * ms), ("in", 2, 1, 6 * ms)]
-
-
 def read_packets(path: Path) -> list[Any]:
     return list(parse_whole(compile_schema("perfetto", PERFETTO)["Trace"], path.read_bytes()).packet)
 
 
 def test_slices_of_others_become_spans(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.json"
-    path.write_text(
-        json.dumps(
-            [
-                {"ph": "B", "pid": 70, "tid": "main", "ts": 10, "name": "load"},
-                {"ph": "X", "pid": 31, "tid": 1, "ts": 11.5, "dur": 2, "name": "one"},
-                {"ph": "E", "pid": 70, "tid": "main", "ts": 12},
-                {"ph": "i", "pid": 31, "tid": 1, "ts": 13, "name": "here"},
-                {"ph": "M", "pid": 31, "name": "process_name", "args": {"name": "x"}},
-            ]
-        )
-    )
-    frame = read_chrome(path).to_pandas()
-    assert frame[["rank", "kind", "label", "post_ns"]].to_numpy().tolist() == [
-        [0, "span", "one", 1500],
-        [0, "mark", "here", 3000],
-        [1, "span", "load", 0],
+    theirs = [
+        {"ph": "B", "pid": 70, "tid": "main", "ts": 10, "name": "load"},
+        {"ph": "X", "pid": 31, "tid": 1, "ts": 11.5, "dur": 2, "name": "one"},
+        {"ph": "E", "pid": 70, "tid": "main", "ts": 12},
+        {"ph": "i", "pid": 31, "tid": 1, "ts": 13, "name": "here"},
+        {"ph": "M", "pid": 31, "name": "process_name", "args": {"name": "x"}},
     ]
-    assert frame["done_ns"].tolist()[2] == 2000
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs))
+    frame = read_chrome(tmp_path / "theirs.json").to_pandas()[["rank", "kind", "label", "post_ns", "done_ns"]].astype(object)
+    assert frame.where(frame.notna(), None).to_numpy().tolist() == [
+        [0, "span", "one", 1500, 3500], [0, "mark", "here", 3000, None], [1, "span", "load", 0, 2000],
+    ]  # fmt: skip
 
 
 def test_packets_of_others_become_spans(tmp_path: Path) -> None:
-    kinds = compile_schema("perfetto", PERFETTO)
-    theirs = kinds["Trace"]()
-    process = theirs.packet.add(sequence=7, flags=1).track_descriptor
-    process.uuid, process.process.pid = 5, 900
-    track = theirs.packet.add(sequence=7).track_descriptor
-    track.uuid, track.parent_uuid = 6, 5
-    begin = theirs.packet.add(sequence=7, timestamp=1000)
-    begin.interned_data.event_names.add(iid=1, name="work")
-    begin.track_event.type, begin.track_event.track_uuid, begin.track_event.name_iid = 1, 6, 1
-    end = theirs.packet.add(sequence=7, timestamp=1500).track_event
-    end.type, end.track_uuid = 2, 6
+    theirs = compile_schema("perfetto", PERFETTO)["Trace"]()
+    for number, packet in enumerate(
+        (
+            {"track_descriptor": {"uuid": 5, "process": {"pid": 900}}},
+            {"track_descriptor": {"uuid": 6, "parent_uuid": 5}},
+            {"timestamp": 1000, "interned_data": {"event_names": [{"iid": 1, "name": "work"}]},
+             "track_event": {"type": 1, "track_uuid": 6, "name_iid": 1}},
+            {"timestamp": 1500, "track_event": {"type": 2, "track_uuid": 6}},
+        )
+    ):  # fmt: skip
+        theirs.packet.add(sequence=7, flags=int(number == 0), **packet)
     (tmp_path / "theirs").write_bytes(theirs.SerializeToString())
     trace = read_perfetto(tmp_path / "theirs")
     assert (trace.world_size, trace.events.tables.labels, trace.events.done_ns.tolist()) == (1, ("work",), [500])

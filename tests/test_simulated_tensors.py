@@ -12,7 +12,7 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
-from ringsim.simulator.matching import Send
+from ringsim.simulator.matching import Message
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
@@ -177,4 +177,4 @@ def test_a_storage_that_is_resized_under_way_is_refused(who: int, collective: bo
 
 def test_a_handle_that_was_never_begun_raises() -> None:
     with pytest.raises(AttributeError):
-        Send.__new__(Send).wait()
+        Message.__new__(Message).wait()

@@ -291,9 +291,6 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
     events, size = trace.events, trace.world_size
     due = 2 * (size - 1) * size_bytes // size
 
-    def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, trace=trace)
-
     for rank in range(size):
         for kind, verb, done in ((SEND, "send", "sent"), (RECV, "receive", "received")):
             payloads = events.payload[(events.rank == rank) & (events.kind == kind)]
@@ -302,7 +299,9 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
                 whole, half = (size - 1) * size_bytes, due // 2
                 hint = _HALF_HINT if found == half else _WHOLE_HINT if found in (whole, 2 * whole) else _BYTES_HINT
                 amount = f"{found} in {count(len(payloads), 'message')}" if len(payloads) else "none"
-                raise wrong(f"Rank {rank} of {size} must {verb} {_formula(size, size_bytes)} = {due} bytes, {done} {amount}.", hint)
+                raise Wrong(
+                    f"Rank {rank} of {size} must {verb} {_formula(size, size_bytes)} = {due} bytes, {done} {amount}.", hint, trace=trace
+                )
     judge_unmatched(trace)
     return due
 

@@ -10,7 +10,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -131,38 +131,18 @@ class CheckResult:
 
 
 class Wrong(Exception):
-    """An answer does not hold: raised by whoever finds out, shown by the check.
-
-    Args:
-        reason: why, in one sentence.
-        hint: what to try next.
-        trace: the record of the run that shows it, if there is one.
-        world_size: number of ranks of that run; by default the trace's.
-        diagnosis: who waited for whom in it, if that is what is wrong.
-    """
+    """An answer does not hold: raised by whoever finds out, shown by the check; see ``CheckResult`` for what it says."""
 
     def __init__(
         self, reason: str, hint: str, *, trace: Trace | None = None, world_size: int | None = None, diagnosis: Diagnosis | None = None
     ) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.hint = hint
-        self.trace = trace
+        self.reason, self.hint, self.trace, self.diagnosis = reason, hint, trace, diagnosis
         self.world_size = trace.world_size if world_size is None and trace is not None else world_size
-        self.diagnosis = diagnosis
 
 
 class Examination:
-    """One answer under examination.
-
-    Args:
-        function: the student's.
-        seed: of the random numbers.
-
-    Attributes:
-        function: the student's.
-        random: draws sizes and data.
-    """
+    """One answer under examination: the student's function, and ``random``, which draws sizes and data."""
 
     def __init__(self, function: Callable[..., Any], seed: int) -> None:
         self.function = function
@@ -177,7 +157,7 @@ class Examination:
         judge_early_end: Callable[[Trace], None] | None = None,
         hint: str = "",
     ) -> Trace:
-        """Runs ``on_rank(function, *args)`` on fresh ranks; what they print is kept in the trace, not shown.
+        """Runs ``on_rank(function, *args)`` on fresh ranks and returns the record; what they print is kept in it, not shown.
 
         Args:
             on_rank: what each rank does with the student's function.
@@ -185,9 +165,6 @@ class Examination:
             args: what else it is given.
             judge_early_end: sees the trace of a run that had to be ended, and may raise a more precise ``Wrong``.
             hint: for a run in which the function raised.
-
-        Returns:
-            The record of the run.
 
         Raises:
             Wrong: the run failed, or took too long.
@@ -206,24 +183,15 @@ class Examination:
             raise self._failed(error, world_size, hint) from None
 
     def run_on_ring(self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str) -> Trace:
-        """Runs as ``run`` does, and judges whether messages went to the successor only, whether the run ended or not.
-
-        Args:
-            on_rank: what each rank does with the student's function.
-            world_size: number of ranks.
-            args: what else it is given.
-            things: what the exercise calls the things that are sent, in the plural.
-            hint: for a run in which the function raised.
-
-        Returns:
-            The record of the run.
-
-        Raises:
-            Wrong: the run failed, or a message went elsewhere.
-        """
+        """Runs as ``run`` does, and judges whether ``things`` went to the successor only, whether the run ended or not."""
         trace = self.run(on_rank, world_size, *args, judge_early_end=lambda trace: judge_way(trace, things), hint=hint)
         judge_way(trace, things)
         return trace
+
+    def ask(self, cases: Sequence[Any], plain: Callable[[Any], Any], *, hint: str = "") -> Iterator[tuple[Any, Any]]:
+        """Calls ``function(*case)`` on a rank of its own, which can be stopped; yields each case with its answer, as ``plain`` makes it."""
+        (answers,) = self.run(_answer_on_rank, 1, cases, plain, hint=hint).results
+        return zip(cases, answers, strict=True)
 
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
         """Says what was raised, with the student's own line."""
@@ -238,17 +206,7 @@ class Examination:
 
 
 def examine(name: str, function: object, judge: Callable[[Examination], tuple[str, Trace | None]], seed: int | None) -> CheckResult:
-    """Puts an answer to a judge.
-
-    Args:
-        name: of the check.
-        function: the student's.
-        judge: examines the answer; returns a sentence for one that holds, and a trace to show; otherwise raises ``Wrong``.
-        seed: of the random numbers; None to draw one.
-
-    Returns:
-        The verdict.
-    """
+    """Puts an answer to a judge, which returns a sentence for one that holds, and a trace to show; otherwise it raises ``Wrong``."""
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     if not callable(function):
         hint = f"Pass the function itself, check.{name}(my_function), not what it returns."
@@ -259,6 +217,10 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     except Wrong as wrong:
         return CheckResult(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis)
     return CheckResult(name, True, sentence, "", seed, trace=trace)
+
+
+def _answer_on_rank(function: Callable[..., Any], cases: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
+    return [plain(function(*case)) for case in cases]
 
 
 def _stuck(trace: Trace) -> Wrong:
@@ -321,40 +283,36 @@ def shown(value: Any) -> str:
 
 
 def judge_way(trace: Trace, things: str) -> None:
-    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also judges runs that did not end.
-
-    Args:
-        trace: of the run.
-        things: what the exercise calls the things that are sent, in the plural.
-    """
+    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also judges runs that did not end."""
     events, size = trace.events, trace.world_size
-
-    def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, trace=trace)
 
     for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
         rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
         who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
         if size == 1:
-            raise wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT)
+            raise Wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT, trace=trace)
         if kind == COLLECTIVE:
-            raise wrong(
+            raise Wrong(
                 f"{who} called {op}, and only messages between neighbours are allowed.",
                 f"Sends and recvs are enough for the sum: pass {things} on, and add up what arrives.",
+                trace=trace,
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
         verb, due, other, role = ("sent to", succ, pred, "successor") if kind == SEND else ("received from", pred, succ, "predecessor")
         if peer != due:
             found = f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}" if peer == other else f"rank {peer}"
             found = found if peer >= 0 else "any rank"
-            raise wrong(
+            raise Wrong(
                 f"{who} {verb} {found}, and {things} must {'go to' if kind == SEND else 'come from'} its {role}, rank {due}.",
                 f"Send to ring.succ on ring.succ_group, receive from ring.pred on ring.pred_group: {things} go clockwise in the picture.",
+                trace=trace,
             )
         group = events.tables.groups[events.group[index]].name if events.group[index] != NONE else "none"
         edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
         if group != edge:
-            raise wrong(f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT)
+            raise Wrong(
+                f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT, trace=trace
+            )
 
 
 def judge_unmatched(trace: Trace) -> None:
@@ -372,15 +330,7 @@ class Task(NamedTuple):
 
 
 def make_task(secret: int, num_microbatches: int) -> Task:
-    """Makes model and data; called on each rank.
-
-    Args:
-        secret: the seed of weights and tokens.
-        num_microbatches: how many microbatches, each of shape (2, 5).
-
-    Returns:
-        The task; the input of every layer but the first, and the output of every layer but the last, are hidden states.
-    """
+    """Makes model and data, with microbatches of shape (2, 5); called on each rank."""
     import torch  # here, so that a process that only starts ranks does not load it
     from torch import nn
 
@@ -392,11 +342,7 @@ def make_task(secret: int, num_microbatches: int) -> Task:
 
 
 def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
-    """Compares the gradients of this rank's parameters with those of one process; sends no messages.
-
-    Args:
-        task: after a step.
-        mine: the parameters of this rank's stage; all others must have no gradient.
+    """Compares the gradients after a step with those of one process; parameters that are not ``mine`` must have none. Sends no messages.
 
     Returns:
         The worst row of the report, None if all are equal. Its verdict is one of the report's, or "zeros" for a gradient of only zeros.

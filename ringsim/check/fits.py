@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -69,21 +69,20 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     made_up = [_make_up(examination.random) for _ in range(LINKS)]
     trace = examination.run(_messages_on_rank, 2)
     data = [*made_up, _measured(trace)]
-    answers = (examination.run(_fits_on_rank, 1, data, hint=_RAISED_HINT).results or [])[0]
+    asked = [(np.array(each.sizes_bytes), np.array(each.times_s)) for each in data]
     close = False
-    for each, answer in zip(data, answers, strict=True):
+    for each, (_, answer) in zip(data, examination.ask(asked, _plain_line, hint=_RAISED_HINT), strict=True):
         if isinstance(answer, str):
             raise Wrong(f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT)
         if each.link is not None:
             _judge_numbers(each.link, Link(*answer))
         else:
             close = _judge_line(each, Link(*answer), trace)
-    real = (
-        "close to the medians of messages between two real ranks"
-        if close
-        else "real messages were too irregular to judge by: a busy machine"
+    real = "close to the medians of messages between two real ranks"
+    return (
+        f"Right for {LINKS} links chosen at random; {real if close else 'real messages were too irregular to judge by: a busy machine'}.",
+        trace,
     )
-    return f"Right for {LINKS} links chosen at random; {real}.", trace
 
 
 def _make_up(draw: random.Random) -> Data:
@@ -127,10 +126,6 @@ def _measured(trace: Trace) -> Data:
     times_s = (events.done_ns[recvs] - events.post_ns[sends]).reshape(len(SIZES), -1)[:, 1:] * 0.5e-9
     sizes = np.repeat(SIZES, times_s.shape[1])
     return Data(sizes.tolist(), times_s.ravel().tolist(), None)
-
-
-def _fits_on_rank(function: Callable[..., Any], data: Sequence[Data]) -> list[tuple[float, float] | str]:
-    return [_plain_line(function(np.array(each.sizes_bytes), np.array(each.times_s))) for each in data]
 
 
 def _plain_line(answer: Any) -> tuple[float, float] | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
@@ -135,14 +135,9 @@ def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -
 def _judge_settings(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [10, 4, 2, 5, 1, draw.randrange(6, 10), draw.randrange(11, 100)]
-    (answers,) = examination.run(_settings_on_rank, 1, sizes).results
-    for size, answer in zip(sizes, answers, strict=True):
+    for (size,), answer in examination.ask([(size,) for size in sizes], _plain_setting):
         _judge_setting(size, answer)
     return f"Right for {listed(sizes)} stages.", None
-
-
-def _settings_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> list[Setting | str]:
-    return [_plain_setting(function(size)) for size in sizes]
 
 
 def _plain_setting(answer: Any) -> Setting | str:

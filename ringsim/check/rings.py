@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -60,14 +60,9 @@ def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> Che
 def _judge(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [1, 2, 3, 4, draw.randrange(5, 10), draw.randrange(10, 65)]
-    (answers,) = examination.run(_pairs_on_rank, 1, sizes).results or []
-    for size, answer in zip(sizes, answers, strict=True):
+    for (size,), answer in examination.ask([(size,) for size in sizes], _plain_pairs):
         _judge_pairs(size, answer)
     return f"Right for rings of {listed(sizes)} ranks.", None
-
-
-def _pairs_on_rank(function: Callable[..., Any], sizes: Sequence[int]) -> list[Pairs | str]:
-    return [_plain_pairs(function(size)) for size in sizes]
 
 
 def _plain_pairs(answer: Any) -> Pairs | str:

@@ -17,7 +17,6 @@ from ringsim.traces.value import Trace, count
 __all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
 
 Size = tuple[int, int]  # ranks and microbatches
-Rows = list[list[str]]
 MOST_RANKS: Final = 4  # of runs: a machine has few cores
 _LISTS_HINT: Final = (
     'Return the actions of one rank as a list of texts, such as ["0F0", "0B0"]: stage, kind, microbatch. The stage is the rank.'
@@ -122,32 +121,25 @@ def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
     """Returns the schedules of an answer, each whole and free of deadlock."""
-    (answers,) = examination.run(_rows_on_rank, 1, list(sizes)).results
-    return [_read(size, answer) for size, answer in zip(sizes, answers, strict=True)]
+    rows = [row for _, row in examination.ask([(rank, *size) for size in sizes for rank in range(size[0])], _plain_row)]
+    return [_read(size, [rows.pop(0) for _ in range(size[0])]) for size in sizes]
 
 
-def _rows_on_rank(function: Callable[..., Any], sizes: Sequence[Size]) -> list[Rows | str]:
-    return [_plain_rows([function(rank, *size) for rank in range(size[0])]) for size in sizes]
+def _plain_row(row: Any) -> list[str] | str:
+    """Returns a rank's list as texts; if it is not a list, a few words."""
+    try:
+        return [str(action) for action in (row.split() if isinstance(row, str) else row)]
+    except TypeError:
+        return shown(row)
 
 
-def _plain_rows(rows: list[Any]) -> Rows | str:
-    """Returns each rank's list as texts; for the first that is not a list, a few words."""
-    plain: Rows = []
-    for row in rows:
-        try:
-            plain.append([str(action) for action in (row.split() if isinstance(row, str) else row)])
-        except TypeError:
-            return shown(row)
-    return plain
-
-
-def _read(size: Size, answer: Rows | str) -> Schedule:
+def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
     """Returns the schedule that an answer is, checked."""
     num_ranks, num_microbatches = size
-    if isinstance(answer, str):
-        raise Wrong(f"{_about(size)} the answer must be a list of actions, got {answer}.", _LISTS_HINT)
+    if strange := [row for row in rows if isinstance(row, str)]:
+        raise Wrong(f"{_about(size)} the answer must be a list of actions, got {strange[0]}.", _LISTS_HINT)
     try:
-        actions = tuple(tuple(map(parse_action, row)) for row in answer)
+        actions = tuple(tuple(map(parse_action, row)) for row in rows)
         found = Schedule("your schedule", num_microbatches, tuple(range(num_ranks)), actions)
         validate(found)
     except ScheduleError as error:
@@ -260,14 +252,10 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         lost = 2 * latency * (num_ranks - 1) / num_ranks  # for each microbatch, however many there are
         least = lost / (1 + backward + lost)
         cases.append(_Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100))
-    (answers,) = examination.run(_numbers_on_rank, 1, cases).results
-    for case, answer in zip(cases, answers, strict=True):
+    asked = [(case.num_ranks, case.costs, case.limit) for case in cases]
+    for case, (_, answer) in zip(cases, examination.ask(asked, _plain), strict=True):
         _judge_number(case, answer)
     return f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and without.", None
-
-
-def _numbers_on_rank(function: Callable[..., Any], cases: Sequence[_Case]) -> list[int | str]:
-    return [_plain(function(case.num_ranks, case.costs, case.limit)) for case in cases]
 
 
 def _plain(answer: Any) -> int | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, shown
@@ -14,7 +14,7 @@ from ringsim.traces.value import Trace, count
 __all__ = ["hand_over", "partition"]
 
 Cut = list[list[int]]  # for each stage, its layers
-_COUNT_HINT: Final = "The answer is a list with one entry a stage, also for a stage without layers: range(3, 3) is an empty range."
+_ENTRIES_HINT: Final = "The answer is a list with one entry a stage, also for a stage without layers: range(3, 3) is an empty range."
 _LOST_HINT: Final = (
     "num_layers // num_stages layers for each stage leave num_layers % num_stages over. Give one more to each of the first so many stages."
 )
@@ -30,7 +30,7 @@ _RAISED_HINT: Final = (
     "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody after it, and with one rank there is nobody "
     "at all. A recv needs a tensor of the size that is sent, so the shape must come first; and what is sent must be contiguous."
 )
-_COUNT_HINT_handing_over: Final = (
+_TWO_MESSAGES_HINT: Final = (
     "Two messages for each tensor: first one int64 tensor with the number of dimensions and the dimensions, then the payload. A message "
     "for each dimension would make a network wait several times."
 )
@@ -69,14 +69,9 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [(8, 4), (10, 4), (4, 4), (3, 4), (1, 3), (5, 1), (0, 2)]
     sizes += [(draw.randrange(5, 100), draw.randrange(2, 20)) for _ in range(5)]
-    (answers,) = examination.run(_cuts_on_rank, 1, sizes).results
-    for (num_layers, num_stages), answer in zip(sizes, answers, strict=True):
+    for (num_layers, num_stages), answer in examination.ask(sizes, _plain_cut):
         _judge_cut(num_layers, num_stages, answer)
     return f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without layers included.", None
-
-
-def _cuts_on_rank(function: Callable[..., Any], sizes: Sequence[tuple[int, int]]) -> list[Cut | str]:
-    return [_plain_cut(function(*size)) for size in sizes]
 
 
 def _plain_cut(answer: Any) -> Cut | str:
@@ -98,7 +93,7 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
             f"the answer must be a list of ranges, one for each stage, got {cut}", "Return a list such as [range(0, 2), range(2, 4)]."
         )
     if len(cut) != num_stages:
-        raise wrong(f"the answer must have one entry for each stage, got {len(cut)}", _COUNT_HINT)
+        raise wrong(f"the answer must have one entry for each stage, got {len(cut)}", _ENTRIES_HINT)
     given = [layer for layers in cut for layer in layers]
     strange = [layer for layer in given if not 0 <= layer < num_layers]
     if strange:
@@ -136,10 +131,10 @@ def hand_over(function: Callable[..., Any], *, seed: int | None = None) -> Check
         >>> print(hand_over(lambda tensor: None, seed=1).reason)
         Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.
     """
-    return examine("hand_over", function, _judge_handing_over, seed)
+    return examine("hand_over", function, _judge_hand_over, seed)
 
 
-def _judge_handing_over(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_hand_over(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5]), 1]
     headers: dict[int, Shape] = {}
@@ -150,8 +145,7 @@ def _judge_handing_over(examination: Examination) -> tuple[str, Trace | None]:
         _judge_messages(trace, secret, headers)
         _judge_values(trace, secret)
     (size_bytes,) = headers
-    sentence = f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload."
-    return sentence, trace
+    return f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload.", trace
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
@@ -182,9 +176,6 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
     """Two messages over each boundary: a header as long as all before it, then as many bytes as the tensor has."""
     events, size = trace.events, trace.world_size
 
-    def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(reason, hint, trace=trace)
-
     for rank in range(size):
         for kind, verb, done, peer, source in ((SEND, "send", "sent", rank + 1, rank), (RECV, "receive", "received", rank - 1, rank - 1)):
             mine = (events.rank == rank) & (events.kind == kind)
@@ -192,21 +183,21 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
             who, inside = f"Rank {rank} of {size}", 0 <= peer < size
             if not inside:
                 if found:
-                    raise wrong(f"{who} {done} {count(len(found), 'message')}, and the line ends there.", _RAISED_HINT)
+                    raise Wrong(f"{who} {done} {count(len(found), 'message')}, and the line ends there.", _RAISED_HINT, trace=trace)
                 continue
             way = f"{'to' if kind == SEND else 'from'} rank {peer}"
             if len(found) != 2:
                 reason = f"{who} must {verb} 2 messages {way}, a header and a payload, {done} {len(found) or 'none'}."
-                raise wrong(reason, _COUNT_HINT_handing_over)
+                raise Wrong(reason, _TWO_MESSAGES_HINT, trace=trace)
             shape = _shape_of(source, secret)
             if found[1] != math.prod(shape) * _ITEM_BYTES:
                 due = f"{math.prod(shape) * _ITEM_BYTES} bytes of shape {shape}"
-                raise wrong(f"{who} must {verb} a payload of {due} after the header, {done} {found[1]} bytes.", _VALUE_HINT)
+                raise Wrong(f"{who} must {verb} a payload of {due} after the header, {done} {found[1]} bytes.", _VALUE_HINT, trace=trace)
             headers.setdefault(found[0], shape)
             if len(headers) > 1:
                 (first, of), (second, other) = headers.items()
                 reason = f"The header must have one size for all, got {first} bytes for shape {of} and {second} bytes for shape {other}."
-                raise wrong(reason, _FIXED_HINT)
+                raise Wrong(reason, _FIXED_HINT, trace=trace)
 
 
 def _judge_values(trace: Trace, secret: int) -> None:

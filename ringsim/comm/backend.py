@@ -22,7 +22,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final
 
@@ -168,11 +167,13 @@ class Backend(ABC):
         rank = self.get_rank(group)
         return None if rank < 0 else OpaqueGroup(group, self.get_process_group_ranks(group), rank)
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns a collective of torch's name that ``start`` begins."""
-        if name in READINGS and type(self).start is not Backend.start:
-            return partial(run_collective, self, type(self).start, name)
-        raise AttributeError(f"the backend {type(self).name!r} has no {name}")
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives a class that has ``start`` the collectives of torch's names that it begins."""
+        super().__init_subclass__(**kwargs)
+        if cls.start is not Backend.start:
+            for name in READINGS:
+                if not hasattr(cls, name):
+                    setattr(cls, name, _make_collective(name))
 
     # -- what follows from the above
 
@@ -230,6 +231,15 @@ def run_collective(backend: Backend, start: Callable[[Any, Call], Any], name: st
         return handle
     handle.wait(call.timeout)
     return None
+
+
+def _make_collective(name: str) -> Callable[..., Any]:
+    """Makes the method of a collective that ``start`` begins."""
+
+    def communicate(self: Backend, /, *args: Any, **kwargs: Any) -> Any:
+        return run_collective(self, type(self).start, name, *args, **kwargs)
+
+    return communicate
 
 
 class TorchBackend(Backend):

@@ -35,16 +35,9 @@ _MANY_UNDER_WAY: Final = 64  # from here on, each new operation looks for handle
 _TYPES: Final = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",
-    torch.int8: "INT8_T",
-    torch.int16: "INT16_T",
-    torch.int32: "INT32_T",
-    torch.int64: "INT64_T",
-    torch.uint8: "UINT8_T",
-    torch.uint16: "UINT16_T",
-    torch.uint32: "UINT32_T",
-    torch.uint64: "UINT64_T",
+    **{getattr(torch, f"{kind}{bits}"): f"{kind}{bits}_t".upper() for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
-_OPS: Final = {"SUM": "SUM", "AVG": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
+_OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 
 
 @dataclass(frozen=True, eq=False)
@@ -499,7 +492,7 @@ def _reduce(mpi: Any, comm: Any, call: Call) -> _Started:
     mine, outputs = _join_numbers(call.given), [_real(tensor) for tensor in call.taken] if wanted else []
     if numbers := _as_numbers(mpi, mine):
         rows = torch.empty((int(wanted), len(mine)), dtype=mine.dtype)
-        receive, op = _as_numbers(mpi, rows) if wanted else None, getattr(mpi, _OPS[name_of_reduction(call.op)])
+        receive, op = _as_numbers(mpi, rows) if wanted else None, _op_of(mpi, call)
         request = comm.Iallreduce(numbers, receive, op) if everywhere else comm.Ireduce(numbers, receive, op, call.root)
     else:
         rows = torch.empty((call.group.size() if wanted else 0, len(mine)), dtype=mine.dtype)
@@ -513,7 +506,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> _Started:
     mine, counts = _join_numbers(parts), [part.numel() for part in parts]
     if numbers := _as_numbers(mpi, mine):
         rows = torch.empty((1, output.numel()), dtype=mine.dtype)
-        request = comm.Ireduce_scatter(numbers, _as_numbers(mpi, rows), counts, getattr(mpi, _OPS[name_of_reduction(call.op)]))
+        request = comm.Ireduce_scatter(numbers, _as_numbers(mpi, rows), counts, _op_of(mpi, call))
     else:
         rows = torch.empty((call.group.size(), output.numel()), dtype=mine.dtype)
         request = comm.Ialltoallv(_in_pieces(mpi, _as_bytes(mine), parts), _as_mpi(mpi, _as_bytes(rows), len(rows)))
@@ -575,6 +568,11 @@ def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
     if tensor.dtype not in _TYPES:
         return None
     return [mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.numel(), getattr(mpi, _TYPES[tensor.dtype])]
+
+
+def _op_of(mpi: Any, call: Call) -> Any:
+    name = name_of_reduction(call.op)
+    return getattr(mpi, _OPS.get(name, name))
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -17,6 +17,7 @@ In the circle, whose first rank is at the top, a process group is a tube between
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Circle, Patch, Polygon, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
+from matplotlib.transforms import Bbox
 
 from ringsim.plot import style
 from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 __all__ = [
-    "Box",
     "Points",
     "arc",
     "arrow",
@@ -274,8 +275,6 @@ def _normals(path: Points) -> Points:
 
 # -- labels beside arrows: they cover neither a node nor another label, nor, where there is room elsewhere, an arrow
 
-Box = tuple[float, float, float, float]  # left, bottom, right, top, in the axes' data
-
 LABEL_SIZE: Final = 8.5
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
@@ -289,73 +288,53 @@ ON_ITS_ARROW: Final = 0.05
 ON_ANOTHER: Final = 0.15
 
 
-def words_box(ax: Axes, x: float, y: float, text: str) -> Box:
-    """Writes words at a place, centred; returns the room that they take."""
+def words_box(ax: Axes, x: float, y: float, text: str) -> Bbox:
+    """Writes words at a place, centred; returns the room that they take, in the axes' data."""
     written = ax.text(x, y, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=7)
-    box = written.get_window_extent().transformed(ax.transData.inverted())
-    return float(box.x0), float(box.y0), float(box.x1), float(box.y1)
+    return Bbox(written.get_window_extent().transformed(ax.transData.inverted()))
 
 
-def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: Sequence[Box]) -> int:
+def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: Sequence[Bbox]) -> int:
     """Writes a label beside each of some arrows, the most important first; returns how many found no room, and are not written.
 
     A label, given by its words and the path of its arrow, never covers what is ``taken`` by nodes and other words, and covers one of the
     ``paths`` of all arrows only where there is no other room. The axes have their size and range already.
     """
     (left, right), (bottom, top) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
-    boxes = list(taken)
-    missing = 0
-    points = np.concatenate([np.empty((0, 2)), *paths])
-    owner = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+    boxes, missing = list(taken), 0
     for text, path in labels:
-        against = np.where(owner == next(index for index, other in enumerate(paths) if other is path), ON_ITS_ARROW, ON_ANOTHER)
         written = ax.text(0, 0, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=5, linespacing=0.95)
         extent = written.get_window_extent().transformed(ax.transData.inverted())
-        best = None
-        for cost, (x, y) in _places(path, extent.width, extent.height):
-            box = (x - extent.width / 2, y - extent.height / 2, x + extent.width / 2, y + extent.height / 2)
-            inside = left <= box[0] and box[2] <= right and bottom <= box[1] and box[3] <= top
-            if not inside or (best is not None and cost >= best[0]) or any(_meet(box, other) for other in boxes):
-                continue
-            cost += float(against[_covered(box, points)].sum())
-            if best is None or cost < best[0]:
-                best = cost, box, (x, y)
+        best: tuple[float, Bbox] | None = None
+        for cost, x, y in _places(path, extent.width, extent.height):
+            box = Bbox.from_bounds(x - extent.width / 2, y - extent.height / 2, extent.width, extent.height)
+            inside = left <= box.x0 and box.x1 <= right and bottom <= box.y0 and box.y1 <= top
+            if inside and (best is None or cost < best[0]) and not box.padded(CLEAR).count_overlaps(boxes):
+                cost += sum((ON_ITS_ARROW if other is path else ON_ANOTHER) * box.count_contains(other) for other in paths)
+                if best is None or cost < best[0]:
+                    best = cost, box
         if best is None:
             written.remove()
             missing += 1
         else:
-            written.set_position(best[2])
+            written.set_position(((best[1].x0 + best[1].x1) / 2, (best[1].y0 + best[1].y1) / 2))
             boxes.append(best[1])
     return missing
 
 
-def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, tuple[float, float]]]:
-    """Yields places for the middle of a box beside a path, or on it, each with its cost."""
+def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, float, float]]:
+    """Yields places for the middle of a box beside a path, or on it: their cost, x and y."""
     for share in ALONG:
         index = round(share * (len(path) - 1))
         point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
         normal = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
         reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2  # from the middle of the box to its side, along the normal
         off_middle = abs(share - 0.5)
-        yield off_middle + FAR_AWAY * AWAY[0], (float(point[0]), float(point[1]))
-        for side in (normal, -normal):
+        yield off_middle + FAR_AWAY * AWAY[0], float(point[0]), float(point[1])
+        for side, away, raised in itertools.product((normal, -normal), AWAY, RAISED):
+            x, y = point + side * (away + reach)
             towards_centre = INSIDE if float(side @ point) < 0 else 0.0
-            for away in AWAY:
-                x, y = point + side * (away + reach)
-                for raised in RAISED:
-                    yield off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised), (float(x), float(y + raised * height))
-
-
-def _meet(one: Box, other: Box) -> bool:
-    wide, high = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
-    return min(wide, high) > -CLEAR
-
-
-def _covered(box: Box, points: Points) -> Points:
-    """Marks the points that a box covers."""
-    x, y = points[:, 0], points[:, 1]
-    inside: Points = (x >= box[0]) & (x <= box[2]) & (y >= box[1]) & (y <= box[3])
-    return inside
+            yield off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised), float(x), float(y + raised * height)
 
 
 # -- the circle

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
+from matplotlib.transforms import Bbox
 
 from ringsim.plot import style
-from ringsim.plot.ring import Box, bow, label_edges, node_angle, place, words_box
+from ringsim.plot.ring import bow, label_edges, node_angle, place, words_box
 from ringsim.plot.style import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
@@ -122,7 +123,7 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     at = {rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0) for index, rank in enumerate(ranks)}
     radius = min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
-    taken: list[Box] = []
+    taken: list[Bbox] = []
     for rank, (x, y) in at.items():
         taken += _draw_rank(ax, rank, float(x), float(y), radius, states[rank] if states else "")
     unlabelled = _draw_edges(ax, shown, at, radius, taken)
@@ -176,7 +177,7 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
     return sorted(list(dict.fromkeys([*wanted, *range(diagnosis.world_size)]))[:MOST_RANKS])
 
 
-def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Box]) -> int:
+def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Bbox]) -> int:
     """Draws an arrow from each rank to each that it waits for, and writes the operation beside it; returns how many have no words.
 
     The arrow bows to the right of its way, so that the way back lies apart.
@@ -218,13 +219,13 @@ def _label(operations: list[Operation]) -> str:
     return f"{text}{f' and {more} more' if more else ''}\n{f'{name}:{line}' if name else ''}".strip()
 
 
-def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Box]:
+def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Bbox]:
     """Draws a node, with its state beside it unless it is just blocked; returns the room that both take."""
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(Circle((x, y), radius, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
     ink = "white" if fill == style.INK else style.INK
     ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=13 * min(1.0, radius / 0.17), color=ink, zorder=7)
-    taken = [(x - radius, y - radius, x + radius, y + radius)]
+    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)]
     if words and state != "blocked":
         side = 1 if y >= -0.01 else -1
         taken.append(words_box(ax, x, y + side * (radius + 0.1), words))

@@ -31,7 +31,7 @@ from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.links import SharedCores, make_links
-from ringsim.simulator.matching import Semantics, SimulatedGroup, make_matcher, read_semantics
+from ringsim.simulator.matching import SimulatedGroup, make_matcher
 from ringsim.simulator.rank import SimulatedRank, World
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
@@ -125,14 +125,11 @@ def simulate(
     seed = check_seed(seed, world_size)
     if not isinstance(record, bool):
         raise ArgumentError(f"record must be True or False, got {say(record)}. Say whether to record the operations.")
-    when = read_semantics(semantics)
     if link is not None:
         check_links(link, world_size)
         for each in [link] if isinstance(link, Link) else link.values():
             check_duration("alpha_s of link", each.alpha_s)
-    measures = isinstance(compute, str) and compute == "measured"
-    costs = None if measures else compute
-    check_costs(costs)
+    check_costs(None if _is_measured(compute) else compute)
     injections = check_injections(inject, world_size)
     call = _pack(worker, args, kwargs)
     metadata = {
@@ -144,7 +141,11 @@ def simulate(
         "constants": _list_constants(semantics, seed, link, topology, compute, injections),
         "versions": {"ringsim": __version__},
     }
-    return _Run(call, _Settings(world_size, link, topology, when, costs, measures, seed, injections, record, metadata)).finish()
+    return _Simulation(call, _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)).finish()
+
+
+def _is_measured(compute: Any) -> bool:
+    return isinstance(compute, str) and compute == "measured"
 
 
 def _pack(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
@@ -193,12 +194,7 @@ def _write_link(link: Link) -> dict[str, float]:
 
 
 class _Outputs:
-    """What simulated ranks print, kept by rank and shown as that of real ranks is; stands in for ``sys.stdout`` and ``sys.stderr``.
-
-    Args:
-        clock: knows which rank runs.
-        world_size: how many ranks there are.
-    """
+    """What simulated ranks print, kept by rank and shown as that of real ranks is; stands in for ``sys.stdout`` and ``sys.stderr``."""
 
     encoding = "utf-8"
     errors = "strict"
@@ -268,62 +264,36 @@ def _make_recorder(clock: Clock, world_size: int) -> Recorder:
 
 @dataclass(frozen=True)
 class _Settings:
-    """How a run is simulated; see ``ringsim.simulate``.
-
-    Attributes:
-        world_size: number of ranks.
-        link: what a message costs, None where a topology says so.
-        topology: which links there are, None where each pair has one of its own.
-        semantics: when messages leave.
-        costs: what computing costs, None for nothing; ``PostingCosts`` also say what posting a message costs.
-        measures: whether computing takes the time that it takes here.
-        seed: rank r seeds its generators with ``seed + r``.
-        inject: what goes wrong.
-        record: whether operations are recorded.
-        metadata: of the trace.
-    """
+    """How a run is simulated: the arguments of ``ringsim.simulate``; ``metadata`` is the trace's."""
 
     world_size: int
     link: Link | Mapping[tuple[int, int], Link] | None
     topology: Topology | None
-    semantics: Semantics
-    costs: Any
-    measures: bool
+    semantics: str
+    compute: Any
     seed: int
     inject: tuple[Injection, ...]
     record: bool
     metadata: dict[str, Any]
 
 
-class _Run:
-    """One run.
-
-    Args:
-        call: what each rank does.
-        settings: and how.
-    """
+class _Simulation:
+    """One run: ``call`` is what each rank does."""
 
     def __init__(self, call: Callable[[], Any], settings: _Settings) -> None:
         self._call = call
         self._settings = settings
         self._size = size = settings.world_size
         self._isolation = Isolation(settings.seed)
-        self._clock = clock = Clock(self._isolation, measures=settings.measures)
+        self._clock = clock = Clock(self._isolation, measures=_is_measured(settings.compute))
         self._recorder = recorder = _make_recorder(clock, size)
         everyone = tuple(range(size))
         links = make_links(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject)
         clock.cores = links.cores if isinstance(links, SharedCores) else None
         everybody = SimulatedGroup(clock, "world", everyone, recorder.group("world", everyone), "default_pg")
-        self._costs = settings.costs if isinstance(settings.costs, PostingCosts) else None
-        self._world = world = World(
-            clock,
-            recorder,
-            settings.record,
-            links,
-            make_matcher(settings.semantics, clock, links),
-            everybody,
-            self._costs,
-        )
+        self._costs = settings.compute if isinstance(settings.compute, PostingCosts) else None
+        matcher = make_matcher(settings.semantics, clock, links)
+        self._world = world = World(clock, recorder, settings.record, links, matcher, everybody, self._costs)
         self._ranks = [SimulatedRank(world, rank, settings.seed + rank, fails_at(settings.inject, rank)) for rank in everyone]
         self._pairs = self._make_pairs() if size > 1 else []
         self._outputs = _Outputs(clock, size)
@@ -335,15 +305,7 @@ class _Run:
         self._printed: list[str] = []
 
     def finish(self) -> Trace:
-        """Sees the run through.
-
-        Returns:
-            The trace.
-
-        Raises:
-            RingError: a rank has raised, or ranks can never go on.
-            Interrupted: the user has stopped the run.
-        """
+        """Sees the run through. Returns the trace; raises where a rank has raised, or ranks can never go on."""
         try:
             with self._isolation, simulated_states(), self._printing():
                 self._clock.run([(rank, self._make_life(rank)) for rank in self._ranks])
@@ -375,7 +337,7 @@ class _Run:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 if not isinstance(error, GreenletExit):
-                    self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._end_ns))
+                    self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._clock.now_ns))
                 with contextlib.suppress(RingError):  # the first error counts
                     self._isolation.leave()
 
@@ -386,19 +348,9 @@ class _Run:
         inject = settings.inject
         pred_group: Any = self._pairs[number - 1] if size > 1 else None  # the types are torch's: other backends have groups of their own
         succ_group: Any = self._pairs[number] if size > 1 else None
-        recorder: Any = rank.recorder
-        ring = Ring(
-            rank=number,
-            world_size=size,
-            pred=(number - 1) % size,
-            succ=(number + 1) % size,
-            ranks=rank.everybody.ranks,
-            pred_group=pred_group,
-            succ_group=succ_group,
-            local_rank=number,
-            port=_PORT,
-            backend=rank,
-        )
+        recorder: Any = rank.recorder if settings.record else None
+        pred, succ = (number - 1) % size, (number + 1) % size
+        ring = Ring(number, size, pred, succ, rank.everybody.ranks, pred_group, succ_group, local_rank=number, port=_PORT, backend=rank)
         return RankState(
             ring=ring,
             recorder=recorder,
@@ -408,7 +360,7 @@ class _Run:
             clock=self._clock,
             slowdown=slowed_by(inject, number),
             jitter=jitter_of(inject, number),
-            costs=settings.costs,
+            costs=None if self._clock.measures else settings.compute,
             sleep_s=self._costs.sleep_s if self._costs is not None else 0.0,
             around_s=self._costs.around_s if self._costs is not None else 0.0,
         )
@@ -445,7 +397,7 @@ class _Run:
             return None
         self._write_waiting()
         events = self._recorder.read()
-        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._end_ns).settle()
+        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._clock.now_ns).settle()
         diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
             diagnosis = _judge_order(snapshot, diagnosis)
@@ -471,7 +423,7 @@ class _Run:
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
         """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
-        self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._end_ns
+        self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._clock.now_ns
         self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
@@ -486,7 +438,7 @@ class _Run:
         groups = [self._world.everybody, *self._pairs, *(making.group for making in self._world.made)]
         waiting = sorted(self._world.matcher.waiting(), key=lambda message: message.number)
         parts = [part for group in groups if group.meetings for met in group.meetings.open.values() for part in met]
-        parts += [part for making in self._world.made for part in making.parts if part.waiting]
+        parts += [part for making in self._world.made for part in making.waiting if part.waiting]
         for each in (*waiting, *parts):
             frame = each.rank.greenlet.gr_frame if each.waiting else None
             numbers = each.group.number, each.peer, each.tag, each.kind.number
@@ -502,10 +454,6 @@ class _Run:
 
     # -- the trace
 
-    @property
-    def _end_ns(self) -> int:
-        return self._clock.now_ns
-
     def _make_trace(self, *, complete: bool) -> Trace:
         events = self._recorder.read()
         cells = name_cells(events.tables.files)
@@ -514,12 +462,12 @@ class _Run:
         metadata = {**self._settings.metadata, "ring_groups": groups, "not_recorded": [], "notes": [], "complete": complete}
         if not self._settings.record:
             metadata["notes"].append("operations were not recorded: record=False")
-        if self._settings.measures:
+        if self._clock.measures:
             metadata["notes"].append("computing took the time of the thread that simulated it: another run gives other times")
         if self._isolation.shared_draws:
             names = " and ".join(self._isolation.shared_draws)
             metadata["notes"].append(f"ranks drew from the streams of {names} that they share, by functions imported by name")
-        metadata["ends"], metadata["end_ns"] = self._ends(), self._end_ns
+        metadata["ends"], metadata["end_ns"] = self._ends(), self._clock.now_ns
         if self._given_up_ns is not None:
             metadata["given_up_ns"] = self._given_up_ns
         return Trace(events, metadata, results=self._results, output=self._printed)

@@ -24,37 +24,31 @@ from greenlet import getcurrent, greenlet
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import ArgumentError, Deadlock
-from ringsim.simulator.isolation import Isolated, Isolation
+from ringsim.simulator.isolation import Isolated, Isolation, ask_modes
 from ringsim.simulator.links import Cores
+from ringsim.traces.recorder import Recorder
 
-__all__ = ["Clock", "Runner"]
+__all__ = ["Clock", "Rank"]
 
 _MOST_POLLS: Final = 100_000
 _LAST_S: Final = 9.2e9  # the last second whose nanoseconds fit into a trace
+_COLLECT_AFTER: Final = 10_000  # new objects: what ranks hold on their stacks is no garbage, and need not be looked through all the time
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
 
-class Runner:
-    """A rank as the clock sees it.
+class Rank:
+    """A rank as the clock sees it, and whoever carries its operations; -1 is whoever calls ``Clock.run``."""
 
-    Args:
-        number: the rank, -1 for whoever calls ``Clock.run``.
-        seed: of its random numbers.
+    recorder: Recorder
+    greenlet: Any  # its stack
+    resume: Callable[[], object]  # lets it go on
 
-    Attributes:
-        clock: what it runs on.
-        greenlet: its stack.
-        resume: what the clock calls to let it go on.
-        own: what is kept apart from other ranks.
-    """
+    def __init__(self, number: int, seed: int, clock: Clock) -> None:
+        self.number, self.clock, self.own = number, clock, Isolated(seed)
 
-    clock: Clock
-    greenlet: Any
-    resume: Callable[[], object]
-
-    def __init__(self, number: int, seed: int) -> None:
-        self.number = number
-        self.own = Isolated(seed)
+    def here(self) -> str:
+        """Returns which rank this is, for errors."""
+        return f"rank {self.number}"
 
 
 class Clock:
@@ -62,23 +56,21 @@ class Clock:
 
     Args:
         isolation: keeps the ranks apart; in force while they run.
-        cores: what the ranks share, None where each has its own.
         measures: whether computing takes the time that this thread takes for it: see ``pay``.
 
     Attributes:
         now: the time, in seconds from the start of the run.
         now_ns: the same in nanoseconds, as a trace counts it.
         current: the rank that runs.
+        cores: what the ranks share, None where each has its own.
         polls: how often ranks have asked in vain whether something is done, since an operation was posted.
     """
 
     def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
-        self.now = 0.0
-        self.now_ns = 0
-        self.polls = 0
+        self.now, self.now_ns, self.polls = 0.0, 0, 0
         self.cores: Cores | None = None
         self.measures = measures
-        self.current = self._outside = Runner(-1, 0)
+        self.current = self._outside = Rank(-1, 0, self)
         self._isolation = isolation
         self._switch: Callable[[], object] = getcurrent  # to the greenlet of `run`
         self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
@@ -128,11 +120,7 @@ class Clock:
         self.sleep_until(self.now + seconds if self.cores is None else self.cores.book(self.now, seconds))
 
     def sleep_until(self, time_s: float) -> None:
-        """Lets the calling rank go on at a time; the others run until then.
-
-        Raises:
-            ArgumentError: no trace can say when that is.
-        """
+        """Lets the calling rank go on at a time, which a trace must be able to hold; the others run until then."""
         if time_s > _LAST_S:
             self._refuse(time_s)
         while self.now < time_s:
@@ -150,13 +138,9 @@ class Clock:
         self._resumed_s = time.thread_time()
 
     def pause(self) -> None:
-        """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason.
-
-        Raises:
-            RingError: the rank is inside something that only threads of their own could bear.
-        """
+        """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason."""
         me, isolation = self.current, self._isolation
-        if not isolation.is_common():
+        if ask_modes() != isolation.common:
             isolation.take(me.own)
         try:
             self._switch()
@@ -167,11 +151,7 @@ class Clock:
                 self._resumed_s = time.thread_time()
 
     def poll(self) -> None:
-        """Gives way until one of those that do not merely ask has been at work.
-
-        Raises:
-            Deadlock: nothing has happened for a long time but that ranks asked.
-        """
+        """Gives way until one of those that do not merely ask has been at work; raises Deadlock where nobody ever is."""
         me, asking = self.current, self._asking
         self.polls += 1
         if self.polls > _MOST_POLLS:
@@ -188,14 +168,11 @@ class Clock:
 
     # -- ranks
 
-    def run(self, lives: Iterable[tuple[Runner, Callable[[], None]]]) -> None:
-        """Runs functions, each as a rank, until all have returned or nobody can go on.
-
-        Args:
-            lives: the ranks, and what each does. A function must not raise.
-        """
+    def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
+        """Runs functions, none of which may raise, each as a rank, until all have returned or nobody can go on."""
         self._switch = getcurrent().switch
-        freezes = gc.get_freeze_count() == 0
+        freezes, thresholds = gc.get_freeze_count() == 0, gc.get_threshold()
+        gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
         if freezes:
             gc.freeze()  # the garbage collector need not look again and again at what was there before
         try:
@@ -204,10 +181,11 @@ class Clock:
             self._go_on()
         finally:
             self.current = self._outside
+            gc.set_threshold(*thresholds)
             if freezes:
                 gc.unfreeze()
 
-    def _add(self, rank: Runner, function: Callable[[], None]) -> None:
+    def _add(self, rank: Rank, function: Callable[[], None]) -> None:
         def live() -> None:
             self.current = rank
             self._isolation.put(rank.own)
@@ -229,7 +207,7 @@ class Clock:
             self.set(heappop(times))
             ready.extend(later.pop(self.now))
 
-    def throw(self, rank: Runner, error: BaseException) -> None:
+    def throw(self, rank: Rank, error: BaseException) -> None:
         """Raises an error in a rank that has given way, and lets it run on until it gives way again."""
         if not rank.greenlet.dead:
             rank.greenlet.throw(error)

@@ -25,23 +25,24 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ringsim.comm.built import check_reduction, find_refusal, reduce_parts
-from ringsim.comm.collectives import Call, describe, name_of_reduction
+from ringsim.comm.built import find_refusal, reduce_parts
+from ringsim.comm.collectives import Call
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.link import Link
+from ringsim.simulator.clock import Rank
 from ringsim.simulator.links import Links, SharedLinks
-from ringsim.simulator.matching import Kind, Operation, Rank, SimulatedGroup, check_storage
+from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage, describe_payload
 from ringsim.traces.collectives import make_rounds, same_collective
-from ringsim.traces.events import NONE, OP_CODES, Payload
+from ringsim.traces.events import OP_CODES
 
-__all__ = ["Part", "ReductionRefused", "post"]
+__all__ = ["Part", "ReductionRefused", "meet"]
 
 _RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may carry another size
@@ -55,26 +56,15 @@ class ReductionRefused(ArgumentError, RuntimeError):
 
 
 class Part(Operation):
-    """A rank's part in a collective.
+    """A rank's part in a collective: what ``call`` gives and gets."""
 
-    Args:
-        rank: the rank.
-        slot: of its record, None where it has none.
-        kind: of what it carries.
-        call: what it gives and gets.
+    __slots__ = ("call", "name", "place", "root")
 
-    Attributes:
-        name: of the collective.
-        place: of the rank in the group.
-        root: group rank of the root, NONE for none.
-    """
-
-    def __init__(self, rank: Member, slot: int | None, kind: Kind, call: Call) -> None:
+    def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
+        self.call, self.name, self.root = call, call.recorded_name, call.root
         group: Any = call.group
-        super().__init__(OP_CODES[call.recorded_name], rank, slot, group, kind)
-        self.call = call
-        self.name, self.root = call.recorded_name, call.root
-        self.place: int = group.places[rank.number]
+        super().__init__(OP_CODES[self.name], rank, slots, group, kind)
+        self.place = group.places[rank.number]
 
     def describe(self) -> str:
         """Returns the operation in words."""
@@ -113,31 +103,17 @@ class _Future:
 
 
 class Meetings:
-    """The collectives of one group to which not all members have come.
-
-    Args:
-        size: of the group.
-
-    Attributes:
-        calls: how many collectives each member has called, by place.
-        open: by the number of the collective: the parts of those that have come, in order.
-        free_s: when the bytes of the last one have left, where the links are the group's own.
-        links: the different links from each member to the next one, once somebody has asked.
-    """
+    """The collectives of one group to which not all members have come."""
 
     def __init__(self, size: int) -> None:
-        self.calls = [0] * size
-        self.open: dict[int, list[Part]] = {}
-        self.free_s = 0.0
-        self.links: tuple[Link, ...] = ()
+        self.calls = [0] * size  # how many collectives each member has called, by place
+        self.open: dict[int, list[Part]] = {}  # by the number of the collective: the parts of those that have come, in order
+        self.free_s = 0.0  # when the bytes of the last one have left, where the links are the group's own
+        self.links: tuple[Link, ...] = ()  # the different links from each member to the next one, once somebody has asked
 
 
 def meet(part: Part, links: Links) -> None:
     """Adds a rank's part to the collective that it belongs to; the last one to come carries it out.
-
-    Args:
-        part: what the rank has just posted.
-        links: carry what it moves.
 
     Raises:
         MessageMismatch: another rank has called something else in its place.
@@ -157,7 +133,7 @@ def meet(part: Part, links: Links) -> None:
     if len(met) < len(meetings.calls):
         return
     del meetings.open[number]
-    met.sort(key=_place)
+    met.sort(key=lambda each: each.place)
     fault = _find_fault(met) or _move(met)
     if fault is None:
         _begin(met, links)
@@ -168,16 +144,8 @@ def meet(part: Part, links: Links) -> None:
         each.complete(each.rank.clock.now)
 
 
-def _place(part: Part) -> int:
-    return part.place
-
-
 def _compare(mine: Part, theirs: Part) -> None:
-    """Compares what two ranks call.
-
-    Raises:
-        MessageMismatch: they do not belong together.
-    """
+    """Raises MessageMismatch where what two ranks call does not belong together."""
     if mine.name == theirs.name and mine.kind is theirs.kind and mine.root == theirs.root:
         return
     if not same_collective(mine.name, theirs.name):
@@ -189,18 +157,13 @@ def _compare(mine: Part, theirs: Part) -> None:
         what = "" if mine.name in _UNEVEN else disagreement(*payloads)
         if not what or (what == "shape" and mine.name != theirs.name):
             return
-        words = f"one {what}, got {_say(payloads[0])} here and {_say(payloads[1])}"
+        words = f"one {what}, got {describe_payload(payloads[0])} here and {describe_payload(payloads[1])}"
     message = (
         f"all ranks of a group must call the same collectives in the same order, with {words} in rank {theirs.rank.number}'s "
         f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group {mine.group.group_name}). Make the calls alike."
     )
     mine.refuse("collective_mismatch", message)
     raise MessageMismatch(message)
-
-
-def _say(payload: Payload) -> str:
-    words = f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)" if payload.dtype else "nothing"
-    return f"{words}, {payload.reduction}" if payload.reduction else words
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
@@ -400,47 +363,3 @@ def _list_rounds(parts: Sequence[Part], size_bytes: int) -> Iterator[_Round]:
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
     """Returns how many bytes go from one member to another: in an all_to_all the piece, where pieces may differ."""
     return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount
-
-
-class Member(Rank, Protocol):
-    """What a collective needs of each rank that takes part."""
-
-    hooked: bool
-    world: Any
-
-    def before_operation(self) -> None:
-        """Does what is due before a rank posts: charges its computing, or injects a fault."""
-        ...
-
-
-def post(rank: Member, call: Call) -> Part:
-    """Posts a rank's part in a collective, and returns it as the handle."""
-    if call.op is not None:
-        check_reduction(call.op)
-    if rank.hooked:
-        rank.before_operation()
-    kind = _kind_of(rank, call.carried, call.copies, call.op)
-    group: Any = call.group
-    peer = NONE if call.root == NONE else group.ranks[call.root]
-    slot = rank.world.posts[OP_CODES[call.recorded_name]](group.number, peer, NONE, kind.number)
-    part = Part(rank, slot, kind, call)
-    rank.clock.polls = 0
-    meet(part, rank.world.links)
-    return part
-
-
-def _kind_of(rank: Member, tensors: Sequence[Tensor], copies: int, reduction: Any) -> Kind:
-    how = "" if reduction is None else name_of_reduction(reduction)
-    kinds: dict[Any, Kind] = rank.world.kinds
-    if len(tensors) == 1:
-        key = tensors[0].dtype, tensors[0].shape, copies, how
-        kind = kinds.get(key)
-        if kind is None:
-            payload = Payload(*describe(list(tensors), copies), how)
-            kind = kinds[key] = rank.world.make_kind(payload)
-        return kind
-    payload = Payload(*describe(list(tensors), copies), how)
-    kind = kinds.get(payload)
-    if kind is None:
-        kind = kinds[payload] = rank.world.make_kind(payload)
-    return kind

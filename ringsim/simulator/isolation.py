@@ -21,14 +21,14 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from ringsim.errors import RingError
 
-__all__ = ["PRIVATE_QUESTIONS", "Isolated", "Isolation"]
+__all__ = ["PRIVATE_QUESTIONS", "Isolated", "Isolation", "ask_modes"]
 
 _DEVICES: Final = ("cpu", "cuda", "xpu", "mps")  # whose autocast settings are kept
 
@@ -63,43 +63,32 @@ _loop: Final = asyncio._get_running_loop
 _autocast, _functions, _dispatches, _backward, _saved, _functorch = map(_question, PRIVATE_QUESTIONS)
 
 
+def ask_modes() -> tuple[Any, ...]:
+    """Returns what tells whether the common modes are in force, and nothing is open: asked at every switch."""
+    modes = _grad(), _inference(), _dtype(), _anomaly(), _deterministic(), _autocast(), _loop()
+    return modes, _functions(), _dispatches(), _backward(), _saved(True), _functorch()
+
+
+class _Modes(NamedTuple):
+    """The modes of a rank that is not running."""
+
+    settings: list[Any]  # the values of `_SETTINGS`
+    inference: Any  # the context that leads out of its inference mode; None where that is the common one
+    nesting: int  # how many autocast blocks are open
+    device: torch.device | None  # its default device; None for the common one
+
+
 class Isolated:
-    """What one rank has for itself.
-
-    Args:
-        seed: of its random numbers.
-
-    Attributes:
-        modes: those that it took out when it gave way; None where they are the common ones.
-        generator: the state of torch's generator while another rank draws from it; None before the rank has begun.
-        random: its generator for the functions of ``random``; None before the first draw.
-        numpy: the same for those of ``np.random``.
-    """
+    """What one rank has for itself, as long as another runs; None before it has begun, or drawn."""
 
     __slots__ = ("generator", "modes", "numpy", "random", "seed")
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.modes: _Modes | None = None
+        self.modes: _Modes | None = None  # None for the common ones
         self.generator: torch.Tensor | None = None
         self.random: random.Random | None = None
         self.numpy: np.random.RandomState | None = None
-
-
-class _Modes:
-    """The modes of a rank that is not running.
-
-    Args:
-        settings: the values of ``_SETTINGS``, in order.
-        inference: the context that leads out of the rank's inference mode; None where that is the common one.
-        nesting: how many autocast blocks are open.
-        device: the rank's default device; None for the common one.
-    """
-
-    __slots__ = ("device", "inference", "nesting", "settings")
-
-    def __init__(self, settings: list[Any], inference: Any, nesting: int, device: torch.device | None) -> None:
-        self.settings, self.inference, self.nesting, self.device = settings, inference, nesting, device
 
 
 class Isolation:
@@ -109,6 +98,7 @@ class Isolation:
         seed: of the random numbers that ranks share.
 
     Attributes:
+        common: what ``ask_modes`` says while the common modes are in force; None where only a closer look can tell.
         shared_draws: after the block, which shared generators ranks have drawn from: "random", "numpy.random".
 
     Example:
@@ -117,7 +107,7 @@ class Isolation:
         >>> with Isolation(seed=0) as isolation:
         ...     isolation.put(one)
         ...     torch.set_grad_enabled(False)
-        ...     if not isolation.is_common(): isolation.take(one)
+        ...     isolation.take(one)
         ...     isolation.put(other)
         ...     print(torch.is_grad_enabled())
         ...     isolation.put(one)
@@ -136,12 +126,11 @@ class Isolation:
         self.shared_draws: list[str] = []
 
     def __enter__(self) -> Isolation:
-        self._grad, self._inference, self._dtype = _grad(), _inference(), _dtype()
-        self._anomaly, self._deterministic = _anomaly(), _deterministic()
-        self._any_autocast, self._functions, self._dispatches, self._saved = _autocast(), _functions(), _dispatches(), _saved(True)
+        self._inference, self._functions, self._dispatches, self._saved = _inference(), _functions(), _dispatches(), _saved(True)
         self._device = torch.get_default_device() if self._functions else None
         self._blocks.enter_context(_keep_process())
         self._blocks.enter_context(_outside_of_loop())
+        self.common = None if _autocast() or self._functions else ask_modes()  # what an open block changes shows only at a closer look
         self._settings = [read() for read, _ in _SETTINGS]
         self._blocks.enter_context(self._own_random_numbers())
         return self
@@ -152,7 +141,7 @@ class Isolation:
     # -- switches
 
     def take(self, own: Isolated) -> None:
-        """Puts the common modes in force, in the place of those of a rank that gives way; to be called where ``is_common`` is False.
+        """Puts the common modes in force, in the place of those of a rank that gives way, where ``ask_modes`` does not say ``common``.
 
         Raises:
             RingError: the rank is inside something that cannot be taken out.
@@ -163,10 +152,11 @@ class Isolation:
     def put(self, own: Isolated) -> None:
         """Puts modes and random numbers of a rank in force; the common modes must be. Seeds a rank that begins."""
         self._current = own
-        if self._holder is not own:
+        holder = self._holder
+        if holder is not own:
             generator = torch.default_generator
-            if self._holder is not None:
-                self._holder.generator = generator.get_state()
+            if holder is not None:
+                holder.generator = generator.get_state()
             if own.generator is None:
                 generator.manual_seed(own.seed)
             else:
@@ -183,30 +173,11 @@ class Isolation:
             RingError: the rank has left something open that cannot be taken out.
         """
         self._current = None
-        if not self.is_common():
+        if ask_modes() != self.common:
             try:
                 self._check("a simulated rank must leave what it has entered, got an end {}")
             finally:
                 self._take()
-
-    def is_common(self) -> bool:
-        """Returns whether the common modes are in force, and nothing is open that cannot be taken out."""
-        return (
-            _grad() is self._grad
-            and _inference() is self._inference
-            and _dtype() is self._dtype
-            and _backward() == -1
-            and _functions() == self._functions
-            and _dispatches() == self._dispatches
-            and _saved(True) is self._saved
-            and _functorch() is None
-            and _anomaly() is self._anomaly
-            and _deterministic() is self._deterministic
-            and _loop() is None
-            and not _autocast()
-            and not self._any_autocast
-            and (self._device is None or torch.get_default_device() == self._device)
-        )
 
     def _take(self) -> _Modes:
         settings = [read() for read, _ in _SETTINGS]

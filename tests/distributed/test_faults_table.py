@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import fault_programs_groups
-import fault_programs_messages
-import fault_programs_tensors
 import pytest
 import torch.distributed as dist
 from fault_programs import FAULTS, Fault
+from fault_rows import ELSEWHERE, LATE, OTHERWISE, RIGHT, ROWS, judge
 
 import ringsim
 from ringsim import errors
@@ -26,10 +23,6 @@ from ringsim.traces.value import Trace
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_behind")]
 
-PROGRAMS = (fault_programs_groups, fault_programs_messages, fault_programs_tensors)  # importing them fills FAULTS
-DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
-RIGHT = ("fine", "cannot be seen")  # such a program ends well
-LATE = ("late_sender", "late_receiver", "straggler")  # on a loaded machine somebody always waits
 LIMIT_S = 60  # of a run; nothing here comes near it
 # Rows that end alike on simulated ranks, and run here all the same. Gloo aborts: 8, 12b, 16, 27. It says nothing: 9, 28c, 57.
 ALIKE: tuple[str, ...] = (
@@ -61,14 +54,6 @@ FINE = ("15", "44c", "51c", "56", "58", "62", "66b", "67a", "71a", "71b", "55a",
 AT_ONCE = 6  # runs that wait for their limits do so side by side
 
 
-class Row(NamedTuple):
-    """What the document says of one fault: a kind of finding, or one of RIGHT; the ranks it may name; the errors that may be raised."""
-
-    kind: str
-    ranks: tuple[set[int], ...]
-    errors: tuple[str, ...]
-
-
 class Outcome(NamedTuple):
     """How a run ended: the error, if any, and what was recorded."""
 
@@ -76,27 +61,9 @@ class Outcome(NamedTuple):
     trace: Trace | None
 
 
-def read_rows() -> dict[str, Row]:
-    """Returns the rows of the document's table by their number."""
-    rows = {}
-    for line in DOCUMENT.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if re.fullmatch(r"\d+[a-z]?", cells[0]):
-            number, _, _, kind, ranks, error, _ = cells
-            assert number not in rows, f"row {number} is there twice"
-            named = tuple({int(rank) for rank in some.split(",") if rank} for some in ranks.split(" or "))
-            rows[number] = Row(kind, named, tuple(error.split(" or ")))
-    return rows
-
-
-ROWS = read_rows()
-
-
 def of_real_ranks() -> list[str]:
     """Returns the rows that run here: those that do not end alike on simulated ranks, and a few that do."""
-    import test_simulated_faults as simulated
-
-    here = {*simulated.ELSEWHERE, *simulated.OTHERWISE, *ALIKE} - set(FINE)
+    here = {*ELSEWHERE, *OTHERWISE, *ALIKE} - set(FINE)
     return [number for number in ROWS if number in here]
 
 
@@ -129,27 +96,11 @@ def test_every_row_has_a_program_and_every_program_a_row() -> None:
 
 @pytest.mark.parametrize("number", of_real_ranks())
 def test_a_fault_ends_as_the_document_says(number: str, at_their_limits: dict[str, Future[Outcome]]) -> None:
-    row, fault = ROWS[number], FAULTS[number]
-    error, trace = at_their_limits[number].result() if number in at_their_limits else run(fault)
-    assert ("none" if error is None else type(error).__name__) in row.errors, error
-    if row.kind in RIGHT:
-        assert trace is not None
-        assert [finding.kind for finding in trace.explain().findings if finding.kind not in LATE] == []
-        return
-    diagnosis = trace.explain() if error is None and trace is not None else error.diagnosis  # type: ignore[union-attr]
-    first = diagnosis.findings[0]
-    assert first.kind == row.kind, str(diagnosis)
-    assert set(first.ranks) in row.ranks, str(diagnosis)
-    named = {operation.line for operation in first.operations}
-    assert named <= fault.lines
-    said = {int(digits) for digits in re.findall(r"(?:\.py:|line )(\d+)", f"{error}\n{first}")}
-    assert fault.lines - named <= said
-    if trace is not None:
-        again = trace.explain().findings[0]
-        assert again.kind == first.kind
-        assert set(again.ranks) in row.ranks
-        if fault.within_s is not None and len(trace.events):
-            assert trace.metadata["end_ns"] / 1e9 - last_event_s(trace.events) < fault.within_s
+    error, trace = at_their_limits[number].result() if number in at_their_limits else run(FAULTS[number])
+    judge(number, ROWS[number], error, trace)
+    within_s = FAULTS[number].within_s
+    if trace is not None and within_s is not None and len(trace.events):
+        assert trace.metadata["end_ns"] / 1e9 - last_event_s(trace.events) < within_s
 
 
 def last_event_s(events: Events) -> float:

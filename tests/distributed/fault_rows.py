@@ -1,0 +1,90 @@
+"""The rows of the table in docs/faults.md, which of them end otherwise on simulated ranks, and how an outcome is compared with one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fault_programs_groups
+import fault_programs_messages
+import fault_programs_tensors
+from fault_programs import FAULTS
+
+from ringsim.traces.value import Trace
+
+PROGRAMS = (fault_programs_groups, fault_programs_messages, fault_programs_tensors)  # importing them fills FAULTS
+DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
+RIGHT = ("fine", "cannot be seen")  # such a program ends well
+LATE = ("late_sender", "late_receiver", "straggler")  # on a loaded machine somebody always waits
+
+
+class Row(NamedTuple):
+    """What the document says of one fault: a kind of finding, or one of RIGHT; the ranks it may name; the errors that may be raised."""
+
+    kind: str
+    ranks: tuple[set[int], ...]
+    errors: tuple[str, ...]
+
+
+def read_rows() -> dict[str, Row]:
+    """Returns the rows of the document's table by their number."""
+    rows = {}
+    for line in DOCUMENT.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if re.fullmatch(r"\d+[a-z]?", cells[0]):
+            number, _, _, kind, ranks, error, _ = cells
+            assert number not in rows, f"row {number} is there twice"
+            named = tuple({int(rank) for rank in some.split(",") if rank} for some in ranks.split(" or "))
+            rows[number] = Row(kind, named, tuple(error.split(" or ")))
+    return rows
+
+
+ROWS = read_rows()
+ALIVE, TIME, MEET = (
+    "processes and signals are not simulated",
+    "only a limit in real time ends it",
+    "simulated ranks need no rendezvous: the ring is there",
+)
+ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
+    **dict.fromkeys(("6b", "7b", "19"), TIME),
+    **dict.fromkeys(("13a", "13b"), "tensors with gaps travel well here"),
+    "14": "the same argument is refused, and the finding is that a rank raised",
+    **dict.fromkeys(("20", "21", "22", "69"), ALIVE),
+    **dict.fromkeys(("30", "31a", "31b", "32a", "32b", "34", "35", "36", "37a", "37b", "38", "39a", "39b", "40", "54"), MEET),
+    "53b": "simulated ranks have joined before they begin",
+    **dict.fromkeys(("63", "64", "67b"), "check='full' belongs to real ranks"),
+    "60": "tensors without data travel here, as sizes",
+    "68": "a wait that has ended at its limit leaves the operation, and the group, as they are",
+    "70": "a rank has one thread",
+}
+OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/simulation.md
+    "46b": Row("invalid_argument", ({0},), ("ArgumentError",)),
+    "51a": Row("invalid_argument", ({0},), ("ArgumentError",)),
+    "51b": Row("invalid_argument", ({0},), ("ArgumentError",)),
+    "53c": Row("rank_failed", ({0}, {1}), ("RingError",)),
+    "59": Row("fine", (), ("none",)),
+    "61": Row("rank_failed", ({0},), ("ArgumentError",)),
+}
+
+
+def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
+    """Compares how the program of a row ended with what the row says: the error, the kind of the finding, its ranks and lines."""
+    fault = FAULTS[number]
+    assert ("none" if error is None else type(error).__name__) in row.errors, error
+    if row.kind in RIGHT:
+        assert trace is not None
+        assert [finding.kind for finding in trace.explain().findings if finding.kind not in LATE] == []
+        return
+    diagnosis = trace.explain() if error is None and trace is not None else error.diagnosis
+    first = diagnosis.findings[0]
+    assert first.kind == row.kind, str(diagnosis)
+    assert set(first.ranks) in row.ranks, str(diagnosis)
+    named = {operation.line for operation in first.operations}
+    assert named <= fault.lines
+    said = {int(digits) for digits in re.findall(r"(?:\.py:|line )(\d+)", f"{error}\n{first}")}
+    assert fault.lines - named <= said
+    if trace is not None:
+        again = trace.explain().findings[0]
+        assert again.kind == first.kind
+        assert set(again.ranks) in row.ranks
