@@ -29,7 +29,7 @@ from ringsim.ring import (
     initialize,
     initialize_distributed,
 )
-from ringsim.ring.groups import build_on_backend, check_ring_arguments, pair_name, pairs_of
+from ringsim.ring.groups import all_pairs, build_on_backend, check_ring_arguments, pair_name, pairs_of
 
 GOOD: dict[str, Any] = {
     "head_ip": "127.0.0.1",
@@ -45,47 +45,25 @@ GOOD: dict[str, Any] = {
 
 def test_good_arguments_come_back() -> None:
     arguments = check_ring_arguments(**GOOD)
-    assert {name: getattr(arguments, name) for name in GOOD if name != "ring_ranks"} == {
-        name: GOOD[name] for name in GOOD if name != "ring_ranks"
-    }
-    assert arguments.ranks == (0, 1, 2, 3)
-
-
-def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
-    arguments = check_ring_arguments(**{**GOOD, "rank": np.int64(2), "ring_ranks": np.array([2, 0])})
-    assert type(arguments.rank) is int
-    assert arguments.ranks == (2, 0)
-    assert {type(rank) for rank in arguments.ranks} == {int}
+    assert {**vars(arguments), "ring_ranks": None} == {**GOOD, "ranks": (0, 1, 2, 3)}
+    numpys = check_ring_arguments(**{**GOOD, "rank": np.int64(2), "ring_ranks": np.array([2, 0])})
+    assert (numpys.rank, numpys.ranks) == (2, (2, 0))
+    assert {type(number) for number in (numpys.rank, *numpys.ranks)} == {int}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("head_ip", None, "head_ip must be an address or a name as text, got None"),
-        ("head_ip", "", "head_ip must be an address or a name as text, got ''"),
-        ("head_ip", b"127.0.0.1", "head_ip must be an address or a name as text"),
-        ("port", 0, "port must be a whole number from 1 to 65535, got 0"),
-        ("port", 65536, "port must be a whole number from 1 to 65535, got 65536"),
-        ("port", "29500", "port must be a whole number from 1 to 65535, got '29500'"),
-        ("port", None, "port must be a whole number from 1 to 65535, got None"),
-        ("world_size", 0, "world_size must be a whole number of 1 or more, got 0"),
-        ("world_size", 2.0, "world_size must be a whole number of 1 or more, got 2.0"),
-        ("world_size", True, "world_size must be a whole number of 1 or more, got True"),
-        ("rank", 4, "rank must be a whole number from 0 to 3, got 4"),
-        ("rank", -1, "rank must be a whole number from 0 to 3, got -1"),
-        ("rank", "0", "rank must be a whole number from 0 to 3, got '0'"),
-        ("local_rank", -1, "local_rank must be a whole number of 0 or more, got -1"),
-        ("local_rank", "0", "local_rank must be a whole number of 0 or more, got '0'"),
-        ("comm_device", "tpu", "comm_device must be 'cpu' or 'gpu', got 'tpu'"),
-        ("comm_device", "CPU", "comm_device must be 'cpu' or 'gpu', got 'CPU'"),
-        ("comm_device", None, "comm_device must be 'cpu' or 'gpu', got None"),
-        ("comm_device", ["cpu"], "comm_device must be 'cpu' or 'gpu', got"),
-        ("timeout_s", 0, "timeout_s must be a number of seconds above 0, got 0"),
-        ("timeout_s", -1.5, "timeout_s must be a number of seconds above 0, got -1.5"),
-        ("timeout_s", float("nan"), "timeout_s must be a number of seconds above 0, got nan"),
-        ("timeout_s", float("inf"), "timeout_s must be a number of seconds above 0, got inf"),
-        ("timeout_s", "30", "timeout_s must be a number of seconds above 0, got '30'"),
-        ("timeout_s", True, "timeout_s must be a number of seconds above 0, got True"),
+        *(("head_ip", value, "head_ip must be an address or a name as text, got ") for value in (None, "", b"127.0.0.1")),
+        *(("port", value, f"port must be a whole number from 1 to 65535, got {value!r}") for value in (0, 65536, "29500", None)),
+        *(("world_size", value, f"world_size must be a whole number of 1 or more, got {value!r}") for value in (0, 2.0, True)),
+        *(("rank", value, f"rank must be a whole number from 0 to 3, got {value!r}") for value in (4, -1, "0")),
+        *(("local_rank", value, f"local_rank must be a whole number of 0 or more, got {value!r}") for value in (-1, "0")),
+        *(("comm_device", value, "comm_device must be 'cpu' or 'gpu', got ") for value in ("tpu", "CPU", None, ["cpu"])),
+        *(
+            ("timeout_s", value, f"timeout_s must be a number of seconds above 0, got {value!r}")
+            for value in (0, -1.5, float("nan"), float("inf"), "30", True)
+        ),
         ("ring_ranks", [], "ring_ranks must include the rank that passes it, got \\[\\]"),
         ("ring_ranks", [0, 1], "ring_ranks must include the rank that passes it, got \\[0, 1\\]"),
         ("ring_ranks", [2, 2], "ring_ranks must not name a rank twice, got \\[2, 2\\]"),
@@ -160,16 +138,8 @@ def test_i_send_on_the_group_that_my_successor_receives_on(ring: list[int]) -> N
         assert pred_pair == (ring[place - 1], rank)
         assert succ_pair == (rank, ring[(place + 1) % len(ring)])
         assert (pairs_of(succ_pair[1], ring) or [None])[0] == succ_pair
-
-
-@given(RINGS)
-def test_a_ring_of_n_has_n_groups_by_name(ring: list[int]) -> None:
-    names = {pair_name(pair) for rank in ring for pair in pairs_of(rank, ring) or ()}
-    assert len(names) == len(ring)
-
-
-def test_a_ring_of_one_has_no_pairs() -> None:
-    assert pairs_of(3, [3]) is None
+    assert all_pairs(ring) == [(pairs_of(rank, ring) or ())[1] for rank in ring]
+    assert len({pair_name(pair) for pair in all_pairs(ring)}) == len(ring)
 
 
 # --- on a backend other than torch ---

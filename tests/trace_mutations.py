@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from ringsim.errors import RingError
 from ringsim.traces.events import COLUMN_DTYPES
 from ringsim.traces.files import load
-from ringsim.traces.value import Trace
 
 Choose = Callable[[int, int], int]
 
@@ -167,23 +166,31 @@ def mutate(wholes: list[Whole], choose: Choose) -> bytes:
     meta, events, what = whole.meta, whole.events, choose(0, 5)
     if what == 0:
         return flip(put_together(meta, events), choose)
-    if what == 1:
-        return put_together(flip(meta, choose), events)
+    meta = flip(meta, choose) if what == 1 else change_meta(meta, choose) if what in (3, 5) else meta
     if what == 2:
-        return put_together(meta, flip(events, choose))
-    if what in (3, 5):
-        meta = change_meta(meta, choose)
-    if what in (4, 5):
-        events = change_columns(whole.columns, choose)
-        meta, events = with_rows(meta, events)
+        events = flip(events, choose)
+    elif what in (4, 5):
+        meta, events = with_rows(meta, change_columns(whole.columns, choose))
     return put_together(meta, events)
 
 
 # --- what reads a trace -----------------------------------------------------------------------------------------------------------------
 
 
-def read_in_full(trace: Trace, *, draw: bool) -> None:
-    """Asks a trace for everything that it can say; and draws it, which takes a hundred times as long."""
+def load_damaged(data: bytes, *, draw: bool) -> bool:
+    """Loads a damaged file and asks the trace for everything that it can say; draws it, too, which takes a hundred times as long.
+
+    Returns whether it loaded. Any error but one of ringsim's own comes out of here.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:  # a directory of its own would take half of the time
+        file.write(data)
+        file.flush()
+        try:
+            trace = load(file.name)
+        except RingError as error:
+            if "\n" in str(error):
+                raise AssertionError(str(error)) from error
+            return False
     assert trace.summary()
     assert trace.describe()
     assert len(trace.to_pandas()) == len(trace.events)
@@ -192,23 +199,6 @@ def read_in_full(trace: Trace, *, draw: bool) -> None:
     diagnosis = trace.explain()
     assert str(diagnosis)
     if draw:
-        for picture in (trace.plot_ring, trace.plot_timeline, trace.plot_bandwidth):
+        for picture in (trace.plot_ring, trace.plot_timeline, trace.plot_bandwidth, diagnosis.plot):
             picture(ax=Figure().add_subplot())
-        diagnosis.plot(ax=Figure().add_subplot())
-
-
-def load_damaged(data: bytes, *, draw: bool) -> bool:
-    """Loads a damaged file and reads it in full; whether it loaded. Any error but one of ringsim's own comes out of here."""
-    with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:  # a directory of its own would take half of the time
-        file.write(data)
-        file.flush()
-        try:
-            trace = load(file.name)
-        except RingError as error:
-            said = str(error)
-            trace = None
-    if trace is None:
-        assert "\n" not in said
-        return False
-    read_in_full(trace, draw=draw)
     return True

@@ -207,19 +207,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Description:
-    """A step to be simulated.
-
-    Attributes:
-        schedule: a named one, or one that is written out.
-        costs: of the computations, in seconds, slow ranks included.
-        link: what messages cost when they meet no others: one for all, or by (from rank, to rank).
-        size_bytes: of an activation, and of its gradient.
-        semantics: when a message starts.
-        ahead: how many computations before its use a receive is posted.
-        topology: the links that ranks share, None if each pair has its own.
-        degrade: slower links; ``link`` includes them already.
-        jitter: computing times that vary.
-    """
+    """A step to be simulated, with what messages cost where they meet no others, slow ranks and degraded links included."""
 
     schedule: Step | Schedule
     costs: Costs

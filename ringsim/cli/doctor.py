@@ -34,7 +34,51 @@ from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import count
 
-__all__ = ["BackendChoice", "BackendFacts", "Criterion", "backend_criteria", "backend_facts", "choose_backend", "criteria_text"]
+_STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
+_LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait
+_LOOK_UP_LIMIT_S: Final = 6.0  # the C library gives up a silent name server after five seconds, and asks again
+_SLOW_LOOK_UP_S: Final = 0.5
+NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
+MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not measured: run `ringsim bandwidth --device gpu`"}
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What torch and the environment say about the backends.
+
+    Attributes:
+        has_torch: torch is installed.
+        has_gloo: this torch was built with Gloo.
+        has_nccl: this torch was built with NCCL.
+        gpus: names of the GPUs that torch finds.
+        direct_pairs: number of pairs of GPUs that can read each other's memory, over NVLink or PCIe: torch does not say which.
+        interface: the network interface that Gloo would use between ranks of this machine; None if Gloo chooses.
+    """
+
+    has_torch: bool = False
+    has_gloo: bool = False
+    has_nccl: bool = False
+    gpus: tuple[str, ...] = ()
+    direct_pairs: int = 0
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """Which backend, "gloo" or "nccl", ``comm_device`` means on this machine, None if it cannot run here; and why, in one sentence."""
+
+    comm_device: str
+    backend: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One row of the table of criteria: what is compared, and what holds for each backend here."""
+
+    name: str
+    nccl: str
+    gloo: str
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -163,79 +207,8 @@ def _processes() -> tuple[bool, str, str]:
     return True, "processes", text or "none of ringsim's"
 
 
-_STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
-_LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait
-_LOOK_UP_LIMIT_S: Final = 6.0  # the C library gives up a silent name server after five seconds, and asks again
-_SLOW_LOOK_UP_S: Final = 0.5
-NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
-MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not measured: run `ringsim bandwidth --device gpu`"}
-
-
-@dataclass(frozen=True)
-class BackendFacts:
-    """What torch and the environment say about the backends.
-
-    Args:
-        has_torch: torch is installed.
-        has_gloo: this torch was built with Gloo.
-        has_nccl: this torch was built with NCCL.
-        gpus: names of the GPUs that torch finds.
-        direct_pairs: number of pairs of GPUs that can read each other's memory, over NVLink or PCIe: torch does not say which.
-        interface: the network interface that Gloo would use between ranks of this machine; None if Gloo chooses.
-
-    Example:
-        >>> BackendFacts(has_torch=True, has_gloo=True, interface="lo").gpus
-        ()
-    """
-
-    has_torch: bool = False
-    has_gloo: bool = False
-    has_nccl: bool = False
-    gpus: tuple[str, ...] = ()
-    direct_pairs: int = 0
-    interface: str | None = None
-
-
-@dataclass(frozen=True)
-class BackendChoice:
-    """Which backend ``comm_device`` means on this machine.
-
-    Args:
-        comm_device: "cpu" or "gpu".
-        backend: "gloo" or "nccl"; None if it cannot run here.
-        reason: why, in one sentence.
-    """
-
-    comm_device: str
-    backend: str | None
-    reason: str
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """One row of the table of criteria.
-
-    Args:
-        name: what is compared.
-        nccl: what holds for NCCL here.
-        gloo: what holds for Gloo here.
-    """
-
-    name: str
-    nccl: str
-    gloo: str
-
-
 def backend_facts() -> BackendFacts:
-    """Collects the facts about the backends on this machine; starts nothing, and initialises no GPU where torch finds none.
-
-    Returns:
-        The facts.
-
-    Example:
-        >>> backend_facts().has_torch
-        True
-    """
+    """Collects the facts about the backends on this machine; starts nothing, and initialises no GPU where torch finds none."""
     if importlib.util.find_spec("torch") is None:
         return BackendFacts()
     import torch
@@ -260,57 +233,44 @@ def backend_facts() -> BackendFacts:
 def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
     """Says which backend ``comm_device`` means, whether it can run here, and why.
 
-    Args:
-        comm_device: "cpu" or "gpu".
-        facts: what is known of the machine.
-
-    Returns:
-        The choice; its backend is None if ranks could not start.
-
     Raises:
-        ArgumentError: ``comm_device`` is neither.
+        ArgumentError: ``comm_device`` is neither "cpu" nor "gpu".
 
     Example:
         >>> choose_backend("gpu", BackendFacts(has_torch=True, has_gloo=True, has_nccl=True)).reason
         'NCCL moves tensors between GPUs, and torch finds no GPU here'
-        >>> choose_backend("gpu", BackendFacts(has_torch=True, has_nccl=True, gpus=("H200",))).backend
-        'nccl'
     """
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+    backend: str | None = None
     if not facts.has_torch:
-        return BackendChoice(comm_device, None, NO_TORCH)
-    if comm_device == "cpu":
-        if not facts.has_gloo:
-            return BackendChoice("cpu", None, "this torch was built without Gloo, which moves tensors between processors")
-        return BackendChoice("cpu", "gloo", "the tensors are in host memory, and Gloo works on every machine")
-    if not facts.gpus:
-        return BackendChoice("gpu", None, "NCCL moves tensors between GPUs, and torch finds no GPU here")
-    if not facts.has_nccl:
-        return BackendChoice("gpu", None, "this torch was built without NCCL: it needs a CUDA build")
-    ranks = count(len(facts.gpus), "rank")
-    return BackendChoice(
-        "gpu", "nccl", f"the tensors are in GPU memory; up to {ranks} here, one on each GPU, since NCCL refuses two on one"
-    )
+        reason = NO_TORCH
+    elif comm_device == "cpu" and not facts.has_gloo:
+        reason = "this torch was built without Gloo, which moves tensors between processors"
+    elif comm_device == "cpu":
+        backend, reason = "gloo", "the tensors are in host memory, and Gloo works on every machine"
+    elif not facts.gpus:
+        reason = "NCCL moves tensors between GPUs, and torch finds no GPU here"
+    elif not facts.has_nccl:
+        reason = "this torch was built without NCCL: it needs a CUDA build"
+    else:
+        most = count(len(facts.gpus), "rank")
+        backend, reason = "nccl", f"the tensors are in GPU memory; up to {most} here, one on each GPU, since NCCL refuses two on one"
+    return BackendChoice(comm_device, backend, reason)
 
 
 def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> list[Criterion]:
-    """Compares the backends by what is known of this machine.
+    """Compares the backends by what is known of this machine: tensor location, interconnect, bandwidth and use.
 
     Args:
         facts: what is known.
         table: bandwidths measured here, if there are any.
 
-    Returns:
-        Rows: tensor location, interconnect, bandwidth, and use.
-
     Example:
-        >>> for row in backend_criteria(BackendFacts(has_torch=True, has_gloo=True, interface="lo")):
+        >>> for row in backend_criteria(BackendFacts(has_torch=True, has_gloo=True, interface="lo"))[:2]:
         ...     print(f"{row.name}: {row.gloo}")
         tensor location: host memory
         interconnect: TCP sockets over lo, also between ranks of one machine
-        bandwidth: not measured: run `ringsim bandwidth`
-        use: ranks on processors; tensors that were offloaded to host memory; learning, anywhere
     """
     over = f"TCP sockets over {facts.interface}" if facts.interface else "TCP sockets"
     gpus = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))

@@ -104,7 +104,6 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     Returns:
         The function.
     """
-    parameters = _Parameters(signature)
     torchs = native or (lambda *args, **kwargs: _build(TORCH, name)(*args, **kwargs))
 
     def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
@@ -120,10 +119,10 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
             own = getattr(state.backend, name, None)
             if own is not None:
                 return own(*args, **kwargs)
-        return _run(name, parameters, args, kwargs, (prof, log_name, debug))
+        return _run(name, signature, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
-        return torchs(*args, **kwargs) if process.unchanged else _run(name, parameters, args, kwargs, None)
+        return torchs(*args, **kwargs) if process.unchanged else _run(name, signature, args, kwargs, None)
 
     function: Any = communicate if logged else manage
     function.__name__ = function.__qualname__ = name
@@ -146,7 +145,7 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _run(
-    name: str, parameters: _Parameters, args: Sequence[Any], kwargs: dict[str, Any], extras: tuple[bool, str | None, str | None] | None
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any], extras: tuple[bool, str | None, str | None] | None
 ) -> Any:
     """Runs an operation where another backend, or a log, is in force; ``extras`` are the log's, None where it does not count."""
     state = get_state()
@@ -155,7 +154,7 @@ def _run(
     if own is not None:
         return own(*args, **kwargs)
     if state.backend is not None:
-        args, kwargs = parameters.place(args, kwargs)
+        args, kwargs = _place(signature, args, kwargs)
 
     def run(function: Callable[..., Any]) -> Any:
         return function(*args, **kwargs) if log is None else log.call(name, function, tuple(args), kwargs, *(extras or ()))
@@ -168,30 +167,14 @@ def _run(
         return run(_build(backend, name))
 
 
-class _Parameters:
-    """The parameters of one of torch's functions."""
-
-    def __init__(self, signature: inspect.Signature) -> None:
-        self._signature = signature
-        parameters = signature.parameters.values()
-        self._defaults = [(each.name, each.default) for each in parameters]
-        self._plain = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
-
-    def place(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Returns arguments as a backend takes them: by position, without those at the end that have torch's default value.
-
-        Raises:
-            TypeError: torch's function does not take them.
-        """
-        defaults, left = self._defaults, dict(kwargs)
-        values = [*args, *(left.pop(name, default) for name, default in defaults[len(args) :])]
-        if not self._plain or left or len(values) != len(defaults) or any(value is inspect.Parameter.empty for value in values):
-            bound = self._signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return bound.args, bound.kwargs
-        while values and values[-1] is defaults[len(values) - 1][1]:
-            values.pop()
-        return values, {}
+def _place(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns arguments as a backend takes them: by position, without those at the end that have torch's default value."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    values, defaults = list(bound.args), [each.default for each in signature.parameters.values()]
+    while values and not bound.kwargs and values[-1] is defaults[len(values) - 1]:
+        values.pop()
+    return values, bound.kwargs
 
 
 def _communicates(name: str, function: Any) -> bool:

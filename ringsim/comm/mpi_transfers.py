@@ -33,7 +33,8 @@ _LAST_SLEEP_S: Final = 1e-3
 _MANY_UNDER_WAY: Final = 64  # from here on, each new operation looks for handles that nobody waits for
 # The names of MPI's types and operations, which must not be looked up before MPI is wanted.
 _TYPES: Final = {
-    **{torch.float32: "FLOAT", torch.float64: "DOUBLE"},
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
     **{getattr(torch, f"{kind}{bits}"): f"{kind}{bits}_t".upper() for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
 _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names

@@ -33,7 +33,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -98,9 +98,7 @@ _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 class Process(NamedTuple):
     """A process at one moment."""
 
-    state: (
-        str  # R runs or would like to, S sleeps, D waits for a disk, T is stopped by a signal, t by a debugger, Z has ended, X is about to
-    )
+    state: str  # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is about to
     ticks: int  # of CPU time that it has used so far
 
     @property
@@ -164,28 +162,18 @@ def find_place(library: str) -> tuple[str, int] | None:
 def shut_connections(keep_port: int) -> int:
     """Shuts the TCP connections of this process to others on this machine, except to the rendezvous's port; returns how many (Linux)."""
     count = 0
-    for connection in _connections():
-        with connection, contextlib.suppress(OSError):
-            mine, other = connection.getsockname(), connection.getpeername()  # a listening socket has no peer: it raises
-            if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
-                connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
-
-
-def _connections() -> Iterator[socket.socket]:
-    """Yields a duplicate of every TCP socket of this process, to be closed by the caller."""
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # closed meanwhile, or a listening socket, which has no peer
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            found = socket.socket(fileno=os.dup(int(name)))
-        except OSError:
-            continue  # closed meanwhile
-        if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
-            yield found
-        else:
-            found.close()
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                mine, other = connection.getsockname(), connection.getpeername()
+                if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+    return count
 
 
 class LiveRecords:

@@ -353,7 +353,7 @@ class TimeAxis:
         return place
 
 
-HATCHED_FROM: Final = 8  # slots: in a narrower bar no texture can be seen
+LEAST_TEXTURED: Final = 8 / SLOTS  # of the axis: in a narrower box neither texture nor outline can be seen
 MOST_NAMES: Final = 500  # words in boxes
 LETTER: Final = 0.62  # width of a letter, as a share of the font's size
 NAME_SIZE: Final = 8.0  # points
@@ -394,25 +394,30 @@ def look_of(number: int) -> Look:
     return SPAN_LOOKS[(number - len(OPERATION_LOOKS)) % len(SPAN_LOOKS)]
 
 
-def draw_boxes(ax: Axes, corners: Any, look: Look, *, gid: str, textured: bool = True, linewidth: float = 0.0, zorder: float = 3.0) -> None:
-    """Draws boxes of one look, with corners as ``Rows.boxes`` returns them."""
-    hatch = look.hatch or None if textured else None
-    boxes = PolyCollection(corners, facecolors=look.colour, edgecolors=look.ink, hatch=hatch, linewidths=linewidth, zorder=zorder, gid=gid)
-    ax.add_collection(boxes, autolim=False)
+def draw_boxes(
+    ax: Axes, corners: Any, look: Look, *, gid: str, linewidth: float = 0.0, zorder: float = 3.0, outlined: bool = False
+) -> None:
+    """Draws boxes of one look, with corners as ``Rows.boxes`` returns them; texture and outlines only where they can be seen."""
+    left, right = ax.get_xlim()
+    wide = corners[:, 2, 0] - corners[:, 0, 0] >= LEAST_TEXTURED * (right - left)
+    plain = look.ink if look.colour == "#FFFFFF" else look.colour  # a white box is its outline
+    boxes = [PolyCollection(corners[~wide], facecolors=plain, linewidths=0, zorder=zorder, gid=gid)] if not wide.all() else []
+    if wide.any():
+        more: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
+        boxes.append(PolyCollection(corners[wide], facecolors=look.colour, zorder=zorder, gid=gid, **more))
+        if outlined:  # by itself: a pattern takes the colour of the edge, and this is to be white
+            boxes.append(PolyCollection(corners[wide], facecolors="none", edgecolors="white", linewidths=0.6, zorder=zorder + 0.1))
+    for each in boxes:
+        ax.add_collection(each, autolim=False)
 
 
 def draw_bars(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> None:
     """Draws the bars numbered ``which``, to scale."""
-    hatched = bars.end_ns - bars.start_ns >= HATCHED_FROM * axis.slot_ns
     for number in np.unique(bars.look[which]).tolist():
-        look = look_of(number)
-        for textured in (True, False):
-            some = which[(bars.look[which] == number) & (hatched[which] == textured)]
-            if len(some):
-                corners = rows.boxes(bars.rank[some], bars.lane[some], axis.at(bars.start_ns[some]), axis.at(bars.end_ns[some]))
-                linewidth = 0.8 if look.colour == "#FFFFFF" else 0.5 if textured and not look.hatch else 0.0
-                zorder = 2 if number in (POSTED, UNWAITED) else 3
-                draw_boxes(ax, corners, look, gid=f"boxes-{number}", textured=textured, linewidth=linewidth, zorder=zorder)
+        look, some = look_of(number), which[bars.look[which] == number]
+        corners = rows.boxes(bars.rank[some], bars.lane[some], axis.at(bars.start_ns[some]), axis.at(bars.end_ns[some]))
+        linewidth = 0.8 if look.colour == "#FFFFFF" else 0.0 if look.hatch else 0.5
+        draw_boxes(ax, corners, look, gid=f"boxes-{number}", linewidth=linewidth, zorder=2 if number in (POSTED, UNWAITED) else 3)
 
 
 def draw_density(ax: Axes, density: Density, rows: Rows, axis: TimeAxis) -> None:
@@ -422,9 +427,7 @@ def draw_density(ax: Axes, density: Density, rows: Rows, axis: TimeAxis) -> None
         some = density.look == number
         start = density.slot[some] * slot
         corners = rows.boxes(density.rank[some], density.lane[some], start, start + slot, density.bottom[some], density.top[some])
-        look = look_of(number)
-        plain = Look(look.name, look.ink if look.colour == "#FFFFFF" else look.colour)
-        draw_boxes(ax, corners, plain, gid=f"density-{number}", zorder=2.5)
+        draw_boxes(ax, corners, look_of(number), gid=f"density-{number}", zorder=2.5)
 
 
 def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
@@ -478,14 +481,19 @@ HEAD_POINTS: Final = 1.0  # width of the shaft, by which matplotlib measures the
 
 
 def choose_messages(trace: Trace, most: int = MOST_ARROWS) -> Ints:
-    """Picks the messages that get an arrow, evenly in time: all whose recv is done, or ``most`` of them; returns their indices."""
+    """Picks the messages that get an arrow: all whose recv is done, or at most ``most``, of each way as many, evenly in time."""
     messages, events = trace.messages, trace.events
     done = np.flatnonzero(events.done_ns[messages.recv] != NONE)
     if len(done) <= most:
         return done
-    in_time = done[np.argsort(events.post_ns[messages.send[done]], kind="stable")]
-    turn = np.arange(most)  # one from each of so many equal parts, here and there in it: pairs that take turns are all met
-    return np.unique(in_time[((turn + turn * 0.618 % 1) * len(done) / most).astype(np.int64)])
+    ends = messages.src[done].astype(np.int64) * trace.world_size + messages.dst[done]
+    _, ways, sizes = np.unique(ends, return_inverse=True, return_counts=True)
+    in_time = done[np.lexsort((events.post_ns[messages.send[done]], ways))]
+    each = max(most // len(sizes), 1)
+    # Ways take turns: arrows at one moment would stand in a line.
+    turns = np.arange(each) + (np.arange(len(sizes)) * 0.618 % 1)[:, None]
+    chosen = np.unique((turns * sizes[:, None] / each).astype(np.int64) + (np.cumsum(sizes) - sizes)[:, None])
+    return np.sort(in_time[chosen[:: -(-len(chosen) // most)]])  # of more ways than arrows every n-th
 
 
 def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -89,7 +88,6 @@ NUMBER_SIZE: Final = 8.5  # points
 LEAST_SIZE: Final = 5.5  # points
 LETTER: Final = 0.62  # width of a digit, as a share of the font's size
 LEAST_GAP: Final = 1 / 1600  # of the step: a shorter one cannot be seen
-LEAST_TEXTURED: Final = 6 / 1600  # likewise: in a narrower box neither texture nor outline can be seen
 PHASE_NAME_POINTS: Final = 10.0  # above the first row
 PHASES_FROM: Final = 18.0  # points: in a lower row there is no room for brackets
 MOST_IDLE_SHARES: Final = 32  # ranks up to which each row has its share of idle time beside it
@@ -232,32 +230,21 @@ def _shade(look: Look, chunk: int, chunks: int) -> Look:
 
 
 def _draw_computed(ax: Axes, rows: Rows, place: Ints, start: Ints, end: Ints, look: Look, *, zorder: float, gid: str) -> None:
-    left, right = ax.get_xlim()
-    wide = end - start >= LEAST_TEXTURED * (right - left)
-    for textured in (True, False):
-        some = wide == textured
-        if some.any():
-            corners: Any = rows.boxes(place[some], np.full(some.sum(), COMPUTE_LANE), start[some], end[some])
-            draw_boxes(ax, corners, look, gid=gid, textured=textured, zorder=zorder)
-            if textured:  # the outline by itself: a pattern takes its colour, and it is to be white
-                outline = PolyCollection(corners, facecolors="none", edgecolors="white", linewidths=0.6, zorder=zorder + 0.1)
-                ax.add_collection(outline, autolim=False)
+    corners = rows.boxes(place, np.full(len(place), COMPUTE_LANE), start, end)
+    draw_boxes(ax, corners, look, gid=gid, zorder=zorder, outlined=True)
 
 
 def _draw_gaps(ax: Axes, actions: StageActions, rows: Rows) -> int:
     """Shades the time in which a rank computes nothing, from the start of the step to its end; returns how many gaps there are."""
     first, last = float(actions.start.min()), float(actions.end.max())
-    places, starts, ends = [], [], []
+    gaps = []
     for place, rank in enumerate(actions.ranks):
         own = actions.of(rank)
-        begin, end = np.append(own.start, last), np.append(first, own.end)
-        some = begin - end >= LEAST_GAP * (last - first)
-        places.append(np.full(some.sum(), place))
-        starts.append(end[some])
-        ends.append(begin[some])
-    gaps = [np.concatenate(parts) for parts in (places, starts, ends)]
-    _draw_computed(ax, rows, gaps[0], gaps[1], gaps[2], BUBBLE_LOOK, zorder=2, gid="bubbles")
-    return len(gaps[0])
+        begin, end = np.append(first, own.end), np.append(own.start, last)
+        gaps.append(np.stack([np.full(len(begin), place), begin, end])[:, end - begin >= LEAST_GAP * (last - first)])
+    places, starts, ends = np.concatenate(gaps, axis=1)
+    _draw_computed(ax, rows, places, starts, ends, BUBBLE_LOOK, zorder=2, gid="bubbles")
+    return len(places)
 
 
 def _draw_phases(ax: Axes, actions: StageActions, rows: Rows) -> None:

@@ -24,7 +24,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Action
 from ringsim.topologies import OneMachine
 from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
-from ringsim.traces.steps import STEP, count_steps, find_step
+from ringsim.traces.steps import count_steps, find_step, is_step
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
@@ -237,11 +237,9 @@ def _typical(times: Ints) -> float:
 def _list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """What happens at each moment of a rank, how many seconds until the next one of its thread, and for how many bytes."""
     events = trace.events
-    computes = np.array([read_label(label) is not None for label in events.tables.labels] or [False])
     spans, sends, recvs = (events.kind == kind for kind in (SPAN, SEND, RECV))
-    asleep = spans & (events.label != NONE) & computes[events.label]
-    named = np.array([label.startswith(STEP) for label in events.tables.labels] or [False])
-    steps = spans & (events.label != NONE) & named[events.label]  # what comes after one is not part of it
+    asleep = events.spans(lambda label: read_label(label) is not None)
+    steps = is_step(events)  # what comes after one is not part of it
     both = sends | recvs
     messages = trace.messages
     early = np.zeros(len(events), dtype=bool)

@@ -20,7 +20,7 @@ from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.lazy import bundle, resolve
-from ringsim.traces.steps import STEP, StageActions, count_steps, find_step, in_step
+from ringsim.traces.steps import StageActions, count_steps, find_step, is_step, number_steps
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
@@ -184,9 +184,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         raise ArgumentError(
             f"the two runs must have as many steps, got {num_steps} and {count_steps(virtual.events)}. Run the same worker."
         )
-    numbers = np.full(len(real.events), NONE if num_steps else 0)
-    for step in range(num_steps):
-        numbers[_inside(real, step)] = step
+    numbers = np.where(is_step(real.events), NONE, number_steps(real.events)) if num_steps else np.zeros(len(real.events), dtype=np.int64)
     compared = numbers[real_index] != NONE
     real_index, virtual_index = real_index[compared], virtual_index[compared]
     number = numbers[real_index]
@@ -213,14 +211,6 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         step=number,
         lag_s=lag_ns * 1e-9,
     )
-
-
-def _inside(trace: Trace, step: int) -> Ints:
-    """Marks the events of a step, without the span of the step itself."""
-    events = trace.events
-    is_step = np.array([label.startswith(STEP) for label in events.tables.labels])
-    mask: Ints = in_step(events, step) & ~((events.kind == SPAN) & (events.label != NONE) & is_step[events.label])
-    return mask
 
 
 def _pair(real: Trace, virtual: Trace) -> tuple[Ints, Ints]:

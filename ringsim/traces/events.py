@@ -21,6 +21,7 @@ payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
@@ -109,7 +110,6 @@ RECORD: Final = np.dtype(
         ("status", "<u2"),
     ]
 )
-RECORD_FORMAT: Final = "<qqqQiiiiiiiiiHH"  # the same, for struct
 
 
 class Group(NamedTuple):
@@ -186,6 +186,12 @@ class Events:
         """Size of each event in bytes (int64), -1 for spans and marks."""
         sizes = np.array([payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64)
         return sizes[self.payload]  # -1 picks the last, which is NONE
+
+    def spans(self, named: Callable[[str], bool]) -> Ints:
+        """Returns the mask of the spans whose names are such."""
+        labels = [number for number, label in enumerate(self.tables.labels) if named(label)]
+        mask: Ints = (self.kind == SPAN) & np.isin(self.label, labels)
+        return mask
 
     def select(self, where: Ints) -> Events:
         """Returns the events that ``where`` (a mask, or indices) picks, with the same tables."""

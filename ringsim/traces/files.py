@@ -166,7 +166,7 @@ def _load(path: str) -> Trace:
         ) from error
     try:
         meta_bytes, parquet = _read_zip(data)
-        meta = _parse_meta(meta_bytes)
+        meta = json.loads(meta_bytes.decode("utf-8"), parse_constant=no_constant)
         _check_format(meta, path)
         events = _unpack_events(parquet, meta)
         metadata: Any = readable(meta.get("metadata"))
@@ -221,15 +221,8 @@ def _pack_meta(trace: Trace) -> bytes:
     return packed
 
 
-def _parse_meta(data: bytes) -> dict[str, Any]:
-    meta = json.loads(data.decode("utf-8"), parse_constant=no_constant)
-    if not isinstance(meta, dict):
-        raise ValueError(f"{META} is not an object")
-    return meta
-
-
-def _check_format(meta: dict[str, Any], path: str) -> None:
-    number = meta.get("format")
+def _check_format(meta: Any, path: str) -> None:
+    number = meta.get("format") if isinstance(meta, dict) else None
     if type(number) is not int or number < 1:
         raise ValueError(f"{META} names no format")
     if number > FORMAT:

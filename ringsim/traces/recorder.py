@@ -85,7 +85,7 @@ _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("sit
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
-_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into  # RECORD_FORMAT with some neighbours joined
+_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into  # RECORD with some neighbours joined
 _pack_rank: Final = struct.Struct("<i").pack_into
 
 # The stage (lower half) and the microbatch of the innermost span.

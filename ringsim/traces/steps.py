@@ -25,7 +25,7 @@ A forward pass keeps what its backward pass needs, so an activation is live from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -35,7 +35,7 @@ from ringsim.errors import ArgumentError, RingError, ScheduleError
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.closed_forms import Step
 from ringsim.schedules.schedule import Action
-from ringsim.traces.events import NONE, SPAN, Events, Ints
+from ringsim.traces.events import NONE, Events, Ints
 
 __all__ = [
     "KINDS",
@@ -49,10 +49,12 @@ __all__ = [
     "count_steps",
     "find_step",
     "in_step",
+    "is_step",
     "list_live",
     "measure_bubble",
     "measure_peaks",
     "measure_stage_use",
+    "number_steps",
 ]
 
 
@@ -189,12 +191,12 @@ class StageActions:
 
 def count_steps(events: Events) -> int:
     """Returns how many complete steps of a pipeline the events hold."""
-    return int(_number_steps(events).max(initial=-1)) + 1
+    return int(number_steps(events).max(initial=-1)) + 1
 
 
 def in_step(events: Events, step: int) -> Ints:
     """Returns the mask of the events that were posted within a step, counted from 0."""
-    where: Ints = _number_steps(events) == step
+    where: Ints = number_steps(events) == step
     return where
 
 
@@ -222,7 +224,7 @@ def find_step(trace: Recorded, step: int | None = None) -> StageActions:
         ('1f1b', ['0F0', '0B0'], 110.0)
     """
     events = trace.events
-    numbers = _number_steps(events)
+    numbers = number_steps(events)
     count = int(numbers.max(initial=-1)) + 1
     if count == 0:
         raise ArgumentError("trace must have a step of a pipeline, got one without. Record ranks that call train_step_pipeline.")
@@ -233,16 +235,16 @@ def find_step(trace: Recorded, step: int | None = None) -> StageActions:
     own = np.flatnonzero((numbers == step) & _is_action(events))
     own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
     labels = events.tables.labels
-    name = labels[events.label[np.flatnonzero((numbers == step) & _is_step(events))[0]]]
+    name = labels[events.label[np.flatnonzero((numbers == step) & is_step(events))[0]]]
     kind = np.array([KINDS.get(label, "") for label in labels])[events.label[own]]
     columns = (events.rank[own], events.stage[own], kind, events.microbatch[own], events.post_ns[own], events.done_ns[own])
     return StageActions(name.removeprefix(STEP), *columns)
 
 
-def _number_steps(events: Events) -> Ints:
+def number_steps(events: Events) -> Ints:
     """Returns the step that each event was posted in, counted from 0 on each rank; -1 outside of steps that ended on every rank."""
     numbers = np.full(len(events), NONE, dtype=np.int64)
-    steps, whole = _is_step(events), []
+    steps, whole = is_step(events), []
     actions = _is_action(events) if steps.any() else steps
     for rank in np.unique(events.rank[steps]).tolist():
         of_rank = slice(*np.searchsorted(events.rank, [rank, rank + 1]))
@@ -257,19 +259,14 @@ def _number_steps(events: Events) -> Ints:
     return numbers
 
 
-def _is_step(events: Events) -> Ints:
-    return _is_span(events, lambda label: label.startswith(STEP))
+def is_step(events: Events) -> Ints:
+    """Returns the mask of the spans that are steps."""
+    return events.spans(lambda label: label.startswith(STEP))
 
 
 def _is_action(events: Events) -> Ints:
-    found = _is_span(events, KINDS.__contains__)
+    found = events.spans(KINDS.__contains__)
     where: Ints = found & (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
-    return where
-
-
-def _is_span(events: Events, named: Callable[[str], bool]) -> Ints:
-    labels = [number for number, label in enumerate(events.tables.labels) if named(label)]
-    where: Ints = (events.kind == SPAN) & np.isin(events.label, labels)
     return where
 
 
@@ -538,8 +535,8 @@ def measure_stage_use(trace: Recorded) -> list[StageUse]:
         0.25
     """
     events = trace.events
-    names = np.array([*trace.events.tables.labels, ""])[events.label]
-    jobs = np.flatnonzero((events.kind == SPAN) & np.isin(names, ("prefill", "decode")) & (events.done_ns != NONE))
+    prefill = events.spans("prefill".__eq__)
+    jobs = np.flatnonzero((prefill | events.spans("decode".__eq__)) & (events.done_ns != NONE))
     if len(jobs) == 0:
         raise ArgumentError("trace must be of a call of generate, got one without its jobs. Record the ranks while they generate.")
     start, stop = events.post_ns[jobs].min(), events.done_ns[jobs].max()
@@ -547,7 +544,7 @@ def measure_stage_use(trace: Recorded) -> list[StageUse]:
     for stage in range(int(events.stage[jobs].max()) + 1):
         own = jobs[events.stage[jobs] == stage]
         took = events.done_ns[own] - events.post_ns[own]
-        is_prefill = names[own] == "prefill"
+        is_prefill = prefill[own]
         use = _decode_use(events.post_ns[own], took, is_prefill, events.microbatch[own])
         rows.append(StageUse(took[is_prefill].mean() * 1e-9, took[~is_prefill].mean() * 1e-9, use, (stop - start - took.sum()) * 1e-9))
     return rows

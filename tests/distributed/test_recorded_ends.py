@@ -75,7 +75,12 @@ RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
 def test_the_file_says_who_ended_and_why(server: RankServer, tmp_path: Path, who: int, how: str, kind: str, words: str, when: str) -> None:
     """0.1.0 found nothing wrong, or a rank that was busy."""
     ended = server.run(ends_early, [(str(tmp_path), rank, who, how, when) for rank in range(3)])
-    findings = ringsim.load(tmp_path / "run.ringtrace").explain().findings
+    trace = ringsim.load(tmp_path / "run.ringtrace")
+    findings = trace.explain().findings
+    if how == "dies":
+        assert not trace.metadata["complete"]
+        assert any("ranks [1] had not left" in note for note in trace.metadata["notes"])
+        assert (tmp_path / "run.ringtrace.parts" / "rank-1.events").exists()  # the evidence stays
     assert [each.kind for each in findings] == [kind]
     assert who in findings[0].ranks
     assert re.search(words, findings[0].message)
