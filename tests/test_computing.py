@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,33 +37,20 @@ def clock() -> Iterator[_Clock]:
     change_state(clock=None, slowdown=1.0, sleep_s=0.0, around_s=0.0, jitter=None)
 
 
-def test_virtual_clock_goes_on_and_nobody_sleeps(clock: _Clock) -> None:
-    begin_s = time.monotonic()
-    compute(3600)
-    compute(0.25)
-    assert clock.passed == [3600, 0.25]
-    assert time.monotonic() - begin_s < 3600  # it would have slept that long
-
-
-def test_slow_rank_takes_longer(clock: _Clock) -> None:
-    change_state(slowdown=2.5)
-    compute(2)
-    assert clock.now_s() == 5.0
-
-
-def test_jitter_stretches_each_computation_anew(clock: _Clock) -> None:
-    draws = iter([0.5, 1.5])
-    change_state(slowdown=2, jitter=lambda: next(draws))
-    compute(1)
-    compute(1)
-    assert clock.passed == [1.0, 3.0]
-
-
-def test_virtual_clock_oversleeps_as_a_real_rank_does(clock: _Clock) -> None:
-    change_state(slowdown=2, sleep_s=0.125, around_s=0.5)
-    compute(1)
-    compute(0)
-    assert clock.passed == [2.125, 0.5, 0.125, 0.5]  # the program around it, which needs a core, is not slowed down
+@pytest.mark.parametrize(
+    ("state", "seconds", "passed"),
+    [
+        ({}, [3600, 0.25], [3600, 0.25]),  # nobody sleeps
+        ({"slowdown": 2.5}, [2], [5.0]),
+        ({"slowdown": 2, "jitter": iter([0.5, 1.5]).__next__}, [1, 1], [1.0, 3.0]),  # drawn anew for each
+        ({"slowdown": 2, "sleep_s": 0.125, "around_s": 0.5}, [1, 0], [2.125, 0.5, 0.125, 0.5]),  # a real rank oversleeps
+    ],
+)
+def test_virtual_clock_goes_on(clock: _Clock, state: dict[str, Any], seconds: list[float], passed: list[float]) -> None:
+    change_state(**state)
+    for each in seconds:
+        compute(each)
+    assert clock.passed == passed
 
 
 def test_real_rank_sleeps_at_least_that_long() -> None:
@@ -94,16 +82,9 @@ def test_seconds_that_are_none(seconds: object) -> None:
         compute(seconds)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def _slow() -> Iterator[None]:
-    change_state(slowdown=4.0)
-    yield
-    change_state(slowdown=1.0)
-
-
-@pytest.mark.usefixtures("_slow")
 def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [0.0], []
+    change_state(slowdown=4.0)
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)

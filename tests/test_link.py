@@ -23,12 +23,11 @@ def test_the_numbers_of_a_link() -> None:
     assert link.n_half_bytes == pytest.approx(125_000)
     assert link.time_s(0) == 10e-6
     assert link.time_s(link.n_half_bytes) == pytest.approx(2 * link.alpha_s)
-
-
-def test_a_link_whose_bytes_are_free() -> None:
-    link = Link(1e-6, 0.0)
-    assert math.isinf(link.bandwidth_gb_per_s)
-    assert math.isinf(link.n_half_bytes)
+    free = Link(1e-6, 0.0)
+    assert math.isinf(free.bandwidth_gb_per_s)
+    assert math.isinf(free.n_half_bytes)
+    with pytest.raises(ArgumentError, match="size_bytes must be 0 or more, got -1"):
+        link.time_s(-1)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +36,6 @@ def test_a_link_whose_bytes_are_free() -> None:
 def test_a_link_of_impossible_numbers_is_refused(numbers: tuple[float, ...]) -> None:
     with pytest.raises(ArgumentError, match="must be a number from 0"):
         Link(*numbers)
-
-
-def test_a_message_of_negative_size_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="size_bytes must be 0 or more, got -1"):
-        Link(0.0, 0.0).time_s(-1)
 
 
 @given(

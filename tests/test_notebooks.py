@@ -359,7 +359,7 @@ def test_lesson_08_shows_what_it_claims() -> None:
     texts = texts_of("08_communication_layer")
     assert texts["adapter-run"].count(" all_reduce world        4000 ") == 6
     assert "*, prof=False, log_name=None, debug=None)" in texts["adapter-run"]
-    assert "return native(*args, **kwargs)" in texts["adapter-source"]
+    assert "return torchs(*args, **kwargs)" in texts["adapter-source"]
     assert "backend: torch\n" in texts["adapter-source"]
     assert "is named wrapper with signature (*args) and docstring None\nTypeError: " in texts["decorator-run"]
     assert re.search(r"reduce_later: 2\d\d ms\nreturned None", texts["decorator-run"])

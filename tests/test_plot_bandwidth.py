@@ -18,7 +18,7 @@ from synthetic import Story, pipeline
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.plot.charts import FIGURES, achieved, link_text, make_curves, pen, plot_bandwidth, spread
+from ringsim.plot.charts import FIGURES, LINE_RATES, achieved, link_text, make_curves, pen, plot_bandwidth, spread
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
 from ringsim.traces.value import Trace
@@ -299,3 +299,10 @@ def test_every_figure_has_a_source_and_one_number() -> None:
         assert figure.remark
     for one, other in pairwise(figure for figure in FIGURES if figure.size_bytes is not None):
         assert one.source != other.source or one.size_bytes < other.size_bytes
+
+
+def test_no_published_bandwidth_is_above_the_line_rate() -> None:
+    rates = {rate.link: rate.one_way_gb_per_s for rate in LINE_RATES}
+    assert set(rates) <= {figure.link for figure in FIGURES}
+    assert all((figure.bandwidth_gb_per_s or 0) < rates.get(figure.link, math.inf) for figure in FIGURES)
+    assert all(rate.both_ways_gb_per_s == 2 * rate.one_way_gb_per_s for rate in LINE_RATES)

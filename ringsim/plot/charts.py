@@ -44,22 +44,7 @@ from ringsim.traces.value import Trace, count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "FIGURES",
-    "Achieved",
-    "Curve",
-    "MeasuredUse",
-    "Pen",
-    "PublishedFigure",
-    "achieved",
-    "bandwidth_png",
-    "link_text",
-    "make_curves",
-    "pen",
-    "plot_bandwidth",
-    "plot_inner_iterations",
-    "spread",
-]
+__all__ = ["FIGURES", "LINE_RATES", "LineRate", "MeasuredUse", "PublishedFigure", "achieved", "plot_bandwidth", "plot_inner_iterations"]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
 MOST_NAMED: Final = 3  # measurements that the title names
@@ -600,6 +585,17 @@ class PublishedFigure:
     remark: str = ""
 
 
+@dataclass(frozen=True)
+class LineRate:
+    """What the wires of a link can carry by specification, in one direction and in both together: a limit that no program reaches."""
+
+    link: str
+    one_way_gb_per_s: float
+    both_ways_gb_per_s: float
+    source: str
+    url: str
+
+
 _TESTS: Final = "https://github.com/NVIDIA/nccl-tests/issues/"
 _NCCL: Final = "https://github.com/NVIDIA/nccl/issues/"
 _A40: Final = "network, A40"
@@ -607,6 +603,12 @@ _A100_4: Final = "NVLink 3, A100, 4 links"
 _H100: Final = "NVLink 4, H100"
 _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
 _A100_TIMES_US: Final = {8: 9.85, 16: 9.76}
+
+LINE_RATES: Final[tuple[LineRate, ...]] = (
+    LineRate("NVLink 4, H100", 450.0, 900.0, "nccl #1264", f"{_NCCL}1264"),
+    LineRate("NVLink 3, A100, 12 links", 300.0, 600.0, "nccl-tests #149", f"{_TESTS}149"),
+    LineRate("NVLink 3, A100, 4 links", 100.0, 200.0, "nccl-tests #331", f"{_TESTS}331"),
+)
 
 FIGURES: Final[tuple[PublishedFigure, ...]] = (
     PublishedFigure(
