@@ -47,72 +47,58 @@ def test_the_reference_is_what_backward_gives(kind: str) -> None:
     assert reference.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
 
 
-def test_a_right_step_is_equal() -> None:
-    model = build("small")
-    backward(model, 1 / 3)
-    report = gradient_report(model, INPUTS, TARGETS)
+def verdicts(model: nn.Module) -> list[tuple[str, str]]:
+    return [(row.parameter, row.verdict) for row in gradient_report(model, INPUTS, TARGETS).wrong]
+
+
+def test_each_known_mistake_has_its_verdict() -> None:
+    right, undivided, mixed = build("small"), build("small"), build("small")
+    backward(right, 1 / 3)
+    report = gradient_report(right, INPUTS, TARGETS)
     assert report
     assert report.worst < 1e-14
-    assert str(report).startswith(f"{len(list(model.parameters()))} gradients equal those of one process")
-
-
-def test_a_loss_that_is_not_divided_is_three_times_too_large() -> None:
-    model = build("small")
-    backward(model, 1.0)
-    report = gradient_report(model, INPUTS, TARGETS)
+    assert str(report).startswith(f"{len(list(right.parameters()))} gradients equal those of one process")
+    backward(undivided, 1.0)  # by the number of microbatches
+    report = gradient_report(undivided, INPUTS, TARGETS)
     assert not report
-    assert {row.verdict for row in report.rows} == {"scaled"}
-    assert {round(row.scale or 0, 9) for row in report.rows} == {3.0}
-    assert {round(row.difference, 9) for row in report.rows} == {2.0}
-
-
-def test_mixed_up_microbatches_differ() -> None:
-    model = build("small")
-    backward(model, 1 / 3, [ids.flip(1) for ids in INPUTS])
-    assert {row.verdict for row in gradient_report(model, INPUTS, TARGETS).rows} == {"different"}
-
-
-def test_half_of_a_tied_gradient_differs_and_the_others_are_equal() -> None:
-    model = build("small", tied=True)
-    backward(model, 1 / 3)
-    head_only = single_process_step(model, INPUTS, TARGETS).gradients
-    model.embedding.weight.grad = head_only["embedding.weight"] - model.embedding.weight.grad * 0.25
-    report = gradient_report(model, INPUTS, TARGETS)
-    assert [(row.parameter, row.verdict) for row in report.wrong] == [("embedding.weight", "scaled")]
-    model.embedding.weight.grad[3] += 1.0
-    assert [(row.parameter, row.verdict) for row in gradient_report(model, INPUTS, TARGETS).wrong] == [("embedding.weight", "different")]
-
-
-def test_a_head_without_gradient_is_missing_and_stands_first() -> None:
-    model = build("small")
-    backward(model, 1.0)
-    model.head.weight.grad = None
-    row, *others = gradient_report(model, INPUTS, TARGETS).wrong
+    assert {(row.verdict, round(row.scale or 0, 9), round(row.difference, 9)) for row in report.rows} == {("scaled", 3.0, 2.0)}
+    undivided.head.weight.grad = None
+    row, *others = gradient_report(undivided, INPUTS, TARGETS).wrong
     assert row == ("head.weight", "missing", math.inf, None, ())
     assert {other.verdict for other in others} == {"scaled"}
+    backward(mixed, 1 / 3, [ids.flip(1) for ids in INPUTS])
+    assert {verdict for _, verdict in verdicts(mixed)} == {"different"}
 
 
-def test_frozen_parameters_have_no_gradient_and_should_have_none() -> None:
-    model = build("small")
-    model.embedding.requires_grad_(False)
+def test_tied_and_frozen_parameters() -> None:
+    model, name = build("small", tied=True), "embedding.weight"
     backward(model, 1 / 3)
-    assert gradient_report(model, INPUTS, TARGETS)
-    model.embedding.weight.grad = torch.zeros_like(model.embedding.weight)
-    assert [(row.parameter, row.verdict) for row in gradient_report(model, INPUTS, TARGETS).wrong] == [("embedding.weight", "unexpected")]
+    weight = model.embedding.weight
+    weight.grad = single_process_step(model, INPUTS, TARGETS).gradients[name] - weight.grad * 0.25
+    assert verdicts(model) == [(name, "scaled")]
+    weight.grad[3] += 1.0
+    assert verdicts(model) == [(name, "different")]
+    frozen = build("small")
+    frozen.embedding.requires_grad_(False)
+    backward(frozen, 1 / 3)
+    assert verdicts(frozen) == []
+    frozen.embedding.weight.grad = torch.zeros_like(frozen.embedding.weight)
+    assert verdicts(frozen) == [(name, "unexpected")]
 
 
-def test_zeros_and_nan_are_compared_too() -> None:
-    zeros, ones, nan = torch.zeros(2), torch.ones(2), torch.tensor([1.0, math.nan])
-
-    def verdict(found: Tensor, expected: Tensor) -> tuple[str, float]:
-        (row,) = compare_gradients({"w": found}, {"w": expected}, tolerance=1e-5).rows
-        return row.verdict, row.difference
-
-    assert verdict(zeros, zeros) == ("equal", 0.0)
-    assert verdict(ones, zeros) == ("different", math.inf)
-    assert verdict(zeros, ones) == ("different", 1.0)
-    assert verdict(nan, ones) == ("different", math.inf)
-    assert verdict(ones, nan) == ("different", math.inf)
+@pytest.mark.parametrize(
+    ("found", "expected", "verdict"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], ("equal", 0.0)),
+        ([1.0, 1.0], [0.0, 0.0], ("different", math.inf)),
+        ([0.0, 0.0], [1.0, 1.0], ("different", 1.0)),
+        ([1.0, math.nan], [1.0, 1.0], ("different", math.inf)),
+        ([1.0, 1.0], [1.0, math.nan], ("different", math.inf)),
+    ],
+)
+def test_zeros_and_nan_are_compared_too(found: list[float], expected: list[float], verdict: tuple[str, float]) -> None:
+    (row,) = compare_gradients({"w": torch.tensor(found)}, {"w": torch.tensor(expected)}, tolerance=1e-5).rows
+    assert (row.verdict, row.difference) == verdict
 
 
 def test_reference_leaves_random_numbers_alone() -> None:
@@ -162,11 +148,8 @@ def test_gradient_flow_names_what_was_not_reached() -> None:
     model[1].bias.grad = torch.zeros(2)
     model[2].weight.grad[0, 0] = math.nan
     assert check_gradient_flow(model) == {"1.weight": "no gradient", "1.bias": "only zeros", "2.weight": "not finite"}
-
-
-def test_gradient_flow_of_a_stage_asks_about_this_stage_only() -> None:
-    model = build("small")
-    first, last = build_stages(model, partition_model(model, 2))
+    small = build("small")
+    first, last = build_stages(small, partition_model(small, 2))
     first(INPUTS[0]).sum().backward()
     assert check_gradient_flow(first) == {}
     assert set(check_gradient_flow(last).values()) == {"no gradient"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.messages import HEADER_SIZE, Header, Payload
 from ringsim.pipeline.stage import Stage, backward_input, backward_stage, backward_weight, count_stage_flops, forward_stage
 from ringsim.schedules.partition import by_sizes
-from ringsim.state import change_state, get_state
+from ringsim.state import get_state
 
 # Even, uneven, and with empty stages: first, middle, last.
 CUTS = [[3], [2, 1], [0, 3], [1, 0, 2], [1, 1, 1, 0], [0, 2, 0, 1, 0]]
@@ -508,60 +509,45 @@ def test_a_seventy_billion_pipeline_is_simulated_from_its_shapes() -> None:
 # -- charged
 
 
-class StandInClock:
-    """A clock that only adds up."""
+class ByStage:
+    """A table of one's own."""
 
-    def __init__(self) -> None:
-        self.passed_s: list[float] = []
-
-    def now_s(self) -> float:
-        return sum(self.passed_s)
-
-    def advance(self, seconds: float) -> None:
-        self.passed_s.append(seconds)
+    def time_s(self, work: Work) -> float:
+        return {"F": 1.0, "B": 2.0}[work.kind] + 10 * work.stage + 100 * work.microbatch
 
 
-@pytest.fixture
-def clock() -> Iterator[StandInClock]:
-    stand_in = StandInClock()
-    change_state(clock=stand_in, costs=FlopCosts(flops_per_s=1e9), slowdown=2.0)
-    yield stand_in
-    change_state(clock=None, costs=None, slowdown=1.0)
+def charged_s(worker: Callable[[], object], compute: Any) -> list[float]:
+    """Returns how long each computation of a rank that runs alone takes on the virtual clock."""
+    table = ringsim.simulate(worker, world_size=1, link=ringsim.Link(0, 0), compute=compute, inject=[ringsim.Slow(0, 2)]).to_pandas()
+    spans = table[(table["kind"] == "span") & (table["microbatch"] >= 0)]
+    return [1e-9 * took_ns for took_ns in (spans["done_ns"] - spans["post_ns"]).tolist()]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "zb_h1"])
-def test_a_step_is_charged_for_each_of_its_computations(name: str, clock: StandInClock) -> None:
-    model, ids = build("small"), [tokens(1, 4), tokens(1, 6)]
-    schedule = make_schedule(name, 1, 2)
-    train_step_pipeline(model, ids, ids, schedule=schedule)
+def test_a_step_is_charged_for_each_of_its_computations(name: str) -> None:
+    model, ids, schedule = build("small"), [tokens(1, 4), tokens(1, 6)], make_schedule(name, 1, 2)
     (stage,) = build_stages(model, [range(3)])
-    expected = [count_stage_flops(stage, ids[action.microbatch]).of(action.kind) for action in schedule.actions[0]]
-    assert clock.passed_s == [2 * count / 1e9 for count in expected]
+    due = [count_stage_flops(stage, ids[action.microbatch]).of(action.kind) for action in schedule.actions[0]]
+    step = partial(train_step_pipeline, model, ids, ids, schedule=schedule)
+    assert charged_s(step, FlopCosts(flops_per_s=1e3)) == pytest.approx(
+        [2 * count / 1e3 for count in due]
+    )  # a slow rank takes twice as long
+    if name == "gpipe":
+        assert charged_s(step, ByStage()) == pytest.approx([2.0, 202.0, 4.0, 204.0])
 
 
-def test_generation_is_charged_for_prompts_and_then_for_a_token_at_a_time(clock: StandInClock) -> None:
+def test_generation_is_charged_for_prompts_and_then_for_a_token_at_a_time() -> None:
     model = build("small", dtype=torch.float32)
-    generate(model, [[1, 2, 3, 4]], max_new_tokens=3)
     (stage,) = build_stages(model, [range(3)])
     shapes = [(4, 4), (1, 5), (1, 6)]  # new tokens, tokens so far
-    expected = [count_stage_flops(stage, tokens(1, new), so_far).of("F") for new, so_far in shapes]
-    assert clock.passed_s == [2 * count / 1e9 for count in expected]
+    due = [count_stage_flops(stage, tokens(1, new), so_far).of("F") for new, so_far in shapes]
+    found = charged_s(partial(generate, model, [[1, 2, 3, 4]], max_new_tokens=3), FlopCosts(flops_per_s=1e3))
+    assert found == pytest.approx([2 * count / 1e3 for count in due])
 
 
 def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
     assert get_state().clock is None
     charge("F", 0, 0, count=lambda: pytest.fail("nobody asked"))
-
-
-def test_a_table_of_ones_own(clock: StandInClock) -> None:
-    class ByStage:
-        def time_s(self, work: Work) -> float:
-            return {"F": 1.0, "B": 2.0}[work.kind] + 10 * work.stage + 100 * work.microbatch
-
-    change_state(costs=ByStage())
-    charge("F", 1, 2, count=lambda: Flops(0, 0, 0))
-    charge("B", 0, 0, count=lambda: Flops(0, 0, 0))
-    assert clock.passed_s == [422.0, 4.0]
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "fast"])

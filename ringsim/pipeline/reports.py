@@ -304,15 +304,15 @@ def _merged(rows: Sequence[GradientRow]) -> GradientRow:
 
 def _row(name: str, found: Tensor | None, expected: Tensor | None, tolerance: float, rank: int) -> GradientRow:
     ranks = () if found is None else (rank,)
+    if found is None and expected is None:
+        return GradientRow(name, "equal", 0.0, None, ranks)
     if found is None or expected is None:
-        if found is None and expected is None:
-            return GradientRow(name, "equal", 0.0, None, ranks)
         return GradientRow(name, "missing" if found is None else "unexpected", math.inf, None, ranks)
     found, expected = found.double(), expected.double()
     difference = _relative(found, expected)
+    scale = float((found * expected).sum() / expected.square().sum())
     if difference <= tolerance:
         return GradientRow(name, "equal", difference, None, ranks)
-    scale = float((found * expected).sum() / expected.square().sum())
     if scale > 0 and _relative(found, scale * expected) <= tolerance:
         return GradientRow(name, "scaled", difference, scale, ranks)
     return GradientRow(name, "different", difference, None, ranks)
@@ -463,16 +463,15 @@ def check_single_rank(
 
 def _step(stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Callable[[Tensor], Tensor]) -> None:
     """Runs one microbatch forward through all stages, and back."""
-    entered = []
-    left = []
+    ends: list[tuple[Tensor, Tensor]] = []  # what entered each stage, and what left it
     for stage in stages:
-        entered.append(x.detach())
-        x = forward_stage(partial(stage, attention_mask=mask), entered[-1])
-        left.append(x)
-    left[-1] = loss_of(x)
+        entered = x.detach()
+        x = forward_stage(partial(stage, attention_mask=mask), entered)
+        ends.append((entered, x))
+    ends[-1] = ends[-1][0], loss_of(x)
     grad = None
-    for x, y in zip(reversed(entered), reversed(left), strict=True):
-        grad = backward_stage(x, y, grad)
+    for entered, left in reversed(ends):
+        grad = backward_stage(entered, left, grad)
 
 
 class LossComparison(NamedTuple):

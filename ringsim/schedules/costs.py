@@ -50,9 +50,6 @@ class Costs:
 
         Raises:
             ArgumentError: a value is not a time, or a list has too many or too few.
-
-        Example:
-            >>> Costs(forward=(1, 2), latency=3).check(num_stages=2)
         """
         for name in (field.name for field in fields(self)):
             given = getattr(self, name)

@@ -337,7 +337,7 @@ class Evaluation:
     @property
     def makespan(self) -> Time:
         """How long the step takes: until the last computation ends."""
-        return max((self._end(rank) for rank in range(self.schedule.num_ranks)), default=0)
+        return max((end for _, end in self._spans), default=0)
 
     @property
     def busy(self) -> tuple[Time, ...]:
@@ -355,7 +355,7 @@ class Evaluation:
 
         The papers on zero bubbles count like this: consecutive steps fill the idle time at both ends.
         """
-        return tuple(self._end(rank) - self._start(rank) - busy for rank, busy in enumerate(self.busy))
+        return tuple(end - start - busy for (start, end), busy in zip(self._spans, self.busy, strict=True))
 
     @property
     def peak_live(self) -> tuple[int, ...]:
@@ -389,13 +389,11 @@ class Evaluation:
                 curve.append((end, live))
         return curve
 
-    def _start(self, rank: int) -> Time:
-        """When a rank's first computation starts."""
-        return min((timed.start for timed in self.get_computations(rank)), default=0)
-
-    def _end(self, rank: int) -> Time:
-        """When a rank's last computation ends."""
-        return max((timed.end for timed in self.get_computations(rank)), default=0)
+    @property
+    def _spans(self) -> list[tuple[Time, Time]]:
+        """For each rank, when its first computation starts and its last one ends."""
+        rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
+        return [(min((timed.start for timed in row), default=0), max((timed.end for timed in row), default=0)) for row in rows]
 
 
 def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantics = "rendezvous") -> Evaluation:

@@ -234,9 +234,6 @@ class ScheduleRun:
             by: how much each is improved, above 0 and below 1: 0.1 makes it 10 % faster, or messages 10 % smaller.
             most: how many to try, each by simulating it; those on which the critical path spends most come first.
 
-        Returns:
-            The gains, the largest first.
-
         Raises:
             ArgumentError: ``by`` or ``most`` breaks its rule.
         """
@@ -260,7 +257,7 @@ class ScheduleRun:
             between: of which time, from and until, in the unit of the costs; None for all. Events that reach into it are complete.
 
         Returns:
-            The trace. Its metadata says what was simulated; a part is named as such.
+            The trace; its metadata says what was simulated, and of which part.
 
         Raises:
             ArgumentError: there is no such rank or time, or the part has more events or takes longer than a trace can hold.
@@ -282,11 +279,7 @@ class ScheduleRun:
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
-        """Draws the step with its critical path, on ``ax`` or on a new figure.
-
-        Returns:
-            The axes.
-        """
+        """Draws the step with its critical path, on ``ax`` or on a new figure, and returns the axes."""
         axes: Axes = resolve("plot_schedule_run")(self, ax=ax)
         return axes
 
