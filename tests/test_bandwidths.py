@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,25 +272,22 @@ def load_damaged(data: bytes, *, draw: bool) -> None:
             table.plot(ax=Figure().add_subplot())
 
 
-def change_metadata(document: dict[str, Any], choose: Choose) -> bytes:
+def change_metadata(data: bytes, choose: Choose) -> bytes:
+    document = json.loads(data)
     document["metadata"] = json.loads(change_meta(json.dumps(document["metadata"]).encode(), choose))
     return json.dumps(document).encode()
 
 
-MUTATIONS: dict[str, Callable[[Choose], bytes]] = {
-    "bytes": lambda choose: flip(WHOLE, choose),
-    "values": lambda choose: change_meta(WHOLE, choose),
-    "metadata": lambda choose: change_metadata(json.loads(WHOLE), choose),
-    "numbers": lambda choose: changed_rows(choose),
-    "numbers and metadata, drawn": lambda choose: change_metadata(json.loads(changed_rows(choose)), choose),
-}
+@settings(max_examples=2 * settings.default.max_examples)
+@given(st.data(), st.booleans())
+def test_random_damage(data: st.DataObject, draw: bool) -> None:
+    def choose(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
 
-
-@pytest.mark.parametrize("what", MUTATIONS)
-@settings(max_examples=15)
-@given(st.data())
-def test_random_damage(what: str, data: st.DataObject) -> None:
-    load_damaged(MUTATIONS[what](lambda low, high: data.draw(st.integers(low, high))), draw="drawn" in what)
+    what = choose(0, 4)
+    damaged = flip(WHOLE, choose) if what == 0 else change_meta(WHOLE, choose) if what == 1 else WHOLE
+    damaged = changed_rows(choose) if what > 2 else damaged
+    load_damaged(change_metadata(damaged, choose) if what in (2, 4) else damaged, draw=draw)
 
 
 def changed_rows(choose: Choose) -> bytes:

@@ -116,6 +116,8 @@ def test_a_slot_that_another_thread_fills_late_is_found(tmp_path: Path) -> None:
     writer.post("isend", 0, 1, 0)
     live = LiveRecords(tmp_path, 1)
     assert live.look()[0][:2] == live.look()[0][:2] == (1, 1)
+    writer.recorder._memory[:72] = record[:-2] + bytes(2)  # in the middle of being written
+    assert live.look()[0][:2] == (1, 1)
     writer.recorder._memory[:72] = record
     assert live.look()[0][:2] == (2, 2)
     assert [one.index for one in live.builder.build(["running"], 0).ranks[0].posted] == [0, 1]

@@ -75,7 +75,7 @@ _POLL_S = 0.005
 
 
 class LeftAlready(Exception):
-    """The store belongs to a ring that is being taken down; the next one is not there yet."""
+    """The store belongs to a ring that is being taken down; the next one does not exist yet."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ def _disagreement(head: Card, card: Card, rank: int) -> str | None:
 class RollCall:
     """One rank's part in the roll-call over a store.
 
-    Every rank of the world calls ``start``, ``finish`` and at the end ``leave``, in this order. The first two block until all ranks have
-    called them.
+    Every rank calls ``start``, ``finish`` and, at the end, ``leave``. The first two block until all ranks have called them.
 
     Args:
         store: the store that all ranks reach.
@@ -205,7 +204,7 @@ class RollCall:
         return [tuple(ring) for ring in verdict["rings"]]
 
     def finish(self, deadline: float, failure: str | None = None) -> None:
-        """Waits until every rank has built its groups, so that none uses, or takes down, what another still needs.
+        """Waits until every rank has built its groups, so that none takes down what another still needs.
 
         Args:
             deadline: see ``start``.

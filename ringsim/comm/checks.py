@@ -66,8 +66,7 @@ class Prechecks:
         recorder: writes down what was found.
 
     Attributes:
-        replacements: for functions of torch that its operations call where a rank is not in the group, to see who sends to itself, and to
-            log an error.
+        replacements: what stands in for those of torch's functions that handle ranks outside a group, sends to oneself and failed calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -167,7 +166,7 @@ def _find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | No
     return (_TO_ITSELF, _KEEP_IT) if to_itself else None
 
 
-# Operations that read nothing but what a tensor is like; those whose names begin with "new_" do neither.
+# Operations that read a tensor's properties and not its data, as those do whose names begin with "new_".
 _LOOKS_ONLY: Final = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "is_same_size")
 
 
@@ -182,7 +181,7 @@ class _Use(NamedTuple):
 
 
 class BufferGuard:
-    """Remembers which buffers are in use, and raises where somebody else uses them.
+    """Remembers which buffers belong to messages, and raises where the program touches one.
 
     Args:
         recorder: writes down what was found.

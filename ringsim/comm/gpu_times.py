@@ -1,19 +1,19 @@
 """When operations on a GPU began to block the program's stream, and when they were done: CUDA events, tied to the host's clock.
 
-On NCCL ``wait()`` returns once the stream has been told to wait, long before the GPU is done. So an event is recorded on the stream before
-it, and one after. An event tells its time after another event only; some of them are therefore tied to the host's clock, the *anchors*:
+On NCCL ``wait()`` returns once the stream has been told to wait, long before the GPU is done. So one event is recorded on the stream before
+it, and one after. CUDA tells the time between two events, not the time of one; some are therefore tied to the host's clock, the *anchors*,
 recorded on a stream of their own, where nothing is queued, between two looks at that clock::
 
     host     look |-| look    wait() returns                               look |-| look
     GPU            anchor ....... other kernels .... begin ===== end .........  anchor
                  first operation                                         the record is read
 
-The times between two anchors lie on a straight line, so clocks that drift apart do no harm. Nothing waits for the GPU. The events are asked
-when the record is read and not before: to ask one while any thread captures a CUDA graph can spoil the capture.
+Times between two anchors are interpolated, so clocks that drift apart do no harm. Nothing waits for the GPU. Events are queried only when
+the record is read: a query while any thread captures a CUDA graph can spoil the capture.
 
 Source:
-    NVIDIA, "CUDA Runtime API", sections on events and stream capture: elapsed time is a float of milliseconds, asking an event is unsafe
-    during a capture. github.com/pytorch/pytorch/issues/104487: a capture that was spoilt so.
+    NVIDIA, "CUDA Runtime API", sections on events and stream capture: elapsed time is a float of milliseconds, queries are unsafe during a
+    capture. github.com/pytorch/pytorch/issues/104487: a capture that was spoilt so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 from ringsim.comm.torch_private import gpu_backend
 
 MAX_KEPT: Final = 1 << 15  # operations whose events wait to be read: two events each
-# What holds until the record is read, and for good where the rank is killed before.
+# True until the record is read, and for good if the rank is killed before.
 NOT_READ: Final = "On NCCL, wait() returns once the work is queued: without the CUDA events, done is not when the GPU was done."
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
 _TRIES: Final = 4  # the narrowest of so many anchors is taken
@@ -43,7 +43,7 @@ _NOT_PASSED: Final = "had not passed, or could not be asked, when the record was
 
 
 class Begun(NamedTuple):
-    """That an operation begins to block the program's stream: on which GPU, and the event that says so, or why there is none."""
+    """The start of an operation: its GPU, and the event there, or why there is none."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -64,9 +64,9 @@ class _Kept(NamedTuple):
 
 
 class GpuTimes:
-    """Puts the times of CUDA events into the records of operations.
+    """Writes the times of CUDA events into the records of operations.
 
-    Any thread may call ``begin`` and ``end``, one after the other around what blocks its stream. Neither blocks, and no method raises.
+    Any thread may call ``begin`` and then ``end``, around what blocks its stream. Neither blocks, and no method raises.
 
     Args:
         amend: ``amend(slot, wait_ns=..., done_ns=...)`` writes them down: that of the recorder.
@@ -86,7 +86,7 @@ class GpuTimes:
         return Begun(gpu, _TOO_MANY if len(clock.kept) >= MAX_KEPT else clock.record())
 
     def end(self, begun: Begun, slots: list[int]) -> None:
-        """Records that the program's stream is blocked no longer, by the operation or the batch of operations that has these slots."""
+        """Records that the operations with these slots no longer block the program's stream."""
         clock, begin = self._find_clock(begun.gpu), begun.event
         end = begin if isinstance(begin, str) else clock.record()
         if isinstance(begin, str) or isinstance(end, str):
@@ -95,9 +95,9 @@ class GpuTimes:
             clock.kept.append(_Kept(begin, end, slots))
 
     def read(self) -> list[str]:
-        """Writes the times of the events that have passed into their records, and says what the times of all operations until now are.
+        """Writes the times of events that have passed into their records, and says in words which times the operations have.
 
-        It asks the GPUs, and waits for none. It is for when the record is read, and the program captures no graph.
+        Queries the GPUs and waits for none. Call it when the record is read and the program is not capturing a graph.
         """
         words = []
         for gpu, clock in list(self._clocks.items()):
@@ -151,11 +151,11 @@ class _GpuClock:
 
     Attributes:
         gpu: which.
-        kept: what is still to be read.
-        anchor: the last one, which the events that are kept count from; None where there is none.
+        kept: events still to be read.
+        anchor: the last one, from which these count.
         within_ns: how far a time that was read may be off.
         read: how many operations have got their times.
-        missed: how many have not and will not, by reason.
+        missed: how many never will, by reason.
     """
 
     def __init__(self, gpu: torch.device, now: Callable[[], int]) -> None:
@@ -206,7 +206,7 @@ def _count(operations: int) -> str:
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
     """Returns how many ns after ``start`` each event passed, and how far rounding may have moved the last one.
 
-    From event to event, for a step is told as a float of 24 bits: to the ns below 16 ms, but an hour only to a fifth of a millisecond.
+    It goes from event to event, since elapsed times are floats of 24 bits: exact to the ns below 16 ms, but an hour only to 0.2 ms.
     """
     places, place_ns, rounding_ns = [], 0, 0.0
     for event in events:

@@ -184,7 +184,7 @@ def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bo
 
     Args:
         events: the operations to log, of all ranks, in order of rank and posting; for all of them ``is_operation`` holds.
-        first: bool, as long as the events: whether it is the first that its rank did with that peer on that group.
+        first: bool, as long as the events: whether it was its rank's first with that peer on that group.
         one_clock: whether the times of different ranks can be compared.
         by_tag: False for a backend that ignores tags (NCCL).
 

@@ -401,8 +401,8 @@ class _Hooks:
             SET_DEFAULT: lambda: _record_end_of_groups(recorder),
             START_COALESCING: self.make_start_coalescing,
             END_COALESCING: self.make_end_coalescing,
-            (ProcessGroup, "send"): lambda: self.make_message("send", "dstRank", "isend", _SENDS),
-            (ProcessGroup, "recv"): lambda: self.make_message("recv", "srcRank", "irecv", _RECVS),
+            (ProcessGroup, "send"): lambda: self.make_message("send", "isend", _SENDS),
+            (ProcessGroup, "recv"): lambda: self.make_message("recv", "irecv", _RECVS),
             (ProcessGroup, "recv_anysource"): self.make_recv_anysource,
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
@@ -489,8 +489,8 @@ class _Hooks:
             self.checks.check_message(Attempt(method, number, peer, tag, payload), tensors, rank, len(ranks), post)
         return number, peer, payload
 
-    def make_message(self, method: str, peer_name: str, poster: str, ops: dict[str, int]) -> Hook:
-        """Makes the hook for ``send`` or ``recv``, whose argument for the other side's group rank is ``peer_name``.
+    def make_message(self, method: str, poster: str, ops: dict[str, int]) -> Hook:
+        """Makes the hook for ``send`` or ``recv``.
 
         The operation has the code in ``ops`` of the function of torch.distributed that was called; of ``poster`` where no frame tells.
         """
@@ -499,11 +499,10 @@ class _Hooks:
         groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
         meet_message, keep, begin_on_gpu = self.meet_message, self.keep, self.begin_on_gpu
 
-        def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, **named: Any) -> Any:
-            if named:
-                rank = named.pop(peer_name, rank)
-                if named:
-                    return call(self, tensors, rank, tag, **named)  # torch says what is wrong with it
+        # The two methods call the third argument differently; a parameter costs less than a dictionary of them.
+        def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, dstRank: Any = None, srcRank: Any = None) -> Any:  # noqa: N803
+            if rank is None:
+                rank = dstRank if method == "send" else srcRank
             try:
                 group, ranks = groups[id(self)]
                 peer = ranks[rank]

@@ -183,32 +183,27 @@ def _line_of(function: types.FunctionType, name: str) -> int | None:
 
 
 def _explain_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
-    culprit = _find_unpicklable(worker, args, kwargs, depth=3)
     name = getattr(worker, "__name__", "worker")
+    culprit = _find_unpicklable(worker, args, kwargs, depth=3)
     if culprit is None:
         return f"what {name} uses must be picklable, got {type(error).__name__}: {error}. Create it inside {name} instead."
-    what, value, where = culprit
-    return (
-        f"{what} must be picklable to travel to the ranks, got a {type(value).__module__}.{type(value).__qualname__}{where}. "
-        f"Create it inside {name}, or pass what it is made from."
-    )
+    return f"{culprit}. Create it inside {name}, or pass what it is made from."
 
 
-def _find_unpicklable(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
-) -> tuple[str, Any, str] | None:
-    """Returns (what, value, where it is used) of the first value that cannot be pickled, also of one that a used function uses."""
+def _find_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int) -> str | None:
+    """Names the first value that cannot be pickled, and where it is used: also one that a used function uses."""
     for what, value, line in _captures(worker, args, kwargs):
         try:
             cloudpickle.dumps(value)
         except Exception:
             if isinstance(value, types.FunctionType) and depth > 0 and (inner := _find_unpicklable(value, (), {}, depth - 1)):
                 return inner
+            kind, where = f"{type(value).__module__}.{type(value).__qualname__}", ""
             code = getattr(inspect.unwrap(worker), "__code__", None)
-            if code is None or line is None:
-                return what, value, ""
-            file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
-            return what, value, f" ({file}, line {line}, in {code.co_name})"
+            if code is not None and line is not None:
+                file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
+                where = f" ({file}, line {line}, in {code.co_name})"
+            return f"{what} must be picklable to travel to the ranks, got a {kind}{where}"
     return None
 
 

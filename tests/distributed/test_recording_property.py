@@ -103,7 +103,7 @@ def server() -> Iterator[RankServer]:
         yield running
 
 
-@settings(max_examples=3)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(several=st.lists(programs(), min_size=8, max_size=8))
 def test_recording_changes_nothing_and_misses_nothing(server: RankServer, several: list[list[Step]]) -> None:
     """Eight programs a launch."""
