@@ -385,9 +385,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
 
 @pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in RIGHT.items() for answer in answers])
 def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
-    for seed in (1, None):
-        result = verdict(examine, answer, seed)
-        assert result.passed, result
+    result = verdict(examine, answer, seed=None)  # which it says where it fails
+    assert result.passed, result
 
 
 @pytest.mark.parametrize(("examine", "answer", "words", "hint"), list(each_wrong(WRONG)))

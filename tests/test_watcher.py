@@ -15,7 +15,7 @@ from part_writer import Writer
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, LiveRecords, Process, Threads, Watcher
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, RECORD
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, RECORD
 
 TICK_S = 0.02
 
@@ -77,14 +77,54 @@ def kind_of(verdict: Verdict | None) -> str:
     return verdict.diagnosis.kind if verdict is not None else ""
 
 
-def test_ranks_that_wait_for_each_other_are_called_stuck_at_the_second_look(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("posted", "awaited", "kind", "after_s"),
+    [
+        ([], [(0, "recv", 1, 0), (1, "recv", 0, 0)], "deadlock", TICK_S),  # at the second look
+        ([], [(0, "recv", 1, 0)], "", None),  # rank 1 may still help
+        ([], [(0, "all_reduce", NONE, NONE), (1, "recv", 0, 0)], "collective_mismatch", COLLECTIVE_S),  # some return early
+        ([], [(0, "send", 1, 0), (1, "recv", 0, 0)], "stalled", STALL_S),  # both sides are there, as far as is recorded
+        # A recv from anybody takes messages before anybody waits for it: 0.1.0 counted it once it was done.
+        ([(0, "irecv", ANY_SOURCE, 9)], [(0, "recv", 1, 0), (1, "send", 0, 9)], "deadlock", STALL_S),
+        # Which of two recvs gets a message depends on what was posted when it came: taken for known when nothing moves.
+        ([(0, "irecv", ANY_SOURCE, 9), (1, "isend", 0, 9)], [(0, "recv", 1, 9), (1, "recv", 0, 0)], "deadlock", STALL_S),
+    ],
+)
+def test_who_is_stuck_is_told_and_not_before_its_time(
+    bench: Bench, posted: list[Any], awaited: list[Any], kind: str, after_s: float | None
+) -> None:
+    for rank, op, peer, tag in posted:
+        bench.writers[rank].post(op, 0, peer, tag)
+    for each in awaited:
+        bench.waits(*each)
+    verdict, after = bench.look_for(10.0)
+    assert kind_of(verdict) == kind
+    if verdict is not None:
+        assert (verdict.ranks, after) == ((0, 1), pytest.approx(after_s, abs=2 * TICK_S))
+        assert verdict.proved is (after_s != STALL_S)
+        assert ("Not proved" in verdict.diagnosis.findings[0].hint) is (kind == "deadlock" and after_s == STALL_S)
+        assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
+
+
+@pytest.mark.parametrize(("idle", "settle_s", "after_s"), [(True, 0.0, THREADS_S), (False, 0.5, 0.5)])
+def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(bench: Bench, idle: bool, settle_s: float, after_s: float) -> None:
+    bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=settle_s)
+    bench.threads[0] = bench.threads[0]._replace(idle=idle)
     bench.waits(0, "recv", 1)
-    assert bench.look_for(1.0)[0] is None
     bench.waits(1, "recv", 0)
-    verdict, after_s = bench.look_for(1.0)
-    assert verdict is not None
-    assert (kind_of(verdict), verdict.ranks, after_s) == ("deadlock", (0, 1), pytest.approx(TICK_S))
-    assert bench.asked == [0, 1]
+    verdict, after = bench.look_for(10.0)
+    assert (kind_of(verdict), after) == ("deadlock", pytest.approx(after_s, abs=2 * TICK_S))
+
+
+@pytest.mark.parametrize(("leaves", "kind"), [(None, "peer_exited"), (OK, "stalled"), (ERROR, "peer_exited")])
+def test_what_a_rank_left_behind_still_arrives_unless_it_was_refused(bench: Bench, leaves: int | None, kind: str) -> None:
+    if leaves is not None:
+        slot = bench.writers[1].post("isend", 0, 0, 0)
+    if leaves == ERROR:
+        bench.writers[1].recorder.complete(slot, ERROR)  # before anybody waited for it: it never left
+    bench.states[1] = "exited"
+    bench.waits(0, "recv", 1)
+    assert kind_of(bench.look_for(10.0)[0]) == kind
 
 
 def test_something_that_happens_between_two_looks_begins_the_proof_anew(bench: Bench) -> None:
@@ -123,21 +163,6 @@ def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
 
-def test_idle_threads_get_their_time(bench: Bench) -> None:
-    bench.threads[0] = bench.threads[0]._replace(idle=True)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
-    verdict, after_s = bench.look_for(10.0)
-    assert (kind_of(verdict), after_s) == ("deadlock", pytest.approx(THREADS_S, abs=2 * TICK_S))
-
-
-def test_a_collective_gets_its_time_unless_who_is_missing_is_gone(bench: Bench) -> None:
-    bench.waits(0, "all_reduce", NONE, NONE)
-    bench.waits(1, "recv", 0)
-    verdict, after_s = bench.look_for(10.0)
-    assert (kind_of(verdict), after_s) == ("collective_mismatch", pytest.approx(COLLECTIVE_S, abs=2 * TICK_S))
-
-
 def test_who_has_returned_will_take_part_in_nothing(bench: Bench) -> None:
     bench.waits(0, "barrier", NONE, NONE)
     assert bench.look_for(10.0)[0] is None
@@ -146,60 +171,11 @@ def test_who_has_returned_will_take_part_in_nothing(bench: Bench) -> None:
     assert (kind_of(verdict), after_s) == ("missing_participant", pytest.approx(TICK_S))
 
 
-@pytest.mark.parametrize("leaves_it", [False, True])
-def test_what_a_rank_left_behind_still_arrives(bench: Bench, leaves_it: bool) -> None:
-    if leaves_it:
-        bench.writers[1].post("isend", 0, 0, 0)
-    bench.states[1] = "exited"
-    bench.waits(0, "recv", 1)
-    assert kind_of(bench.look_for(1.0)[0]) == ("" if leaves_it else "peer_exited")
-
-
 def test_a_recv_from_anybody_hopes_while_anybody_can_send(bench: Bench) -> None:
     bench.waits(0, "irecv", ANY_SOURCE)
     assert bench.look_for(10.0)[0] is None
     bench.waits(1, "recv", 0)
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
-
-
-def test_a_message_that_was_refused_helps_nobody(bench: Bench) -> None:
-    bench.states[1] = "exited"
-    slot = bench.writers[1].post("isend", 0, 0, 0)
-    bench.waits(0, "recv", 1)
-    assert bench.look_for(0.2)[0] is None
-    bench.writers[1].recorder.complete(slot, ERROR)  # before anybody waited for it: it never left
-    assert kind_of(bench.look_for(1.0)[0]) == "peer_exited"
-
-
-def test_a_recv_from_anybody_takes_messages_before_anybody_waits_for_it(bench: Bench) -> None:
-    """0.1.0 counted it once it was done, and so took a large message that was on its way to it for one that nobody receives."""
-    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "send", 0, tag=9)
-    assert bench.look_for(1.0)[0] is None
-
-
-def test_a_recv_from_anybody_and_one_from_one_rank_may_get_the_same_message(bench: Bench) -> None:
-    """Which of the two it is depends on what was posted when it came; 0.1.0 always gave it to the second."""
-    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
-    bench.writers[0].post("irecv", 0, 1, 9)
-    bench.writers[0].act("wait", 0)
-    bench.writers[1].post("isend", 0, 0, 9)
-    bench.waits(1, "recv", 0)
-    assert bench.look_for(1.0)[0] is None
-
-
-def test_which_recv_got_a_message_is_taken_for_known_when_nothing_moves(bench: Bench) -> None:
-    bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
-    bench.waits(0, "recv", 1, tag=9)
-    bench.writers[1].post("isend", 0, 0, 9)
-    bench.waits(1, "recv", 0)
-    verdict, after_s = bench.look_for(10.0)
-    assert verdict is not None
-    assert (kind_of(verdict), verdict.ranks, after_s) == ("deadlock", (0, 1), pytest.approx(STALL_S, abs=2 * TICK_S))
-    assert not verdict.proved
-    assert "went to it" in verdict.diagnosis.findings[0].hint
-    assert "Not proved" in verdict.diagnosis.findings[0].hint
 
 
 def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -> None:
@@ -231,13 +207,6 @@ def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -
     bench.writers[0].recorder.complete(slot)
     records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is what is written last
     assert bench.look_for(1.0)[0] is None
-
-
-def test_ranks_that_settle_slowly_get_the_time_that_was_asked_for(bench: Bench) -> None:
-    bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=0.5)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
-    assert bench.look_for(2.0)[1] == pytest.approx(0.5, abs=2 * TICK_S)
 
 
 def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(bench: Bench) -> None:

@@ -45,25 +45,6 @@ from ringsim.traces.events import (
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
-__all__ = [
-    "BLOCKED",
-    "COLUMNS",
-    "RUN",
-    "Boxes",
-    "Lane",
-    "Row",
-    "Slice",
-    "describe_row",
-    "list_rows",
-    "make_lanes",
-    "make_name",
-    "pack_run",
-    "place_apart",
-    "place_nested",
-    "unfold",
-    "unpack_run",
-]
-
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
     """Gives each slice the lowest lane, from 0, on which it overlaps no other; the starts ascend.

@@ -44,23 +44,7 @@ from ringsim.traces.value import Trace, count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "FIGURES",
-    "LINE_RATES",
-    "Achieved",
-    "Curve",
-    "MeasuredUse",
-    "Pen",
-    "PublishedFigure",
-    "achieved",
-    "bandwidth_png",
-    "link_text",
-    "make_curves",
-    "pen",
-    "plot_bandwidth",
-    "plot_inner_iterations",
-    "spread",
-]
+__all__ = ["FIGURES", "LINE_RATES", "LineRate", "MeasuredUse", "PublishedFigure", "achieved", "plot_bandwidth", "plot_inner_iterations"]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
 MOST_NAMED: Final = 3  # measurements that the title names

@@ -41,32 +41,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = [
-    "MESSAGE_LOOK",
-    "OPERATION_LOOKS",
-    "SPAN_LOOKS",
-    "Bars",
-    "Density",
-    "Rows",
-    "TimeAxis",
-    "choose_messages",
-    "draw_arrows",
-    "draw_bars",
-    "draw_boxes",
-    "draw_density",
-    "draw_open_ends",
-    "draw_span_names",
-    "label_time",
-    "look_of",
-    "make_bars",
-    "merge_short",
-    "prepare_rows",
-    "row_points",
-    "span_texts",
-    "time_range",
-    "write_inside",
-]
-
 POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED, UNWAITED, UNFINISHED, FAILED = range(9)
 OPERATION_LOOKS: Final = (
     Look("posted, not waited for yet", "#E4E4E4", "", MUTED),

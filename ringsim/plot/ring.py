@@ -42,22 +42,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = [
-    "Points",
-    "arc",
-    "arrow",
-    "beside",
-    "bow",
-    "bytes_matrix",
-    "communication_graph",
-    "label_edges",
-    "node_angle",
-    "place",
-    "plot_ring",
-    "ribbon",
-    "ring_picture",
-    "words_box",
-]
+__all__ = ["communication_graph", "plot_ring"]
 
 MOST_NODES: Final = 16
 SIZE_INCHES: Final = (7.2, 6.2)

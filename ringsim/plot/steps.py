@@ -47,21 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = [
-    "ACTION_LOOKS",
-    "BUBBLE_LOOK",
-    "PHASE_NAME_POINTS",
-    "SCHEDULE_NAMES",
-    "StepPicture",
-    "draw_actions",
-    "draw_flights",
-    "microbatch_entry",
-    "picture_step",
-    "plot_schedule",
-    "plot_step",
-    "shows_step",
-    "step_picture",
-]
+__all__ = ["plot_schedule"]
 
 ACTION_LOOKS: Final = {
     "F": Look("forward", "#8CCBF2"),

@@ -32,22 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Text
 
-__all__ = [
-    "Look",
-    "Picture",
-    "drawing",
-    "dress",
-    "fade",
-    "figure_png",
-    "per_point",
-    "percent",
-    "picture_png",
-    "points",
-    "save_figure",
-    "show",
-    "swatch",
-    "write_beside",
-]
+__all__ = ["figure_png", "save_figure"]
 
 BLACK: Final = "#000000"
 ORANGE: Final = "#E69F00"

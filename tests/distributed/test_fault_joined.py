@@ -182,31 +182,6 @@ def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(server:
     assert [finding.kind for finding in ringsim.load(tmp_path / "run.ringtrace").explain().findings] == ["deadlock"]
 
 
-def anybody_got_it(directory: str, rank: int) -> str:
-    """The recv from anybody was there first, and has the only message."""
-    path = join(directory, rank, 2)
-
-    def exchange() -> None:
-        if rank == 0:
-            works = [dist.irecv(torch.zeros(3), tag=3)]
-            dist.recv(torch.zeros(3), 1, tag=4)
-            dist.recv(torch.zeros(3), 1, tag=3)
-            works[0].wait()
-        dist.send(torch.zeros(3), 0, tag=3)
-        dist.send(torch.zeros(3), 0, tag=4)
-        dist.recv(torch.zeros(3), 0, tag=5)
-
-    with pytest.raises(Deadlock) as caught, ringsim.trace(path):
-        exchange()
-    return str(caught.value)
-
-
-def test_who_got_a_message_is_known_here_too(server: RankServer, tmp_path: Path) -> None:
-    for text in results(server.run(anybody_got_it, [(str(tmp_path), rank) for rank in range(2)])):
-        assert text.startswith("deadlock: ranks 0 and 1 wait for each other")
-        assert "went to it" in text
-
-
 def one_computes(directory: str, rank: int) -> None:
     path = join(directory, rank, 2)
     short = dist.new_group([0, 1], timeout=timedelta(seconds=1))
