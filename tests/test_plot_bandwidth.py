@@ -20,7 +20,6 @@ from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.plot.charts import FIGURES, LINE_RATES, achieved, link_text, make_curves, pen, plot_bandwidth, spread
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
-from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
 META = {"source": "measured", "machine": {"cpu": "some CPU", "cores": 2}, "backend": "gloo", "date": "2026-11-20"}
@@ -62,7 +61,7 @@ def drawn(ax: Axes, prefix: str) -> list[tuple[np.ndarray, np.ndarray]]:
 # -- a table
 
 
-def test_medians_are_drawn_in_both_panels_as_they_are() -> None:
+def test_a_table_is_drawn_in_both_panels_as_it_is() -> None:
     ax = plot_bandwidth(table(rows(line)))
     (below,) = ax.child_axes
     ((sizes, gb_per_s),) = drawn(ax, "median gloo pingpong 0>1")
@@ -70,26 +69,19 @@ def test_medians_are_drawn_in_both_panels_as_they_are() -> None:
     assert gb_per_s.tolist() == pytest.approx([size / line(size) * 1e-9 for size in SIZES])
     ((_, times_us),) = drawn(below, "median gloo pingpong 0>1")
     assert times_us.tolist() == pytest.approx([line(size) * 1e6 for size in SIZES])
-
-
-def test_the_band_is_p10_to_p90() -> None:
-    ax = plot_bandwidth(table(rows(line)))
-    for panel, low, high in ((ax, 1 / 1.2, 1 / 0.9), (ax.child_axes[0], 0.9, 1.2)):
+    for panel, medians, low, high in ((ax, gb_per_s, 1 / 1.2, 1 / 0.9), (below, times_us, 0.9, 1.2)):
         (band,) = [one for one in panel.collections if one.get_gid() == "band gloo pingpong 0>1"]
-        ((_, medians),) = drawn(panel, "median gloo")
         heights = band.get_paths()[0].vertices[:, 1]
-        assert heights.min() == pytest.approx(low * medians.min())
-        assert heights.max() == pytest.approx(high * medians.max())
-
-
-def test_the_fit_goes_through_and_n_half_reaches_half() -> None:
-    ax = plot_bandwidth(table(rows(line)))
+        assert (heights.min(), heights.max()) == (pytest.approx(low * medians.min()), pytest.approx(high * medians.max()))
     ((sizes, gb_per_s),) = drawn(ax, "fit ")
     assert gb_per_s.tolist() == pytest.approx([size / (40e-6 + size / 4e9) * 1e-9 for size in sizes])
     ((half, at),) = drawn(ax, "n half")
-    assert half == pytest.approx([160_000])
-    assert at == pytest.approx([2.0])
+    assert (half, at) == (pytest.approx([160_000]), pytest.approx([2.0]))
     assert re.search(r"Gloo pingpong 0 -> 1: alpha = 40\.0+ ± 0\.0+ µs, 1/beta = 4\.0+ ± 0\.0+ GB/s, n½ = 156 KiB\.", words(ax))
+    assert "Interrupted" not in words(ax)
+    assert "measured on some CPU, 2 cores, gloo, 2026-11-20" in words(ax)
+    assert "Medians of n = 30 repetitions" in words(ax)
+    assert "oad average" not in words(ax)
 
 
 def test_n_half_is_not_marked_where_the_fit_does_not_know_alpha() -> None:
@@ -107,22 +99,16 @@ def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
         assert len(drawn(panel, "fit ")) == 2
     assert "up to 32 KiB: alpha = " in words(ax)
     assert "Interrupted where the time jumps" in words(ax)
-    assert "Interrupted" not in words(plot_bandwidth(table(rows(line))))
 
 
-def test_ceilings_are_lines_without_fit() -> None:
-    ax = plot_bandwidth(table(rows(line), rows(lambda size: 6e-6 + size / 4e9, backend="tcp")))
-    assert len(drawn(ax, "ceiling tcp")) == 1
-    assert len(drawn(ax, "fit ")) == 1
-    assert "TCP, no torch" in words(ax)
-
-
-def test_what_was_not_measured_is_dashed_and_named() -> None:
-    ax = plot_bandwidth(table(rows(line), rows(lambda size: 2 * line(size), kind="simulated")))
+def test_what_was_not_measured_is_dashed_and_a_ceiling_has_no_fit() -> None:
+    tcp = rows(lambda size: 6e-6 + size / 4e9, backend="tcp")
+    ax = plot_bandwidth(table(rows(line), rows(lambda size: 2 * line(size), kind="simulated"), tcp))
     measured, simulated = [one for one in ax.lines if (one.get_gid() or "").startswith("median gloo")]
     assert (measured.get_linestyle(), simulated.get_linestyle()) == ("-", "--")
     assert measured.get_color() == simulated.get_color()
-    assert {"Gloo pingpong", "Gloo pingpong, simulated"} <= set(words(ax).splitlines())
+    assert (len(drawn(ax, "ceiling tcp")), len(drawn(ax, "fit "))) == (1, 2)
+    assert {"Gloo pingpong", "Gloo pingpong, simulated", "TCP, no torch"} <= set(words(ax).splitlines())
 
 
 def test_a_backend_has_one_colour_in_every_chart() -> None:
@@ -142,11 +128,7 @@ def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
     assert any("published by others (not measured here)" in entry for entry in legend(ax))
     for figure in FIGURES:
         assert figure.source in words(ax)
-    with_nccl, with_others = (
-        table(rows(line), rows(line, backend="nccl")),
-        table(rows(line, pattern="all_reduce", factor=1.5, src=-1, dst=-1)),
-    )
-    for ax in (plot_bandwidth(with_nccl), plot_bandwidth(with_others), table(rows(line)).plot(published=False)):
+    for ax in (plot_bandwidth(table(rows(line), rows(line, backend="nccl"))), table(rows(line)).plot(published=False)):
         assert drawn(ax, "published") == drawn(ax.child_axes[0], "published") == []
         assert not any("published" in entry for entry in legend(ax))
 
@@ -157,6 +139,7 @@ def test_an_all_reduce_is_drawn_by_its_bus_bandwidth() -> None:
     assert gb_per_s.tolist() == pytest.approx([1.5 * size / line(size) * 1e-9 for size in SIZES])
     assert ax.get_ylabel() == "bus bandwidth, GB/s"
     assert "all_reduce: alpha" in words(ax)
+    assert drawn(ax, "published") == []
 
 
 def test_of_several_edges_the_slowest_is_fitted() -> None:
@@ -174,11 +157,8 @@ def test_an_empty_table_and_one_of_one_size_can_be_drawn() -> None:
     assert drawn(ax, "fit ") == []
 
 
-def test_the_chart_says_where_it_comes_from_and_what_went_on_meanwhile() -> None:
+def test_the_chart_says_what_went_on_meanwhile() -> None:
     value = table(rows(line))
-    assert "measured on some CPU, 2 cores, gloo, 2026-11-20" in words(plot_bandwidth(value))
-    assert "Medians of n = 30 repetitions" in words(plot_bandwidth(value))
-    assert "oad average" not in words(plot_bandwidth(value))
     value.metadata.update(interface="lo", load=[0.26, 1.5], paths={}, notes=["Stopped early."])
     assert "Sockets over lo; load average 0.3 before and 1.5 after.\nStopped early.\n" in words(plot_bandwidth(value))
     value.metadata.update(interface=None, load=None, paths={"0>1": "p2p", "1>0": "host-staged"})
@@ -219,15 +199,11 @@ def test_labels_are_moved_apart_and_keep_their_order(heights: list[float]) -> No
 # -- a trace
 
 
-def one_message(send_post: int, recv_post: int, recv_wait: int, done: int, size: int = 20_000) -> Trace:
-    events = make_events(
-        {
-            "rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "group": [0, 0], "tag": [0, 0], "payload": [0, 0],
-            "post_ns": [send_post, recv_post], "wait_ns": [send_post, recv_wait], "done_ns": [done, done],
-        },
-        Tables(payloads=(Payload("uint8", (size,), size),)),
-    )  # fmt: skip
-    return Trace(events, {"backend": "gloo", "world_size": 2})
+def one_message(*times_ns: int, size: int = 20_000) -> Trace:
+    send_post, recv_post, recv_wait, done = (time_ns * 1e-6 for time_ns in times_ns)
+    story = Story(2)
+    story.message(0, 1, (send_post, send_post, done), (recv_post, recv_wait, done), size)
+    return story.trace()
 
 
 @pytest.mark.parametrize(
@@ -243,13 +219,9 @@ def test_a_message_counts_from_the_later_post(times: tuple[int, int, int, int], 
     found = achieved(one_message(*times))
     assert found.gb_per_s.tolist() == [gb_per_s]
     assert found.is_bound.tolist() == [is_bound]
-
-
-@pytest.mark.parametrize("is_bound", [False, True])
-def test_a_lower_bound_is_an_open_point(is_bound: bool) -> None:
-    ax = one_message(0, 1000, 6000 if is_bound else 1000, 11_000).plot_bandwidth()
+    ax = one_message(*times).plot_bandwidth()
     (points,) = [one for one in ax.lines if (one.get_gid() or "").startswith("messages")]
-    assert (points.get_markerfacecolor() == "none") is is_bound
+    assert (points.get_markerfacecolor() == "none") is is_bound, "a lower bound is an open point"
     assert ("lower bound" in " ".join(legend(ax))) is is_bound
     assert title(ax) == "1 message: at best 2 GB/s, with 19.5 KiB"
 

@@ -11,7 +11,6 @@ still be refused, and then it never was; a program may catch the error and try a
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -278,23 +277,22 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         'rank 1: two buffers overlap.'
     """
     labels = {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
-    found: dict[tuple[str, str], Finding] = {}
-    finders: dict[tuple[str, str], set[int]] = {}
+    told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}  # who found it, whom it concerns, what shows it
     for event in np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels))).tolist():
-        kind, message = labels[int(events.label[event])]
-        before = found.get((kind, message))
-        refused_op = _refused_before(events, event)
-        operations = () if refused_op is None else tuple(operation_of(events, one) for one in (refused_op, *_others_in(events, refused_op)))
-        ranks = {int(events.rank[event]), *(one.rank for one in operations)}
+        kind, _ = labels[int(events.label[event])]
+        finders, ranks, operations = told.setdefault(labels[int(events.label[event])], (set(), set(), []))
+        about = _refused_before(events, event)
+        mine = [] if about is None else [operation_of(events, one) for one in (about, *_others_in(events, about))]
+        finders.add(int(events.rank[event]))
+        ranks |= {int(events.rank[event]), *(one.rank for one in mine)}
         if kind != "buffer_hazard":  # it is about a rank's own memory
-            ranks |= {one.peer for one in operations if one.peer >= 0 and one.kind != COLLECTIVE}
-        if before is not None:
-            ranks, operations = ranks | set(before.ranks), (*before.operations, *operations)
-        found[kind, message] = Finding(kind, tuple(sorted(ranks)), operations, message)
-        finders.setdefault((kind, message), set()).add(int(events.rank[event]))
-    # A mismatch names all sides first; a rank's own mistake names that rank.
-    named = {key: one.ranks if one.kind.endswith("_mismatch") else sorted(finders[key]) for key, one in found.items()}
-    return tuple(replace(one, message=f"{name_ranks(named[key])}: {one.message}") for key, one in found.items())
+            ranks |= {one.peer for one in mine if one.peer >= 0 and one.kind != COLLECTIVE}
+        operations += mine
+    findings = []
+    for (kind, message), (finders, ranks, operations) in told.items():
+        named = sorted(ranks if kind.endswith("_mismatch") else finders)  # a mismatch names all sides, a rank's own mistake that rank
+        findings.append(Finding(kind, tuple(sorted(ranks)), tuple(operations), f"{name_ranks(named)}: {message}"))
+    return tuple(findings)
 
 
 def _refused_before(events: Events, mark: int) -> int | None:

@@ -87,7 +87,7 @@ class JoinedWatch:
         self._ear = _make_pipe(directory / f"rank-{rank}.ear")
         self._wait_broke = False
         self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
-        self._answers = -1  # the pipe of the answers, on a rank that watches or did
+        self._answers, self._unread = -1, b""  # the pipe of the answers, on a rank that watches or did
         if rank == 0:
             clear_verdict(directory)
             self._begin_to_watch()
@@ -136,12 +136,9 @@ class JoinedWatch:
         for rank in doing:
             self._tell(rank, WHERE)
         places: dict[int, tuple[str, int] | None] = {}
-        deadline, unread = time.monotonic() + ANSWER_S, b""
+        deadline = time.monotonic() + ANSWER_S
         while doing.keys() - places.keys() and select.select([self._answers], [], [], max(deadline - time.monotonic(), 0))[0]:
-            unread += os.read(self._answers, 1 << 16)
-            *lines, unread = unread.split(b"\n")
-            said = [json.loads(line) for line in lines]
-            places |= {rank: place and (place[0], place[1]) for rank, what, place in said if what == WHERE}
+            places |= {rank: place and (place[0], place[1]) for rank, what, place in self._hear() if what == WHERE}
         return [describe_unfinished(rank, word, places.get(rank)) for rank, word in doing.items()]
 
     def stop(self) -> None:
@@ -181,14 +178,10 @@ class JoinedWatch:
 
     def _watch(self) -> None:
         """Watches all ranks until there is a verdict."""
-        watcher, unread = self._watcher, b""
+        watcher = self._watcher
         dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
-            with contextlib.suppress(BlockingIOError):
-                unread += os.read(self._answers, 1 << 16)
-            *lines, unread = unread.split(b"\n")
-            for line in lines:
-                rank, busy, idle = json.loads(line)
+            for rank, busy, idle in self._hear():
                 watcher.hear(rank, Threads(frozenset(busy), idle))
             states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
             known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
@@ -201,6 +194,13 @@ class JoinedWatch:
                     self._tell(rank, WAKE if rank in verdict.waiting else SHUT)
                 break
 
+    def _hear(self) -> list[Any]:
+        """Returns the answers that have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            self._unread += os.read(self._answers, 1 << 16)
+        *lines, self._unread = self._unread.split(b"\n")
+        return [json.loads(line) for line in lines]
+
     def _take_over(self) -> None:
         """Becomes the watcher, if no other rank in the block is and there is no verdict yet."""
         if not self._others_watch() and read_verdict(self._directory) is None:
@@ -209,13 +209,13 @@ class JoinedWatch:
 
     def _others_watch(self) -> bool:
         """Tells whether a lower rank is in the block, and so watches."""
-        return any(_listens(self._path(rank, "ear")) for rank in range(self._rank))
+        return any(_write(self._path(rank, "ear")) for rank in range(self._rank))
 
     def _tell(self, rank: int, word: str) -> None:
-        _write(self._path(rank, "ear"), f"{word} {self._rank}")
+        _write(self._path(rank, "ear"), f"{word} {self._rank}\n")
 
     def _answer(self, asker: str, what: list[Any]) -> None:
-        _write(self._path(int(asker), "answers"), json.dumps(what))
+        _write(self._path(int(asker), "answers"), f"{json.dumps(what)}\n")
 
 
 def _state_of(pid: int | None, ended: bool) -> str:
@@ -235,24 +235,16 @@ def _make_pipe(path: Path) -> int:
     return os.open(path, os.O_RDWR)
 
 
-def _listens(path: Path) -> bool:
-    """Tells whether a process of this machine listens on a pipe."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        return False
-    return True
-
-
-def _write(path: Path, line: str) -> None:
-    """Writes a line to a pipe; does nothing where nobody listens."""
+def _write(path: Path, line: str = "") -> bool:
+    """Writes a line, if any, to a pipe; tells whether a process of this machine listens on it."""
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return
+        return False
     with contextlib.suppress(OSError):
-        os.write(pipe, line.encode() + b"\n")
+        os.write(pipe, line.encode())
     os.close(pipe)
+    return True
 
 
 def _store_port() -> int:

@@ -52,12 +52,7 @@ _PORT_POLL_S: Final = 0.001
 
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:
-    """Runs a rank from start to end and exits the process.
-
-    Args:
-        channel: to the launcher.
-        config: who this rank is.
-    """
+    """Runs a rank from start to end, told by the launcher on ``channel`` what to do, and exits the process."""
     _name_process("ringsim-parked")
     _redirect_output(config)
     say = _make_say(channel)
@@ -87,9 +82,10 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         say(("result", _pack_result(result, config)))
         status = 0
     except BaseException as error:  # whatever it is, the launcher must hear of it
-        report = report_exception(config.rank, error)
-        say(("failed", report))
-    _flush()
+        say(("failed", report_exception(config.rank, error)))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the worker may have closed or replaced it
+            stream.flush()
     if status == 0:
         inbox.get()  # "bye"
     os._exit(status)  # an interpreter that has loaded torch takes 0.2 s to finalize
@@ -129,12 +125,6 @@ def _write_hidden(text: str) -> None:
     """Keeps what print suppression hides in the same file, marked."""
     sys.stdout.write(f"{HIDE}{text}{SHOW}")
     sys.stdout.flush()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the worker may have closed or replaced it
-            stream.flush()
 
 
 def _make_say(channel: Connection) -> Callable[[Any], None]:
@@ -188,16 +178,8 @@ def _join(config: RankConfig) -> tuple[int, Any]:
         listener = None
         port = _read_port(config)
     if config.ring:
-        ring.initialize(
-            HEAD,
-            port,
-            config.world_size,
-            config.rank,
-            config.rank,
-            config.comm_device,
-            timeout_s=config.timeout_s,
-            listen_socket=listener,
-        )
+        place = config.world_size, config.rank, config.rank, config.comm_device
+        ring.initialize(HEAD, port, *place, timeout_s=config.timeout_s, listen_socket=listener)
         return port, None
     # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
     if (interface := bootstrap.loopback_interface()) is not None:
@@ -284,10 +266,9 @@ def _start_recording(config: RankConfig) -> Recorder:
 
 def _pack_result(result: Any, config: RankConfig) -> bytes:
     try:
-        packed: bytes = cloudpickle.dumps(result)
+        return bytes(cloudpickle.dumps(result))
     except Exception as error:
         raise TypeError(
             f"the result of the worker must be picklable, got a {type(result).__qualname__} ({type(error).__name__}: {error}; "
             f"rank {config.rank} of {config.world_size}). Return plain data instead."
         ) from None
-    return packed

@@ -44,7 +44,7 @@ GRACE_S: Final = 0.5  # after a rank has failed, the others have this long to fa
 _SHOWN: Final = 4  # ranks whose lines an error shows
 QUIET_S: Final = 2.0  # shorter runs need no progress line
 _EVERY_S: Final = 0.5  # between two changes of the progress line
-_MARKS: Final = re.compile(f"[{HIDE}{SHOW}]")
+_MARKS: Final = re.compile(f"([{HIDE}{SHOW}])")
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 
@@ -85,17 +85,13 @@ class RankOutput:
             self._print("\n")
 
     def _take(self, text: str) -> None:
-        position = 0
-        for mark in _MARKS.finditer(text):
-            self._keep(text[position : mark.start()])
-            self._hidden = mark.group() == HIDE
-            position = mark.end()
-        self._keep(text[position:])
-
-    def _keep(self, text: str) -> None:
-        self._kept.append(text)
-        if self._show and (self._show_hidden or not self._hidden):
-            self._print(text)
+        for part in _MARKS.split(text):
+            if part in (HIDE, SHOW):
+                self._hidden = part == HIDE
+            else:
+                self._kept.append(part)
+                if self._show and (self._show_hidden or not self._hidden):
+                    self._print(part)
 
     def _print(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -124,22 +120,18 @@ class Progress:
 
     def clear(self) -> None:
         """Removes the line."""
-        if self._shown is True:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-        elif self._shown is not None:
-            self._shown.update({"text/plain": ""}, raw=True)
+        if self._shown is not None:
+            self._show("")
         self._shown = None
 
     def _show(self, text: str) -> None:
         if in_notebook():
-            bundle = {"text/plain": text}
-            if self._shown is None:
-                from IPython.display import display
+            from IPython.display import display
 
-                self._shown = display(bundle, raw=True, display_id=True)
+            if self._shown is None:
+                self._shown = display({"text/plain": text}, raw=True, display_id=True)
             else:
-                self._shown.update(bundle, raw=True)
+                self._shown.update({"text/plain": text}, raw=True)
         elif sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()

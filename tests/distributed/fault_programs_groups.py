@@ -79,49 +79,31 @@ def a_forgotten_recv_before_a_barrier() -> None:
     dist.barrier()  # here
 
 
-@fault("30", size=3, **MEETS)
-def rank_0_expects_fewer(port: int) -> None:
-    meet(port, 2 if my_rank() == 0 else 3, my_rank())  # here
+MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {  # how many ranks there are, and how each of them meets the others
+    "30": (3, lambda port, rank: meet(port, 2 if rank == 0 else 3, rank)),  # rank 0 expects fewer
+    "31a": (2, lambda port, rank: meet(port, 2 + rank, rank)),  # rank 1 expects more
+    "31b": (2, lambda port, rank: meet(port, 3 - rank, rank)),  # rank 0 expects more
+    "32a": (3, lambda port, rank: meet(port, 3, min(rank, 1))),  # two are rank 1
+    "32b": (2, lambda port, _: meet(port, 2, 0)),  # two are rank 0
+    "33a": (2, lambda port, _: meet(port, 2, 2)),
+    "33b": (2, lambda port, _: meet(port, 2, -1)),
+    "33c": (2, lambda port, _: meet(port, 2, "0")),  # type: ignore[arg-type]
+    "34": (2, lambda port, rank: meet(port if rank == 0 else 1, 2, rank)),  # another port
+    "36": (4, lambda port, rank: meet(port, 2, rank % 2)),  # two jobs on one port
+    "37a": (2, lambda port, _: meet(port, 2, 1, head="192.0.2.1")),  # an address that nobody has
+    "37b": (2, lambda port, _: meet(port, 2, 1, head="no-such-machine.invalid")),
+    "39a": (3, lambda port, rank: meet(port, 3, rank) if rank < 2 else None),  # rank 2 never comes
+    "39b": (3, lambda port, rank: meet(port, 3, rank) if rank > 0 else None),  # rank 0 never comes
+    "42": (2, lambda port, rank: meet(port, 2, rank, device="tpu")),
+}
 
 
-@fault("31a", size=2, **MEETS)
-def rank_1_expects_more(port: int) -> None:
-    meet(port, 2 + my_rank(), my_rank())  # here
+def meets(row: str, port: int) -> None:
+    MEETINGS[row][1](port, my_rank())
 
 
-@fault("31b", size=2, **MEETS)
-def rank_0_expects_more(port: int) -> None:
-    meet(port, 3 - my_rank(), my_rank())  # here
-
-
-@fault("32a", size=3, **MEETS)
-def two_are_rank_1(port: int) -> None:
-    meet(port, 3, min(my_rank(), 1))  # here
-
-
-@fault("32b", size=2, **MEETS)
-def two_are_rank_0(port: int) -> None:
-    meet(port, 2, 0)  # here
-
-
-@fault("33a", size=2, **MEETS)
-def rank_2_of_2(port: int) -> None:
-    meet(port, 2, 2)  # here
-
-
-@fault("33b", size=2, **MEETS)
-def a_negative_rank(port: int) -> None:
-    meet(port, 2, -1)  # here
-
-
-@fault("33c", size=2, **MEETS)
-def a_rank_in_letters(port: int) -> None:
-    meet(port, 2, "0")  # type: ignore[arg-type]  # here
-
-
-@fault("34", size=2, **MEETS)
-def another_port(port: int) -> None:
-    meet(port if my_rank() == 0 else 1, 2, my_rank())  # here
+for _row, (_size, _meet) in MEETINGS.items():
+    fault(_row, size=_size, ring=False, within_s=None, args=lambda row=_row: (row, free_port()), blame=[_meet])(meets)  # type: ignore[misc]
 
 
 @fault("35", size=2, **MEETS)
@@ -131,37 +113,10 @@ def a_stranger_at_the_port(_: int) -> None:
             meet(stranger.getsockname()[1], 2, 1)  # here
 
 
-@fault("36", size=4, **MEETS)
-def two_jobs_on_one_port(port: int) -> None:
-    meet(port, 2, my_rank() % 2)  # here
-
-
-@fault("37a", size=2, **MEETS)
-def an_address_that_nobody_has(port: int) -> None:
-    meet(port, 2, 1, head="192.0.2.1")  # here
-
-
-@fault("37b", size=2, **MEETS)
-def a_name_that_nobody_has(port: int) -> None:
-    meet(port, 2, 1, head="no-such-machine.invalid")  # here
-
-
 @fault("38", size=2, **MEETS)
 def an_interface_that_is_not_there(port: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "nosuch0"
     meet(port, 2, my_rank())  # here
-
-
-@fault("39a", size=3, **MEETS)
-def rank_2_never_comes(port: int) -> None:
-    if my_rank() < 2:
-        meet(port, 3, my_rank())  # here
-
-
-@fault("39b", size=3, **MEETS)
-def rank_0_never_comes(port: int) -> None:
-    if my_rank() > 0:
-        meet(port, 3, my_rank())  # here
 
 
 @fault("40", size=2, **MEETS)
@@ -173,11 +128,6 @@ def a_backend_that_is_none(_: int) -> None:
 def gpus_where_there_are_none(port: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     meet(port, 2, my_rank(), device="gpu")  # here
-
-
-@fault("42", size=2, **MEETS)
-def a_device_that_is_none(port: int) -> None:
-    meet(port, 2, my_rank(), device="tpu")  # here
 
 
 @fault("43", size=3, within_s=SLOW_S)

@@ -70,8 +70,8 @@ def test_ranks_see_the_callers_surroundings_as_they_are_now(tmp_path: Path, monk
 
 
 def test_values_read_at_the_start_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert ringsim.trace(torch.get_num_threads, world_size=1).results == [3]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
     monkeypatch.delenv("OMP_NUM_THREADS")
     crowded = ringsim.trace(torch.get_num_threads, world_size=(os.cpu_count() or 1) + 1)
     assert set(crowded.results) == {1}
