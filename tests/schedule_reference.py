@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 
-from ringsim.schedules.costs import Time
+from ringsim.link import Link
+from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.lowering import get_needs, get_recv
 from ringsim.schedules.schedule import Action, Schedule
 
 Price = Callable[[Action], Time]
+Links = dict[tuple[int, int], Link]
+
+
+def reckon_links(
+    lowered: Schedule, costs: Costs, links: Links, sizes: list[int], semantics: str, slower: Action | None = None, by: float = 0
+) -> dict[Action, Time]:
+    """Finds when each computation ends where messages take their links, one of them slower ``by`` some time."""
+
+    def link_of(send: Action) -> Link:
+        return links[lowered.stage_ranks[send.stage], lowered.stage_ranks[send.other_side.stage]]
+
+    ends = reckon(
+        lowered,
+        lambda action: costs.get_duration(action) + (by if action == slower else 0),
+        lambda send: sizes[min(send.stage, send.other_side.stage)] * link_of(send).beta_s_per_byte,
+        lambda send: link_of(send).alpha_s,
+        rendezvous=semantics == "rendezvous",
+    )
+    return {action: end for action, end in ends.items() if action.is_compute}
+
+
+def draw_links(chance: random.Random, ranks: int) -> Links:
+    return {pair: Link(chance.random(), chance.random()) for pair in product(range(ranks), repeat=2)}
 
 
 def reckon(lowered: Schedule, duration: Price, occupancy: Price, latency: Price, *, rendezvous: bool) -> dict[Action, Time]:

@@ -51,7 +51,7 @@ def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(size: 
     assert not trace.unmatched
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT", "Qwen2"])
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT", "Qwen2", "Qwen3"])
 def test_models_of_transformers(name: str) -> None:
     pytest.importorskip("transformers")
     settings: list[dict[str, Any]] = [

@@ -115,25 +115,6 @@ def test_the_same_seed_drops_the_same_values(kind: str, changes: dict[str, Any])
     torch.testing.assert_close(run(stages, tokens()), logits(model, tokens()), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_generation_with_a_cache_for_each_stage_is_one_long_forward(kind: str) -> None:
-    model = build(kind).eval()
-    prompt, mask = tokens(length=9), LEFT
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    whole = logits(model, prompt, attention_mask=mask, **({} if kind == "small" else {"position_ids": positions}))
-    if kind == "small":  # counts padding; told the positions, its stages do not
-        whole = run(build_stages(model, [range(3)]), prompt, attention_mask=mask, position_ids=positions)
-    for sizes in CUTS:
-        stages = build_stages(model, partition_model(model, len(sizes), by=sizes))
-        caches = [stage.adapter.cache(model) for stage in stages]
-        for start, stop in [(0, 6), (6, 7), (7, 9)]:  # the prompt, one token, two tokens
-            x = prompt[:, start:stop]
-            for stage, cache in zip(stages, caches, strict=True):
-                x = stage(x, attention_mask=mask[:, :stop], position_ids=positions[:, start:stop], cache=cache)
-            real = mask[:, start:stop].bool()
-            torch.testing.assert_close(x[real], whole[:, start:stop][real], rtol=1e-10, atol=1e-13)
-
-
 def test_generation_that_cannot_be_is_refused() -> None:
     model = build("small")
     stage = build_stages(model, [range(3)])[0]

@@ -12,7 +12,6 @@ from ringsim import Link, simulate_schedule
 from ringsim.errors import ArgumentError
 from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.schedule import Action, Schedule
 from ringsim.simulator import critical_path
 from ringsim.simulator.schedules import ScheduleRun
 from ringsim.traces.steps import find_step
@@ -39,36 +38,6 @@ def test_trace_holds_the_schedule_and_its_times(name: str) -> None:
     assert trace.unmatched == []
     assert trace.metadata["source"] == "simulated"
     assert (trace.events.size_bytes[trace.messages.send] == 2).all()
-
-
-@pytest.mark.parametrize("semantics", ["rendezvous", "buffered"])
-def test_messages_have_the_times_of_the_simulation(semantics: str) -> None:
-    run = simulate("zb_v", p=4, m=6, semantics=semantics)
-    trace, operations = run.trace(), run.operations
-    events, messages = trace.events, trace.messages
-    waiting = np.flatnonzero(operations.sent_after >= 0)
-    arrived = run.message_starts[waiting] + 0.625
-    ready = np.append(run.ends, 0.0)[operations.before[waiting]]
-    got = sorted(zip(events.rank[messages.recv], events.done_ns[messages.recv], strict=True))
-    assert got == sorted(zip(operations.rank[waiting], np.maximum(arrived, ready) * 1e9, strict=True))
-    posted = sorted(zip(events.rank[messages.send], events.post_ns[messages.send], strict=True))
-    senders = operations.sent_after[waiting]
-    assert posted == sorted(zip(operations.rank[senders], run.ends[senders] * 1e9, strict=True))
-    group = [events.tables.groups[number].name for number in events.group[messages.send]]
-    for src, dst, name in zip(messages.src, messages.dst, group, strict=True):
-        assert name in (f"ring:{src}>{dst}", f"ring:{dst}>{src}")
-    late = trace.waits.late_receiver_ns.sum()
-    assert late == 0 if semantics == "buffered" else late >= 0
-
-
-def test_activations_and_gradients_of_a_pair_go_over_one_edge() -> None:
-    events = simulate(p=2).trace().events
-    assert [group.name for group in events.tables.groups] == ["ring:0>1"]
-    looped = simulate("interleaved_1f1b", p=2).trace().events
-    assert [group.name for group in looped.tables.groups] == ["ring:0>1", "ring:1>0"]
-    rows = ((Action(0, "F", 0),), (), (Action(1, "F", 0),), ())
-    far = simulate_schedule(Schedule("far", 1, (0, 2), rows)).trace().events  # ranks that are no neighbours
-    assert [group.name for group in far.tables.groups] == ["world"]
 
 
 def test_trace_is_the_same_byte_for_byte_and_keeps_in_a_file(tmp_path: Path) -> None:

@@ -195,9 +195,8 @@ class MpiBackend(MpiTransfers):
             if wanted not in (-1, is_value):
                 raise ArgumentError(f"{what} must be {is_value} as MPI has it, or left out, got {wanted}. Start the ranks with mpirun.")
         timeout_s = to_seconds(timeout) or _DEFAULT_TIMEOUT_S
-        MpiHandle(
-            mpi, everybody.Ibarrier(), f"init_process_group (rank {everybody.Get_rank()} of {everybody.Get_size()})", timeout_s
-        ).wait()
+        what = f"init_process_group (rank {everybody.Get_rank()} of {everybody.Get_size()})"
+        MpiHandle(mpi, everybody.Ibarrier(), what, timeout_s).wait()
         world = MpiGroup(everybody.Dup(), tuple(range(everybody.Get_size())), "world", 0, timeout_s, "default_pg")
         control, token = everybody.Dup(), bytearray(uuid.uuid4().bytes)
         MpiHandle(mpi, control.Ibcast(token, 0), "init_process_group", timeout_s, keep=token).wait()

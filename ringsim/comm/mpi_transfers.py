@@ -249,19 +249,7 @@ class MpiRecords:
     def post(
         self, op: int, group: MpiGroup, peer: int, tag: int, tensors: Sequence[torch.Tensor], copies: int = 1
     ) -> tuple[Recorder, int] | None:
-        """Writes down that an operation begins.
-
-        Args:
-            op: its code.
-            group: where.
-            peer: global rank of the other side or of the root, NONE or ANY_SOURCE.
-            tag: of a message, else NONE.
-            tensors: what its size is computed from.
-            copies: how many times they count; see ``ringsim.comm.collectives.describe``.
-
-        Returns:
-            Who recorded it, and where; None where nobody records.
-        """
+        """Writes down that an operation begins, of the size of so many copies of the tensors. Returns who recorded it, and where."""
         recorder = get_state().recorder
         if recorder is None:
             return None
@@ -341,15 +329,7 @@ class MpiTransfers(Membership, Backend):
 
     # -- messages
 
-    def begin_send(
-        self,
-        tensor: torch.Tensor,
-        dst: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_dst: int | None = None,
-        op: int = OP_CODES["isend"],
-    ) -> MpiHandle | None:
+    def begin_send(self, tensor: Any, dst: Any, group: Any, tag: Any, group_dst: Any, op: int = OP_CODES["isend"]) -> MpiHandle | None:
         """Begins to send; ``op`` is what it is recorded as."""
         found = self.enter("isend", group)
         if found is None:
@@ -363,15 +343,7 @@ class MpiTransfers(Membership, Backend):
         peer = found.ranks[place]
         return self._begin(op, found, start, [values], f"isend to rank {peer}, tag {tag}", peer, tag)
 
-    def begin_recv(
-        self,
-        tensor: torch.Tensor,
-        src: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_src: int | None = None,
-        op: int = OP_CODES["irecv"],
-    ) -> MpiHandle | None:
+    def begin_recv(self, tensor: Any, src: Any, group: Any, tag: Any, group_src: Any, op: int = OP_CODES["irecv"]) -> MpiHandle | None:
         """Begins to receive, from anybody where no source is given; ``op`` is what it is recorded as."""
         found = self.enter("irecv", group)
         if found is None:
