@@ -285,25 +285,30 @@ def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[
     A label, given by its words and the path of its arrow, never covers what is ``taken`` by nodes and other words, and covers one of the
     ``paths`` of all arrows only where there is no other room. The axes have their size and range already.
     """
-    (left, right), (bottom, top) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
-    boxes, missing = list(taken), 0
+    low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
+    boxes = [np.array(box.extents) for box in taken]
+    points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
     for text, path in labels:
         written = ax.text(0, 0, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=5, linespacing=0.95)
-        extent = written.get_window_extent().transformed(ax.transData.inverted())
-        best: tuple[float, Bbox] | None = None
-        for cost, x, y in _places(path, extent.width, extent.height):
-            box = Bbox.from_bounds(x - extent.width / 2, y - extent.height / 2, extent.width, extent.height)
-            inside = left <= box.x0 and box.x1 <= right and bottom <= box.y0 and box.y1 <= top
-            if inside and (best is None or cost < best[0]) and not box.padded(CLEAR).count_overlaps(boxes):
-                cost += sum((ON_ITS_ARROW if other is path else ON_ANOTHER) * box.count_contains(other) for other in paths)
-                if best is None or cost < best[0]:
-                    best = cost, box
+        half = np.array(written.get_window_extent().transformed(ax.transData.inverted()).size) / 2
+        cost, x, y = np.array(list(_places(path, *(2 * half).tolist()))).T
+        middle, others = np.stack([x, y], axis=1), np.array(boxes).reshape(-1, 4)
+        between = abs(middle[:, None] - (others[:, :2] + others[:, 2:]) / 2) - half - (others[:, 2:] - others[:, :2]) / 2
+        fits = ((middle - half >= low) & (middle + half <= high)).all(axis=1) & (between >= CLEAR).any(axis=2).all(axis=1)
+        weights = np.concatenate([np.full(len(other), ON_ITS_ARROW if other is path else ON_ANOTHER) for other in paths])
+        least, best = np.inf, None
+        for index in np.flatnonzero(fits)[np.argsort(cost[fits], kind="stable")]:
+            if cost[index] >= least:
+                break  # the next ones cost more, even if they cover nothing
+            found = cost[index] + weights[(abs(points - middle[index]) <= half).all(axis=1)].sum()
+            if found < least:
+                least, best = found, middle[index]
         if best is None:
             written.remove()
             missing += 1
         else:
-            written.set_position(((best[1].x0 + best[1].x1) / 2, (best[1].y0 + best[1].y1) / 2))
-            boxes.append(best[1])
+            written.set_position(best)
+            boxes.append(np.concatenate([best - half, best + half]))
     return missing
 
 
