@@ -60,8 +60,8 @@ MUTATIONS = {
     ),
     "reader of parts": Mutation(
         "ringsim/traces/parts.py",
-        "            changed, changed_records = self._look_again(file)",
-        "            changed, changed_records = _NO_SLOTS, _NO_RECORDS",
+        "            slots, was, records = self._read_watched(file)",
+        "            slots, was, records = self._watched[:0], self._seen[:0], _NO_RECORDS",
         "test_live_parts.py test_trace_parts.py",
     ),
     "table of collectives": Mutation(
