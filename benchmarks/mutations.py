@@ -48,9 +48,9 @@ MUTATIONS = {
     ),
     "hook on torch": Mutation(
         "ringsim/comm/torch_hooks.py",
-        "        setattr(owner, name, hook)",
+        "        setattr(owner, name, function)",
         "        pass",
-        "test_recorder.py distributed/test_recording.py",
+        "test_torch_hooks.py",
     ),
     "check of the ring": Mutation(
         "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_messages.py"
@@ -60,8 +60,8 @@ MUTATIONS = {
     ),
     "reader of parts": Mutation(
         "ringsim/traces/parts.py",
-        "            changed, changed_records = self._look_again(file)",
-        "            changed, changed_records = _NO_SLOTS, _NO_RECORDS",
+        "            slots, was, records = self._read_watched(file)",
+        "            slots, was, records = self._watched[:0], self._seen[:0], _NO_RECORDS",
         "test_live_parts.py test_trace_parts.py",
     ),
     "table of collectives": Mutation(

@@ -53,32 +53,23 @@ class Topology(Protocol):
     """
 
     def check(self, world_size: int) -> None:
-        """Checks that it has a place for the ranks.
-
-        Args:
-            world_size: how many there are.
-
-        Raises:
-            ArgumentError: it has not.
-        """
+        """Raises ArgumentError unless it has a place for so many ranks."""
         ...
 
     def route(self, src: int, dst: int, world_size: int) -> Sequence[Hop]:
-        """Returns what a message passes.
-
-        Args:
-            src: the rank it comes from.
-            dst: the rank it goes to, another one.
-            world_size: how many ranks there are.
-
-        Returns:
-            The hops, in order; none for a message that is there at once.
-        """
+        """Returns the hops that a message from a rank to another one passes, in order; none for one that is there at once."""
         ...
 
 
+class _Roomy:
+    """What has room for any number of ranks."""
+
+    def check(self, world_size: int) -> None:
+        """Accepts any number of ranks."""
+
+
 @dataclass(frozen=True)
-class RingLinks:
+class RingLinks(_Roomy):
     """Ranks in a ring, each with a link to both neighbours; a message to another rank passes those between.
 
     Args:
@@ -97,11 +88,8 @@ class RingLinks:
     def __post_init__(self) -> None:
         check_link("link", self.link)
 
-    def check(self, world_size: int) -> None:
-        """Any number of ranks makes a ring."""
-
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes the shorter way round, and onwards where both are equally long; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        """Goes the shorter way round, and onwards where both are equally long."""
         onwards = (dst - src) % world_size
         step = 1 if 2 * onwards <= world_size else -1
         passed = [(src + step * index) % world_size for index in range(min(onwards, world_size - onwards) + 1)]
@@ -109,7 +97,7 @@ class RingLinks:
 
 
 @dataclass(frozen=True)
-class Hosts:
+class Hosts(_Roomy):
     """Hosts of several ranks each: between two ranks of a host a link of their own, out of each host and into it one link for all.
 
     Rank r is on host ``r // ranks_per_host``. A message that nobody disturbs takes ``inner.time_s`` within a host, and ``outer.time_s``
@@ -140,17 +128,14 @@ class Hosts:
         check_link("inner", self.inner)
         check_link("outer", self.outer)
 
-    def check(self, world_size: int) -> None:
-        """Any number of ranks has room: there are as many hosts as they need."""
-
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Stays within a host where it can; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        """Stays within a host where it can."""
         here, there = src // self.ranks_per_host, dst // self.ranks_per_host
         return [Hop((src, dst), self.inner)] if here == there else _over_network(f"host {here}", f"host {there}", self.outer)
 
 
 @dataclass(frozen=True)
-class OneMachine:
+class OneMachine(_Roomy):
     """Ranks of one machine: each pair has a link of its own, and all share the cores.
 
     A message needs a core while it is brought over, and so does what a calibration says that a rank takes around its computing and its
@@ -177,16 +162,13 @@ class OneMachine:
         if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
             raise ArgumentError(f"cores must be an integer from 1, got {cores!r}. Take what os.cpu_count() says.")
 
-    def check(self, world_size: int) -> None:
-        """Any number of ranks has room."""
-
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes over the pair's link; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        """Goes over the pair's link."""
         return [Hop((src, dst), self.link)]
 
 
 @dataclass(frozen=True)
-class FullBisection:
+class FullBisection(_Roomy):
     """Each rank has one way out and one way in; between them, all can talk at once without meeting.
 
     So a rank that sends to two others at a time gives each half of its way out, and one that receives from two has half of its way in
@@ -208,11 +190,8 @@ class FullBisection:
     def __post_init__(self) -> None:
         check_link("link", self.link)
 
-    def check(self, world_size: int) -> None:
-        """Any number of ranks has room."""
-
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes out, and in; ``src``, ``dst`` and ``world_size`` as in `Topology`."""
+        """Goes out, and in."""
         return _over_network(src, dst, self.link)
 
 
@@ -265,11 +244,7 @@ class GraphLinks:
         return f"GraphLinks({len(self._out)} nodes, {', '.join(f'{count} x {link!r}' for link, count in kinds.items())})"
 
     def check(self, world_size: int) -> None:
-        """Checks that each rank is a node; ``world_size`` as in `Topology`.
-
-        Raises:
-            ArgumentError: one is not.
-        """
+        """Raises ArgumentError unless each rank is a node."""
         missing = [rank for rank in range(world_size) if rank not in self._out]
         if missing:
             raise ArgumentError(
@@ -277,11 +252,7 @@ class GraphLinks:
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Takes the way with the least latency; ``src``, ``dst`` and ``world_size`` as in `Topology`.
-
-        Raises:
-            ArgumentError: there is no way.
-        """
+        """Takes the way with the least latency; raises ArgumentError where there is none."""
         tree = self._trees.get(src)
         if tree is None:
             tree = self._trees[src] = _cheapest_ways(self._out, src)

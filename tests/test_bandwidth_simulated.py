@@ -11,7 +11,7 @@ import ringsim
 from ringsim.errors import ArgumentError, RingError
 from ringsim.link import Link
 from ringsim.links.plan import STREAM
-from ringsim.topologies import FullBisection, Hosts, RingLinks
+from ringsim.topologies import FullBisection, RingLinks
 from ringsim.traces.bandwidths import load
 
 LINK = Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
@@ -52,13 +52,6 @@ def test_edges_differ_where_their_links_do() -> None:
     assert times_us(table, "pingpong", 1, 2) == pytest.approx([1e6 * slow.time_s(size) for size in SIZES], rel=1e-9)
 
 
-def test_within_a_host_and_between_two() -> None:
-    inner = Link(1e-6, 1e-11)
-    table = ringsim.bandwidth(4, SIZES, topology=Hosts(2, inner=inner, outer=LINK))
-    assert times_us(table, "pingpong", 0, 1) == pytest.approx([1e6 * inner.time_s(size) for size in SIZES], rel=1e-9)
-    assert times_us(table, "pingpong", 1, 2) == pytest.approx([1e6 * LINK.time_s(size) for size in SIZES], rel=1e-9)
-
-
 @pytest.mark.parametrize("topology", [RingLinks(LINK), FullBisection(LINK)])
 def test_both_ways_and_all_at_once_meet_nobody_in_a_ring(topology: Any) -> None:
     table = ringsim.bandwidth(4, SIZES, ["exchange", "shift"], topology=topology)
@@ -80,17 +73,6 @@ def test_a_link_that_takes_no_time_has_no_bandwidth() -> None:
     table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
     assert times_us(table, "pingpong", 0, 1) == [0.0]
     assert table.columns["algbw_gb_per_s"].tolist() != table.columns["algbw_gb_per_s"].tolist()  # NaN
-
-
-def test_the_chart_says_that_nothing_was_measured() -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    axes = ringsim.bandwidth(2, link=LINK, edge=(0, 1)).plot(published=False)
-    text = "\n".join(each.get_text() for each in axes.figure.findobj(lambda artist: hasattr(artist, "get_text")))
-    pyplot.close(axes.figure)
-    assert "link pingpong 0 -> 1, simulated: alpha = 10" in text.replace("0 \N{RIGHTWARDS ARROW} 1", "0 -> 1")
-    assert "Each size once" in text
-    assert "Medians of" not in text
-    assert "NCCL" not in text
 
 
 def test_simulated_ranks_measure_the_links_of_their_own_run() -> None:

@@ -171,18 +171,6 @@ def test_handles_that_nobody_waited_for() -> None:
     assert run_of(lost, ends=[]).findings == ()  # of a rank that has not returned it is not known
 
 
-def test_collective_that_a_member_never_entered() -> None:
-    (missing, leaked) = run_of({"rank": 0, "op": "all_reduce", "status": 1}).findings
-    assert (missing.kind, missing.ranks) == ("missing_participant", (1,))
-    assert leaked.kind == "leaked_request"
-
-
-def test_threads_that_share_a_tag() -> None:
-    (finding,) = run_of({"rank": 0, "peer": 1}, {"rank": 0, "peer": 1, "thread": 1}).findings
-    assert (finding.kind, finding.ranks) == ("race", (0,))
-    assert run_of({"rank": 0, "peer": 1}, {"rank": 0, "peer": 1, "thread": 1, "tag": 1}).findings == ()
-
-
 def test_notice_comes_first_and_what_follows_is_folded() -> None:
     labels = (word_notice("invalid_argument", "tag must be 0 or more, got -1."),)
     rows = ({"rank": 0, "op": "send", "peer": 1, "status": 3}, {"rank": 0, "op": "mark", "label": 0})
@@ -193,26 +181,38 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
     assert finding.consequences == ()
 
 
+MINE = {"rank": 0, "peer": 1}
+MARK = {"rank": 0, "op": "mark", "label": 0}
+BARRIERS = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
+REFUSED = [{"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0}]
+UNLIKE = [BARRIERS[0], {"rank": 0, "op": "all_reduce", "status": 1}, BARRIERS[1], *REFUSED]
+NOBODY_CAME = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed: all ranks must come, got 1 of 2."}]
+
+
 @pytest.mark.parametrize(
-    ("kind", "status", "ranks"),
-    [("buffer_hazard", 1, (0,)), ("buffer_hazard", 3, (0,)), ("invalid_argument", 1, (0,)), ("invalid_argument", 3, (0, 1))],
+    ("rows", "notice", "ends", "found"),
+    [
+        ([{"rank": 0, "op": "all_reduce", "status": 1}], "", None, [("missing_participant", (1,)), ("leaked_request", (0,))]),
+        ([MINE, {**MINE, "thread": 1}], "", None, [("race", (0,))]),
+        ([MINE, {**MINE, "thread": 1, "tag": 1}], "", None, []),
+        ([MARK], "", NOBODY_CAME, [("rendezvous_failed", (1,))]),
+        # What stands on one line with the post of a message that went its way is not about the peer.
+        ([{**MINE, "status": 1}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
+        ([{**MINE, "status": 3}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
+        ([{**MINE, "status": 1}, MARK], "invalid_argument", [], [("invalid_argument", (0,))]),
+        ([{**MINE, "status": 3}, MARK], "invalid_argument", [], [("invalid_argument", (0, 1))]),
+        (UNLIKE, "collective_mismatch", [], [("collective_mismatch", (0, 1))]),
+    ],
 )
-def test_notice_names_the_peer_of_a_message_that_was_refused(kind: str, status: int, ranks: tuple[int, ...]) -> None:
-    """What stands on one line with the post of a message that went its way is not about the peer."""
-    rows = ({"rank": 0, "op": "isend", "peer": 1, "status": status}, {"rank": 0, "op": "mark", "label": 0})
-    finding, *_ = run_of(*rows, labels=(word_notice(kind, "the buffer must not be changed."),), ends=[]).findings
-    assert (finding.kind, finding.ranks) == (kind, ranks)
-    assert finding.message == "rank 0: the buffer must not be changed."
-
-
-def test_notice_on_a_collective_names_those_in_the_same_call() -> None:
-    labels = (word_notice("collective_mismatch", "all ranks must call the same collectives."),)
-    done = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
-    waits = {"rank": 0, "op": "all_reduce", "status": 1}
-    wrong = ({"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0})
-    finding, *_ = run_of(done[0], waits, done[1], *wrong, labels=labels, ends=[]).findings
-    assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
-    assert [one.op for one in finding.operations] == ["broadcast", "all_reduce"]
+def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: Any, found: list[Any]) -> None:
+    said = {} if ends is None else {"ends": ends}
+    labels = (word_notice(notice, "the buffer must not be changed.") if notice else "",)
+    findings = run_of(*rows, labels=labels, **said).findings
+    assert [(one.kind, one.ranks) for one in findings][: len(found) or None] == found
+    if notice:
+        assert findings[0].message.endswith(": the buffer must not be changed.")
+        wrong = [row.get("op", "isend") for row in rows if row.get("status") == 3]
+        assert [one.op for one in findings[0].operations] == wrong + ["all_reduce"] * (rows is UNLIKE)
 
 
 def test_groups_made_in_another_order() -> None:
@@ -224,11 +224,6 @@ def test_groups_made_in_another_order() -> None:
     tables = Tables(groups=(Group("1", (0, 1)), Group("1", (1, 2))))
     diagnosis = Trace(make_events(columns, tables), {"world_size": 3, "complete": False}).explain()
     assert (diagnosis.kind, diagnosis.findings[0].ranks) == ("group_order_mismatch", (0, 1))
-
-
-def test_failed_rendezvous_is_called_one() -> None:
-    ends = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed: all ranks must come, got 1 of 2."}]
-    assert run_of({"rank": 0, "op": "mark"}, ends=ends).kind == "rendezvous_failed"
 
 
 def test_file_says_the_same(tmp_path: Any) -> None:

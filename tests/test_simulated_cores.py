@@ -12,7 +12,7 @@ from ringsim import comm as dist
 from ringsim.link import Link
 from ringsim.predict.calibration import Calibration
 from ringsim.simulator.api import simulate
-from ringsim.simulator.links import Cores, SharedCores
+from ringsim.simulator.links import SharedCores
 from ringsim.topologies import OneMachine
 
 LINK = Link(alpha_s=0.004, beta_s_per_byte=0.0)
@@ -64,12 +64,6 @@ def test_ranks_sleep_side_by_side_and_go_on_one_after_the_other(cores: int, done
     assert simulate(_compute, world_size=4, topology=calibration.topology, compute=calibration).results == done_ms
 
 
-def test_posting_needs_a_core() -> None:
-    calibration = replace(CALIBRATION, receiving_s=0.001, sending_early_s=0.002, sending=Link(0.002, 0.0))
-    trace = simulate(_send_to_successor, world_size=4, topology=calibration.topology, compute=calibration)
-    assert max(trace.results) == 2 * (2 + 1 + 4)  # two sends, two receives, two messages: the one core is busy all the time
-
-
 def test_links_alone_share_no_cores() -> None:
     calibration = replace(CALIBRATION, around_s=0.001)
     assert simulate(_compute, world_size=4, link=LINK, compute=calibration).results == [11] * 4
@@ -79,8 +73,3 @@ def test_slower_link_needs_no_more_of_a_core() -> None:
     carrier = SharedCores(LINK, {(0, 1): 10.0}, count=1)
     assert carrier.carry(0, 1, 0, 0.0) == pytest.approx(0.040)
     assert carrier.carry(2, 3, 0, 0.0) == pytest.approx(0.008)  # after the 4 ms that the first one needed the core
-
-
-def test_cores_are_given_in_the_order_of_asking() -> None:
-    cores = Cores(2)
-    assert [cores.book(at, 2.0) for at in (0.0, 1.0, 1.0, 9.0)] == [2.0, 3.0, 4.0, 11.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from test_simulated_state import LINK, run, switch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import RankFailed, RingError
+from ringsim.errors import ArgumentError, RankFailed, RingError
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state
 
@@ -25,6 +26,15 @@ def test_arguments_are_the_ranks_own() -> None:
     values: list[int] = []
     assert run(own_arguments, 3, values) == [[0], [1], [2]]
     assert values == []
+
+
+def test_what_cannot_be_copied_is_named_with_its_line_and_what_is_large_too() -> None:
+    lock, table = threading.Lock(), bytes(11_000_000)
+    with pytest.raises(ArgumentError, match=r"the variable 'lock' must be picklable .*test_simulated_ranks\.py, line \d+, in <lambda>"):
+        run(lambda: lock.acquire())
+    with pytest.warns(UserWarning, match="most of it in the variable 'table'") as caught:
+        run(lambda: len(table), 1)
+    assert caught[0].filename.endswith("test_simulated_state.py")  # the line that called simulate
 
 
 def own_state() -> tuple[int, bool]:

@@ -14,6 +14,7 @@ import torch
 from numpy.random import standard_normal
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import ringsim
 from ringsim import comm as dist
@@ -37,7 +38,7 @@ def switch() -> None:
         handle.wait()
 
 
-def draw(times: int) -> list[Any]:
+def draw(times: int, switch: Callable[[], None] = switch) -> list[Any]:
     """Draws an odd number of normal numbers, so that each generator has one drawn ahead when it is left."""
     drawn: list[Any] = []
     for _ in range(times):
@@ -60,13 +61,7 @@ def seed_streams(seed: int) -> None:
 def draw_alone(seed: int, times: int) -> list[Any]:
     """The same without ranks."""
     seed_streams(seed)
-    drawn: list[Any] = []
-    for _ in range(times):
-        drawn += [random.random(), random.gauss(0, 1), random.randrange(1000)]
-        drawn += [float(np.random.standard_normal()), float(np.random.random()), int(np.random.randint(1000))]
-        drawn += [torch.randn(1).item(), torch.rand(623).sum().item(), torch.randn(1, dtype=torch.float64).item()]
-        drawn += [random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(1).item(), torch.rand(624)[0].item()]
-    return drawn
+    return draw(times, lambda: None)
 
 
 def test_random_numbers_are_those_of_the_rank() -> None:
@@ -122,14 +117,14 @@ def test_a_rank_may_seed_anew() -> None:
 
 
 SEEDED: dict[str, tuple[Callable[[int], Any], Callable[[], Any]]] = {  # how to seed, and to draw
-    "torch": (lambda seed: torch.manual_seed(seed), lambda: torch.rand(1).item()),
-    "torch above 32 bits": (lambda seed: torch.manual_seed(7 + (seed << 32)), lambda: torch.initial_seed()),
+    "torch": (torch.manual_seed, lambda: torch.rand(1).item()),
+    "torch above 32 bits": (lambda seed: torch.manual_seed(7 + (seed << 32)), torch.initial_seed),
     "numpy": (lambda seed: np.random.seed(seed), lambda: float(np.random.random())),
     "random": (lambda seed: random.seed(seed), lambda: random.random()),
 }
 
 
-def seed_twice(what: str) -> Any:
+def seed_twice(what: str, switch: Callable[[], None] = switch) -> Any:
     """Seeds twice before it draws, and waits in between."""
     seed, draw = SEEDED[what]
     for number in (1, 2):
@@ -140,10 +135,7 @@ def seed_twice(what: str) -> Any:
 
 @pytest.mark.parametrize("what", SEEDED)
 def test_a_seed_counts_that_nobody_has_drawn_from(what: str) -> None:
-    seed, draw = SEEDED[what]
-    seed(2)
-    expected = draw()
-    assert run(seed_twice, 2, what) == [expected, expected]
+    assert run(seed_twice, 2, what) == [seed_twice(what, lambda: None)] * 2
 
 
 def own_modes() -> list[Any]:
@@ -290,58 +282,42 @@ def test_a_function_of_autograd_may_talk_in_its_forward_pass() -> None:
     assert run(talk_in_forward) == [(True, 4.0)] * 3
 
 
+class Unchanged(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def switch_and(result: Any) -> Any:
+    switch()
+    return result
+
+
 def in_backward() -> None:
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda grad: switch())
     (x * 2).sum().backward()
 
 
-class Unchanged(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
-
-
-def in_function_mode() -> None:
-    with Unchanged():
-        switch()
-
-
-def in_dispatch_mode() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False):
-        switch()
-
-
-def in_saved_hooks() -> None:
-    with torch.autograd.graph.save_on_cpu():
+def in_block(make: Callable[[], Any]) -> None:
+    with make():
         switch()
 
 
 def in_recomputation() -> None:
-    def block(x: torch.Tensor) -> torch.Tensor:
-        switch()
-        return x * 2
-
-    y = checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False)
-    y.sum().backward()
+    checkpoint(lambda x: switch_and(x * 2), torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
 
 
 def in_functional_gradient() -> None:
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        switch()
-        return (x * x).sum()
-
-    torch.func.grad(loss)(torch.ones(2))
+    torch.func.grad(lambda x: switch_and((x * x).sum()))(torch.ones(2))
 
 
 @pytest.mark.parametrize(
     ("worker", "words"),
     [
         (in_backward, "in a backward pass"),
-        (in_function_mode, "inside a torch function mode"),
-        (in_dispatch_mode, "inside a torch dispatch mode"),
-        (in_saved_hooks, "inside hooks on saved tensors"),
+        (lambda: in_block(Unchanged), "inside a torch function mode"),
+        (lambda: in_block(lambda: FlopCounterMode(display=False)), "inside a torch dispatch mode"),
+        (lambda: in_block(torch.autograd.graph.save_on_cpu), "inside hooks on saved tensors"),
         (in_recomputation, "hooks on saved tensors"),
         (in_functional_gradient, "inside a transformation of torch.func"),
     ],

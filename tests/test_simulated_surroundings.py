@@ -6,24 +6,17 @@ import asyncio
 import os
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from test_simulated_state import Unchanged, run
 
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import RingError
-from ringsim.simulator.api import simulate
-
-LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
-
-
-def run(worker: Callable[..., Any], world_size: int = 3, *args: Any) -> list[Any]:
-    return simulate(worker, world_size=world_size, args=args, link=LINK).results
 
 
 def look() -> tuple[Any, ...]:
@@ -83,21 +76,16 @@ def test_the_default_device_of_the_caller_is_that_of_all_ranks() -> None:
         torch.set_default_device(None)
 
 
-def waits_in_a_block() -> None:
+def waits_in_a_block(default: str | None) -> None:
+    torch.set_default_device(default)
     with torch.device("meta"):
         dist.barrier()
 
 
-def waits_in_a_block_above_a_default() -> None:
-    torch.set_default_device("cpu")
-    with torch.device("meta"):
-        dist.barrier()
-
-
-@pytest.mark.parametrize("worker", [waits_in_a_block, waits_in_a_block_above_a_default])
-def test_a_rank_must_not_wait_in_a_block_with_a_device(worker: Callable[[], None]) -> None:
+@pytest.mark.parametrize("default", [None, "cpu"])
+def test_a_rank_must_not_wait_in_a_block_with_a_device(default: str | None) -> None:
     with pytest.raises(RingError, match=r"must not wait for others inside .*torch\.device"):
-        run(worker)
+        run(waits_in_a_block, 3, default)
 
 
 def moved_while_others_have_devices() -> list[float]:
@@ -179,11 +167,6 @@ def test_a_caller_may_have_a_loop() -> None:
         return results
 
     assert asyncio.run(main()) == [[[0, 1], [3.0, 6.0]]] * 3
-
-
-class Unchanged(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
 
 
 def change_everything(where: str, fails: bool) -> str:

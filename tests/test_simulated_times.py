@@ -69,21 +69,6 @@ def test_a_rehearsed_step_takes_what_the_closed_form_says(name: str, ranks: int)
         assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(float(expected), abs=1e-8)
 
 
-def compute_and_meet() -> float:
-    ringsim.compute(0.5)
-    dist.barrier()
-    clock = get_state().clock
-    assert clock is not None
-    return clock.now_s()
-
-
-def test_a_slow_rank_makes_all_wait() -> None:
-    trace = run(compute_and_meet, 4, inject=[ringsim.Slow(2, 3)])
-    assert trace.results == pytest.approx([1.5 + 2 * ALPHA] * 4)
-    late = trace.explain()
-    assert late.findings[0].ranks[0] == 2 or 2 in late.findings[0].ranks
-
-
 def talk(rounds: int) -> int:
     ring = ringsim.current_ring()
     for _ in range(rounds):
@@ -152,24 +137,6 @@ def ask_for_ever() -> None:
 def test_asking_for_ever_ends() -> None:
     with pytest.raises(ringsim.errors.Deadlock, match="questions in a row"):
         run(ask_for_ever, 2)
-
-
-def test_a_link_for_each_pair() -> None:
-    links = {(0, 1): ringsim.Link(1.0, 0.0), (1, 2): ringsim.Link(10.0, 0.0), (2, 0): ringsim.Link(100.0, 0.0)}
-
-    def token() -> float:
-        ring = ringsim.current_ring()
-        if ring.rank == 0:
-            dist.send(torch.zeros(1), 1)
-            dist.recv(torch.zeros(1), 2)
-        else:
-            dist.recv(torch.zeros(1), ring.pred)
-            dist.send(torch.zeros(1), ring.succ)
-        clock = get_state().clock
-        assert clock is not None
-        return clock.now_s()
-
-    assert run(token, 3, link=links).results == [111.0, 11.0, 111.0]
 
 
 def compute_for_real(times: int) -> float:

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from ringsim.errors import RingError
 from ringsim.traces.events import COLUMN_DTYPES
 from ringsim.traces.files import load
+from ringsim.traces.value import Trace
 
 Choose = Callable[[int, int], int]
 
@@ -177,20 +178,8 @@ def mutate(wholes: list[Whole], choose: Choose) -> bytes:
 # --- what reads a trace -----------------------------------------------------------------------------------------------------------------
 
 
-def load_damaged(data: bytes, *, draw: bool) -> bool:
-    """Loads a damaged file and asks the trace for everything that it can say; draws it, too, which takes a hundred times as long.
-
-    Returns whether it loaded. Any error but one of ringsim's own comes out of here.
-    """
-    with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:  # a directory of its own would take half of the time
-        file.write(data)
-        file.flush()
-        try:
-            trace = load(file.name)
-        except RingError as error:
-            if "\n" in str(error):
-                raise AssertionError(str(error)) from error
-            return False
+def read_in_full(trace: Trace, *, draw: bool) -> None:
+    """Asks a trace for everything that it can say; and draws it, which takes a hundred times as long."""
     assert trace.summary()
     assert trace.describe()
     assert len(trace.to_pandas()) == len(trace.events)
@@ -201,4 +190,18 @@ def load_damaged(data: bytes, *, draw: bool) -> bool:
     if draw:
         for picture in (trace.plot_ring, trace.plot_timeline, trace.plot_bandwidth, diagnosis.plot):
             picture(ax=Figure().add_subplot())
+
+
+def load_damaged(data: bytes, *, draw: bool) -> bool:
+    """Loads a damaged file and reads it in full; whether it loaded. Any error but one of ringsim's own comes out of here."""
+    with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:  # a directory of its own would take half of the time
+        file.write(data)
+        file.flush()
+        try:
+            trace = load(file.name)
+        except RingError as error:
+            if "\n" in str(error):
+                raise AssertionError(str(error)) from error
+            return False
+    read_in_full(trace, draw=draw)
     return True

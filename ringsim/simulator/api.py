@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import cloudpickle
 import torch
 from greenlet import GreenletExit
 
@@ -21,12 +20,13 @@ from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.errors import ArgumentError, Interrupted, RingError, check_call, check_duration, check_seed, check_worker, is_integer, say
+from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
 from ringsim.link import Link, check_links
 from ringsim.provenance import __version__
 from ringsim.ring import Ring
 from ringsim.ring.groups import pair_name
+from ringsim.ring.packing import pack_worker
 from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.isolation import Isolation
@@ -131,7 +131,7 @@ def simulate(
             check_duration("alpha_s of link", each.alpha_s)
     check_costs(None if _is_measured(compute) else compute)
     injections = check_injections(inject, world_size)
-    call = _pack(worker, args, kwargs)
+    packed = pack_worker(worker, args, kwargs)
     metadata = {
         "format": 1,
         "source": "simulated",
@@ -141,29 +141,11 @@ def simulate(
         "constants": _list_constants(semantics, seed, link, topology, compute, injections),
         "versions": {"ringsim": __version__},
     }
-    return _Simulation(call, _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)).finish()
+    return _Simulation(packed, _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)).finish()
 
 
 def _is_measured(compute: Any) -> bool:
     return isinstance(compute, str) and compute == "measured"
-
-
-def _pack(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
-    """Returns what each rank calls: the worker with copies of its arguments, and of what it captures."""
-    arguments = check_call(args, kwargs)
-    try:
-        packed = cloudpickle.dumps((worker, *arguments))
-    except Exception as error:
-        raise ArgumentError(
-            f"the worker and its arguments must be things that can be pickled: each rank gets a copy; got {type(error).__name__}: {error}. "
-            "Make what cannot be pickled inside the worker."
-        ) from None
-
-    def call() -> Any:
-        function, values, named = pickle.loads(packed)
-        return function(*values, **named)
-
-    return call
 
 
 def _list_constants(
@@ -278,10 +260,10 @@ class _Settings:
 
 
 class _Simulation:
-    """One run: ``call`` is what each rank does."""
+    """One run of a worker, packed with its arguments."""
 
-    def __init__(self, call: Callable[[], Any], settings: _Settings) -> None:
-        self._call = call
+    def __init__(self, packed: bytes, settings: _Settings) -> None:
+        self._packed = packed
         self._settings = settings
         self._size = size = settings.world_size
         self._isolation = Isolation(settings.seed)
@@ -328,7 +310,8 @@ class _Simulation:
         def live() -> None:
             enter_rank(self._make_state(rank))
             try:
-                self._results[rank.number] = self._call()
+                worker, args, kwargs = pickle.loads(self._packed)
+                self._results[rank.number] = worker(*args, **kwargs)
                 if self._clock.measures:
                     self._clock.pay()
                 self._isolation.leave()

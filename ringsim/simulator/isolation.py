@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import pickle
 import random
 import sys
 import warnings
@@ -79,16 +80,15 @@ class _Modes(NamedTuple):
 
 
 class Isolated:
-    """What one rank has for itself, as long as another runs; None before it has begun, or drawn."""
+    """What one rank has for itself."""
 
-    __slots__ = ("generator", "modes", "numpy", "random", "seed")
+    __slots__ = ("generator", "modes", "seed", "streams")
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.modes: _Modes | None = None  # None for the common ones
-        self.generator: torch.Tensor | None = None
-        self.random: random.Random | None = None
-        self.numpy: np.random.RandomState | None = None
+        self.modes: _Modes | None = None  # while another rank runs; None for the common ones
+        self.generator: torch.Tensor | None = None  # the state of torch's, likewise; None before the rank has begun
+        self.streams: dict[Any, Any] = {}  # its generators for the functions of `random` and `np.random`
 
 
 class Isolation:
@@ -129,7 +129,6 @@ class Isolation:
         self._inference, self._functions, self._dispatches, self._saved = _inference(), _functions(), _dispatches(), _saved(True)
         self._device = torch.get_default_device() if self._functions else None
         self._blocks.enter_context(_keep_process())
-        self._blocks.enter_context(_outside_of_loop())
         self.common = None if _autocast() or self._functions else ask_modes()  # what an open block changes shows only at a closer look
         self._settings = [read() for read, _ in _SETTINGS]
         self._blocks.enter_context(self._own_random_numbers())
@@ -242,53 +241,40 @@ class Isolation:
     @contextlib.contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
         """Gives the ranks streams of their own, and the caller back its own as they were."""
-        outside, torch_state = _read_generators(), torch.default_generator.get_state()
+        outside, torch_state = _read_streams(), torch.default_generator.get_state()
         random.seed(self._seed)
         np.random.seed(self._seed % 2**32)
-        begin = _read_generators()
+        begin = _read_streams()
         originals = [(module, name, getattr(module, name), method) for module, name, method in _list_functions()]
         for module, name, original, method in originals:
-            setattr(module, name, self._stand_in(module is random, method, original))
+            setattr(module, name, self._stand_in(module, method, original))
         try:
             yield
         finally:
             for module, name, original, _ in originals:
                 setattr(module, name, original)
-            end = _read_generators()
-            self.shared_draws = [name for name in begin if _words(begin[name]) != _words(end[name])]
+            self.shared_draws = [name for name, state in _read_streams().items() if pickle.dumps(state) != pickle.dumps(begin[name])]
             random.setstate(outside["random"])
             np.random.set_state(outside["numpy.random"])
             torch.default_generator.set_state(torch_state)
 
-    def _stand_in(self, is_python: bool, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that draws from the stream of the rank that runs."""
+    def _stand_in(self, module: Any, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that draws from the stream of the rank that runs, made at its first draw."""
 
         @functools.wraps(original)
         def draw(*args: Any, **kwargs: Any) -> Any:
             own = self._current
             if own is None:
                 return original(*args, **kwargs)
-            generator: Any
-            if is_python:
-                generator = own.random
-                if generator is None:
-                    generator = own.random = random.Random(own.seed)
-            else:
-                generator = own.numpy
-                if generator is None:
-                    generator = own.numpy = np.random.RandomState(own.seed % 2**32)
-            return getattr(generator, method)(*args, **kwargs)
+            if module not in own.streams:
+                own.streams[module] = random.Random(own.seed) if module is random else np.random.RandomState(own.seed % 2**32)
+            return getattr(own.streams[module], method)(*args, **kwargs)
 
         return draw
 
 
-def _read_generators() -> dict[str, Any]:
+def _read_streams() -> dict[str, Any]:
     return {"random": random.getstate(), "numpy.random": np.random.get_state()}
-
-
-def _words(state: Any) -> tuple[Any, ...]:
-    """Returns the state of a generator as a value that can be compared."""
-    return tuple(part.tobytes() if isinstance(part, np.ndarray) else part for part in state)
 
 
 def _list_functions() -> list[tuple[Any, str, str]]:
@@ -343,42 +329,26 @@ def _write_loop(wanted: tuple[Any, Any, Any] | None) -> None:
             asyncio._enter_task(loop, task)
 
 
-def _read_anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _read_deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _write_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-
-
 _SETTINGS: Final[tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
     (_read_autocast, _write_autocast),
-    (_read_anomaly, lambda value: torch.autograd.set_detect_anomaly(*value)),
-    (_read_deterministic, _write_deterministic),
+    (lambda: (_anomaly(), torch.is_anomaly_check_nan_enabled()), lambda value: torch.autograd.set_detect_anomaly(*value)),
+    (
+        lambda: (_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+    ),
     (_read_loop, _write_loop),
 )
 
 
 @contextlib.contextmanager
-def _outside_of_loop() -> Iterator[None]:
-    """Puts the event loop away that the caller may run in, as a notebook does."""
-    outside = _read_loop()
-    _write_loop(None)
-    try:
-        yield
-    finally:
-        _write_loop(outside)
-
-
-@contextlib.contextmanager
 def _keep_process() -> Iterator[None]:
-    """Puts back what ranks share: filters of warnings, directory, recursion limit, torch's threads and default device."""
+    """Puts back what ranks share: filters of warnings, directory, recursion limit, torch's threads and default device.
+
+    The event loop that the caller may run in, as a notebook does, is put away meanwhile.
+    """
+    loop = _read_loop()
     recursion, threads, functions = sys.getrecursionlimit(), torch.get_num_threads(), _functions()
     device = torch.get_default_device() if functions else None
     try:
@@ -386,9 +356,11 @@ def _keep_process() -> Iterator[None]:
     except OSError:  # it is gone
         directory = None
     with warnings.catch_warnings():
+        _write_loop(None)
         try:
             yield
         finally:
+            _write_loop(loop)
             sys.setrecursionlimit(recursion)
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)

@@ -135,29 +135,21 @@ class PrivateLinks:
         self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
-        """Takes a message, as `Links.carry` says.
-
-        Returns:
-            When it arrives, in seconds.
-
-        Raises:
-            ArgumentError: the table of links has none for this pair.
-        """
-        line = self._lines.get((src, dst)) or self._open(src, dst)
+        """Takes a message, as `Links.carry` says; returns when it arrives."""
+        line = self._lines.get((src, dst))
+        if line is None:
+            line = self._lines[src, dst] = _Line(self.link_of(src, dst))
         free_s = line.free_s
         line.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * line.beta_s
         return free_s + line.alpha_s
 
-    def _open(self, src: int, dst: int) -> _Line:
-        line = self._lines[src, dst] = _Line(self.link_of(src, dst))
-        return line
+    def free_s(self, src: int, dst: int) -> float:
+        """Returns when a link has taken all bytes of the messages until now."""
+        line = self._lines.get((src, dst))
+        return 0.0 if line is None else line.free_s
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `Links.link_of` says.
-
-        Raises:
-            ArgumentError: the table of links has none for this pair.
-        """
+        """Returns what a message that nobody disturbs costs, as `Links.link_of` says."""
         link = self._link
         if isinstance(link, Mapping):
             found = link.get((src, dst))
@@ -170,14 +162,7 @@ class PrivateLinks:
 
 
 def degraded(link: Link, factor: float) -> Link:
-    """Returns a link on which every message takes ``factor`` times as long.
-
-    Args:
-        link: what it would be.
-        factor: above 0.
-
-    Returns:
-        The link; the same one for a factor of 1.
+    """Returns a link on which every message takes ``factor`` times as long; the same one for a factor of 1.
 
     Example:
         >>> degraded(Link(alpha_s=1.0, beta_s_per_byte=0.5), 5).time_s(4)
@@ -190,14 +175,11 @@ LinkName = TypeVar("LinkName", bound=Hashable)
 
 
 def fair_paces(routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]) -> list[float]:
-    """Shares links among flows, max-min fairly.
+    """Returns the paces of flows, which share the links of their routes max-min fairly; 0 where none of them is ever full.
 
     Args:
         routes: the links of each flow, none twice.
         paces: seconds for each byte, for each link; 0 for a link that is never full.
-
-    Returns:
-        Seconds for each byte, for each flow; 0 where none of its links is ever full.
 
     Example:
         >>> fair_paces([["A"], ["A", "B"], ["B"]], {"A": 1 / 10, "B": 1 / 4})
@@ -266,14 +248,7 @@ class _Route:
 class SharedLinks:
     """The links of a topology; arrivals are known as they happen.
 
-    Args:
-        timer: the virtual clock.
-        topology: which links a message passes.
-        world_size: how many ranks there are.
-        slower: how many times as long a message takes, by (src, dst), in a network that is otherwise empty.
-
-    Raises:
-        ArgumentError: the topology has no place for the ranks.
+    ``slower`` says how many times as long a message takes, by (src, dst), in a network that is otherwise empty.
     """
 
     def __init__(self, timer: Timer, topology: Topology, world_size: int, slower: Mapping[tuple[int, int], float]) -> None:
@@ -288,11 +263,7 @@ class SharedLinks:
         self._changed: dict[Edge, None] = {}  # links whose users are no longer those that the paces were made for
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float | None:
-        """Takes a message, as `Links.carry` says.
-
-        Returns:
-            None, and calls ``arrived`` when the message arrives; for a message to the rank itself ``ready_s``.
-        """
+        """Takes a message, as `Links.carry` says: calls ``arrived`` when it arrives; a message to the rank itself is there at once."""
         if src == dst:
             return ready_s
         route = self._routes.get((src, dst)) or self._open(src, dst)
@@ -302,13 +273,7 @@ class SharedLinks:
     def carry_part(self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived) -> None:
         """Takes what a collective moves from one rank to another, now: it waits for earlier ones of its group, and shares with all others.
 
-        Args:
-            group: the number of the group.
-            src: the rank that it comes from.
-            dst: the rank that it goes to, another one.
-            size_bytes: how much, 0 or more; what many steps move over one link may be one flow.
-            latencies: how many times the latency of the way is paid, after the last byte.
-            arrived: called when all is there, with the time.
+        What many steps move over one link may be one flow, which pays the latency of the way as many times, after its last byte.
         """
         route = self._routes.get((src, dst, group))
         if route is None:
@@ -323,11 +288,7 @@ class SharedLinks:
             self._begin_when_ready(flow)
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `Links.link_of` says.
-
-        Raises:
-            ArgumentError: the topology has no way.
-        """
+        """Returns what a message that nobody disturbs costs, as `Links.link_of` says."""
         return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
@@ -413,9 +374,6 @@ class SharedLinks:
 class Cores:
     """Gives cores to whoever asks, in the order in which they ask; nobody is interrupted.
 
-    Args:
-        count: how many there are, from 1.
-
     Example:
         >>> cores = Cores(2)
         >>> [cores.book(0.0, 3.0) for _ in range(3)]  # the third waits until 3.0
@@ -426,27 +384,14 @@ class Cores:
         self._free_s = [0.0] * count  # a heap: from when on each core is free
 
     def book(self, from_s: float, seconds: float) -> float:
-        """Takes the core that is free first.
-
-        Args:
-            from_s: when it is needed, in seconds.
-            seconds: for how long.
-
-        Returns:
-            When whoever asked is done with it.
-        """
+        """Takes the core that is free first, for some seconds; returns when whoever asked is done with it."""
         end_s = max(self._free_s[0], from_s) + seconds
         heapreplace(self._free_s, end_s)
         return end_s
 
 
 class SharedCores(PrivateLinks):
-    """A link for each ordered pair of ranks; each message needs a core for as long as it takes alone.
-
-    Args:
-        link: what a message costs that is alone.
-        slower: how many times as long a link takes, by (src, dst): what is beyond the link's own time needs no core.
-        count: how many cores there are.
+    """A link for each ordered pair of ranks; each message needs a core for as long as it takes alone, and none for what ``slower`` adds.
 
     Example:
         >>> links = SharedCores(Link(alpha_s=1.0, beta_s_per_byte=0.5), {}, count=1)
@@ -461,7 +406,7 @@ class SharedCores(PrivateLinks):
 
     def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
         """Takes a message, as `PrivateLinks.carry` does; it needs a core from when it begins."""
-        begin_s = max(ready_s, (self._lines.get((src, dst)) or self._open(src, dst)).free_s)
+        begin_s = max(ready_s, self.free_s(src, dst))
         arrives_s = super().carry(src, dst, size_bytes, ready_s)
         return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
 
@@ -474,18 +419,7 @@ def make_links(
     topology: Topology | None = None,
     inject: Iterable[Injection] = (),
 ) -> Links:
-    """Returns the links of a run.
-
-    Args:
-        timer: the virtual clock.
-        world_size: number of ranks.
-        link: what a message costs, where each ordered pair of ranks has a link of its own: one for all, or one for each (src, dst).
-        topology: which links a message passes, where pairs share some. Exactly one of ``link`` and ``topology`` is given.
-        inject: what goes wrong; each `Degrade` makes the messages of a pair slower.
-
-    Raises:
-        ArgumentError: both or none are given, one is no such thing, or the topology has no place for the ranks.
-    """
+    """Returns the links of a run, given as to ``ringsim.simulate``; each `Degrade` makes the messages of a pair slower."""
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"
         raise ArgumentError(f"exactly one of link and topology must be given, got {got}. A topology holds its own links.")

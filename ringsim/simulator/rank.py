@@ -47,35 +47,20 @@ class _Making:
 
 @dataclass
 class World:
-    """What the ranks of one simulation share.
-
-    Attributes:
-        clock: the virtual clock.
-        recorder: numbers what operations name, and records them all where ``records``.
-        records: whether operations are recorded.
-        links: carry messages and collectives.
-        matcher: brings sends and recvs together.
-        everybody: the group of all ranks.
-        costs: says how long a rank is busy when it posts a message; None for no time.
-        made: the groups that were made, in order.
-        makers: all ranks, as a group in which groups are made; None before the first.
-        shared: what ranks have given to ``share``, by its number and by rank.
-        kinds: what operations carry, by what tells it.
-        posts: by the code of an operation, what records that one is posted.
-    """
+    """What the ranks of one simulation share."""
 
     clock: Clock
     recorder: Recorder
-    records: bool
+    records: bool  # whether operations are recorded
     links: Links
     matcher: Rendezvous
     everybody: SimulatedGroup
-    costs: PostingCosts | None = None
-    made: list[_Making] = field(default_factory=list)
-    makers: SimulatedGroup | None = None
-    shared: defaultdict[int, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
+    costs: PostingCosts | None = None  # of posting a message
+    made: list[_Making] = field(default_factory=list)  # groups, in order
+    makers: SimulatedGroup | None = None  # all ranks, as the group in which groups are made
+    shared: defaultdict[int, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))  # by number of the call, and by rank
     kinds: dict[Any, Kind] = field(default_factory=dict)
-    posts: dict[int, Callable[..., int | None]] = field(init=False)
+    posts: dict[int, Callable[..., int | None]] = field(init=False)  # by operation, what records that one is posted
 
     def __post_init__(self) -> None:
         self.posts = {code: self.recorder.make_post(code) for code in OP_CODES.values()} if self.records else {}
@@ -98,11 +83,7 @@ class World:
 class SimulatedRank(Rank, Membership, Backend):
     """What ``ringsim.comm`` calls on a simulated rank. The functions are those of ``torch.distributed``: see there for the arguments.
 
-    Args:
-        world: what it shares with the others.
-        number: its rank.
-        seed: of its random numbers.
-        fails_at: the number of the operation in whose place it fails, None for none.
+    It fails in the place of its operation ``fails_at``, where that is given.
     """
 
     name = "simulator"

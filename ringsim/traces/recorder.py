@@ -37,14 +37,13 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from operator import index
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.errors import ArgumentError, TraceFileError, read_whole
 from ringsim.state import get_state
 from ringsim.traces.events import (
     ERROR,
@@ -731,8 +730,10 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
 
     def __init__(self, name: str, *, stage: int | None = None, microbatch: int | None = None) -> None:
         self._name = _check_name("span", name)
-        self._stage = None if stage is None else _check_index("stage", stage)
-        self._microbatch = None if microbatch is None else _check_index("microbatch", microbatch)
+        self._stage = None if stage is None else read_whole("stage", stage, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
+        self._microbatch = (
+            None if microbatch is None else read_whole("microbatch", microbatch, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
+        )
 
     def __enter__(self) -> Self:
         self._recorder = recorder = get_state().recorder
@@ -773,13 +774,3 @@ def _check_name(what: str, name: str) -> str:
     if not isinstance(name, str):
         raise ArgumentError(f'the name of a {what} must be a string, got {name!r}. Put it in quotes: {what}("compute").')
     return name
-
-
-def _check_index(what: str, value: int) -> int:
-    try:
-        number = index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 1 << 31:
-        raise ArgumentError(f"{what} must be an integer from 0 to 2**31 - 1, got {value!r}. Count from 0, or leave it out.")
-    return number

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ import ringsim
 from ringsim.launch.recording import gather_ends, hold_back_sigterm
 
 pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:
@@ -92,11 +85,11 @@ def test_the_file_says_who_ended_and_why(server: RankServer, tmp_path: Path, who
 
 
 def under_torchrun(directory: Path, block: str) -> None:
-    """Runs a script of three ranks under torchrun, which ends the others once one has failed."""
+    """Runs a script of two ranks under torchrun, which ends the other once one has failed."""
     begin = "import os, time, torch, torch.distributed as dist, ringsim\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
     script = begin + "with ringsim.trace('run.ringtrace'):\n" + textwrap.indent(textwrap.dedent(block), "    ")
     (directory / "script.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "script.py"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
     assert subprocess.run(command, cwd=directory, capture_output=True, timeout=80).returncode != 0
 
 

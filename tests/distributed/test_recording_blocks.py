@@ -1,8 +1,7 @@
-"""``with ringsim.trace(path)`` on real ranks: nested, repeated, ended by an exception, alone, and inside a run."""
+"""``with ringsim.trace(path)`` on real ranks: nested, repeated, ended by an exception, with paths that differ, alone, and inside a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,15 @@ from ringsim.traces.events import OP_NAMES
 pytestmark = pytest.mark.timeout(90)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
+def ops(trace: ringsim.Trace) -> list[str]:
+    return [OP_NAMES[op] for op in trace.events.op]
 
 
-def test_recording_needs_a_process_group(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RingError, match=r"must be in a process group .* Call ringsim.initialize_distributed\(\)"),
-        Recording(tmp_path / "x"),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def nested(directory: str, rank: int) -> list[Any]:
-    join(directory, rank, 2)
+def blocks(directory: str, rank: int) -> list[Any]:
+    """All blocks of one job; returns the operations in each, as rank 0 sees them, and the errors."""
+    path = join(directory, rank, 2)
     tensor = torch.zeros(2)
-    counts: list[Any] = []
-    with ringsim.trace(f"{directory}/run.ringtrace") as outer:
+    with ringsim.trace(path) as outer:
         dist.barrier()
         with ringsim.trace(f"{directory}/inner.ringtrace") as inner:
             dist.all_reduce(tensor)
@@ -48,71 +36,58 @@ def nested(directory: str, rank: int) -> list[Any]:
             dist.reduce(tensor, 0)
             dist.reduce(tensor, 0)
     send = dist.ProcessGroup.__dict__["send"]
-    with ringsim.trace(f"{directory}/later.ringtrace") as later:
-        dist.barrier()
-    assert dist.ProcessGroup.__dict__["send"] is send
-    for recording in (outer, inner, again, later):
-        if rank == 0:
-            counts.append([OP_NAMES[op] for op in recording.trace.events.op])
-        else:
-            with pytest.raises(RingError, match=r"must be asked for on rank 0 after the block.*rank 1 of 2"):
-                _ = recording.trace
-    return counts
-
-
-def test_blocks_nest_and_repeat(server: RankServer, tmp_path: Path) -> None:
-    trace, results = run(server, nested, tmp_path)
-    outer, inner, again, later = results[0]
-    assert outer == ["barrier", "all_reduce", "broadcast", "reduce", "reduce"] * 2
-    assert inner == ["all_reduce"] * 2
-    assert again == ["reduce", "reduce"] * 2
-    assert later == ["barrier"] * 2
-    assert ringsim.load(tmp_path / "inner.ringtrace").events.seq.tolist() == [0, 1, 0, 1]
-    assert trace.events.post_ns.min() >= 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inner.ringtrace", "later.ringtrace", "run.ringtrace", "store"]
-
-
-def raising(directory: str, rank: int) -> str:
-    path = join(directory, rank, 2)
+    raised = []
     try:
-        with ringsim.trace(path):
+        with ringsim.trace(f"{directory}/raising.ringtrace") as raising:
             dist.barrier()
             raise KeyError("mine")
     except KeyError as error:
-        return str(error)
-    return ""
-
-
-def test_a_block_that_raises_saves_the_trace_and_raises(server: RankServer, tmp_path: Path) -> None:
-    trace, results = run(server, raising, tmp_path)
-    assert results == ["'mine'", "'mine'"]
-    assert [OP_NAMES[op] for op in trace.events.op] == ["barrier", "barrier"]
-
-
-def different_paths(directory: str, rank: int) -> None:
-    join(directory, rank, 2)
-    with ringsim.trace(f"{directory}/run-{rank}.ringtrace"):
-        dist.barrier()
-
-
-def test_different_paths_are_one_clear_error(server: RankServer, tmp_path: Path) -> None:
-    ended = server.run(different_paths, [(str(tmp_path), rank) for rank in range(2)], limit_s=60)
-    assert [(each.how, each.error) for each in ended] == [("raised", "RingError"), ("returned", "")]
-    assert "path of a recording must be the same on every rank" in ended[0].value
+        raised.append(str(error))
+    assert dist.ProcessGroup.__dict__["send"] is send
+    found: list[Any] = []
+    for recording in (outer, inner, again, raising):
+        if rank == 0:
+            found.append(ops(recording.trace))
+        else:
+            with pytest.raises(RingError, match=r"must be asked for on rank 0 after the block.*rank 1 of 2"):
+                _ = recording.trace
+    try:
+        with ringsim.trace(f"{directory}/run-{rank}.ringtrace"):
+            dist.barrier()
+    except RingError as error:
+        raised.append(str(error))
+    return [found, raised]
 
 
 def alone(directory: str, rank: int) -> int:
-    path = join(directory, rank, 1)
-    with ringsim.trace(path) as recording, ringsim.span("work"):
+    with ringsim.trace(join(directory, rank, 1)) as recording, ringsim.span("work"):
         dist.barrier()
     return len(recording.trace.events)
 
 
-def test_one_rank_is_enough(server: RankServer, tmp_path: Path) -> None:
-    trace, results = run(server, alone, tmp_path, size=1)
-    assert results == [2]
-    assert trace.world_size == 1
-    assert trace.metadata["source"] == "measured"
+def test_blocks_nest_repeat_raise_and_must_agree(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    with RankServer() as server:
+        trace, ((found, raised), (nothing, silent)) = run(server, blocks, tmp_path)
+        single, counts = run(server, alone, tmp_path / "alone", size=1)
+    outer, inner, again, raising = found
+    assert outer == ["barrier", "all_reduce", "broadcast", "reduce", "reduce"] * 2
+    assert (inner, again, raising) == (["all_reduce"] * 2, ["reduce", "reduce"] * 2, ["barrier"] * 2)
+    assert ringsim.load(tmp_path / "inner.ringtrace").events.seq.tolist() == [0, 1, 0, 1]
+    assert trace.events.post_ns.min() >= 0
+    assert (nothing, silent) == ([], ["'mine'"])
+    assert raised[0] == "'mine'"
+    assert "path of a recording must be the same on every rank" in raised[1]
+    left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("run-"))  # where paths differ, the parts stay
+    assert left == ["alone", "inner.ringtrace", "raising.ringtrace", "run.ringtrace", "store"]
+    assert (counts, single.world_size, single.metadata["source"]) == ([2], 1, "measured")
+
+
+def test_recording_needs_a_process_group(tmp_path: Path) -> None:
+    words = r"must be in a process group .* Call ringsim.initialize_distributed\(\)"
+    with pytest.raises(RingError, match=words), Recording(tmp_path / "x"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def inside_a_run(path: str) -> int:
@@ -126,6 +101,5 @@ def inside_a_run(path: str) -> int:
 def test_a_block_inside_a_run_shares_its_recorder(tmp_path: Path) -> None:
     trace = ringsim.trace(inside_a_run, world_size=2, args=(str(tmp_path / "block.ringtrace"),))
     assert trace.results == [2, -1]
-    ops = [OP_NAMES[op] for op in trace.events.select(trace.events.rank == 0).op]
-    assert ops == ["barrier", "all_reduce", "barrier"]
+    assert ops(trace) == ["barrier", "all_reduce", "barrier"] * 2
     assert len(ringsim.load(tmp_path / "block.ringtrace").events) == 2

@@ -14,7 +14,6 @@ from pipeline_cases import Case, gradients, make_microbatches, make_model
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import RingError
 from ringsim.pipeline import generate
 from ringsim.pipeline.training import train_step_pipeline
 from ringsim.pipeline.transformer import SmallTransformer
@@ -100,53 +99,6 @@ def test_generation_gives_the_same_tokens() -> None:
     real, simulated = both(tell, 3)
     assert real.results == simulated.results
     check_same(real, simulated)
-
-
-def all_receive_first() -> None:
-    ring = ringsim.current_ring()
-    tensor = torch.zeros(4)
-    dist.recv(tensor, ring.pred, group=ring.pred_group)
-    dist.send(tensor, ring.succ, group=ring.succ_group)
-
-
-def other_tags() -> None:
-    if ringsim.current_ring().rank == 0:
-        dist.send(torch.zeros(4), 1, tag=1)
-    else:
-        dist.recv(torch.zeros(4), 0, tag=2)
-
-
-def one_leaves() -> None:
-    if ringsim.current_ring().rank != 1:
-        dist.barrier()
-
-
-def two_collectives() -> None:
-    if ringsim.current_ring().rank:
-        dist.barrier()
-    else:
-        dist.all_reduce(torch.zeros(3))
-
-
-@pytest.mark.parametrize(
-    ("worker", "size"), [(all_receive_first, 3), (all_receive_first, 2), (other_tags, 2), (one_leaves, 3), (two_collectives, 2)]
-)
-def test_what_never_ends_is_explained_alike(worker: Callable[[], None], size: int) -> None:
-    caught = []
-    for start in (lambda: ringsim.trace(worker, world_size=size), lambda: simulate(worker, world_size=size, link=LINK)):
-        with pytest.raises(RingError) as error:
-            start()
-        caught.append(error.value)
-    real, simulated = caught
-    assert type(real) is type(simulated)
-    mine, theirs = (
-        [(one.kind, sorted(one.ranks), sorted(str(operation) for operation in one.operations)) for one in error.diagnosis.findings]
-        for error in caught
-    )
-    if worker is not two_collectives:  # who comes last finds that out, which is anybody's turn on real ranks
-        assert mine == theirs
-        assert real.diagnosis.findings[0].hint == simulated.diagnosis.findings[0].hint
-    assert [kind for kind, _, _ in mine] == [kind for kind, _, _ in theirs]
 
 
 def make_groups() -> list[float]:

@@ -1,0 +1,104 @@
+"""A worker and its arguments as bytes, for ranks of both kinds, each of which gets a copy; what to say of a value that cannot travel."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import cloudpickle
+
+from ringsim.errors import ArgumentError, check_call
+from ringsim.traces.parts import name_cells
+
+__all__ = ["pack_worker"]
+
+_LARGE_BYTES: Final = 10_000_000
+_HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """Packs a function (also one from a notebook cell, a closure or a lambda) and its arguments: pickled, as ``(worker, args, kwargs)``.
+
+    Raises:
+        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses cannot be pickled; the message names it
+            and the line that uses it.
+    """
+    values, named = check_call(args, kwargs)
+    try:
+        packed: bytes = cloudpickle.dumps((worker, values, named))
+    except Exception as error:
+        raise ArgumentError(_explain_unpicklable(worker, values, named, error)) from None
+    if len(packed) > _LARGE_BYTES:
+        _warn_large(worker, values, named, len(packed))
+    return packed
+
+
+def _captures(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, int | None]]:
+    """Yields (what it is, value, line that uses it) for everything that travels with ``worker``."""
+    yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
+    yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
+    function = inspect.unwrap(worker)
+    if not isinstance(function, types.FunctionType):
+        yield (f"the worker {worker!r}", worker, None)
+        return
+    captured = inspect.getclosurevars(function)
+    for name, value in {**captured.globals, **captured.nonlocals}.items():
+        if not isinstance(value, types.ModuleType):
+            yield (f"the variable {name!r}", value, _line_of(function, name))
+
+
+def _line_of(function: types.FunctionType, name: str) -> int | None:
+    """Returns the line on which ``function`` first uses the variable ``name``."""
+    line = None
+    for instruction in dis.get_instructions(function):
+        if instruction.positions is not None and instruction.positions.lineno is not None:
+            line = instruction.positions.lineno
+        if instruction.argval == name and "LOAD" in instruction.opname:
+            return line
+    return None
+
+
+def _explain_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
+    name = getattr(worker, "__name__", "worker")
+    culprit = _find_unpicklable(worker, args, kwargs, depth=3)
+    if culprit is None:
+        return f"what {name} uses must be picklable, got {type(error).__name__}: {error}. Create it inside {name} instead."
+    return f"{culprit}. Create it inside {name}, or pass what it is made from."
+
+
+def _find_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int) -> str | None:
+    """Names the first value that cannot be pickled, and where it is used: also one that a used function uses."""
+    for what, value, line in _captures(worker, args, kwargs):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            if isinstance(value, types.FunctionType) and depth > 0 and (inner := _find_unpicklable(value, (), {}, depth - 1)):
+                return inner
+            kind, where = f"{type(value).__module__}.{type(value).__qualname__}", ""
+            code = getattr(inspect.unwrap(worker), "__code__", None)
+            if code is not None and line is not None:
+                file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
+                where = f" ({file}, line {line}, in {code.co_name})"
+            return f"{what} must be picklable to travel to the ranks, got a {kind}{where}"
+    return None
+
+
+def _warn_large(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int) -> None:
+    """Warns that a lot of data travels to each rank, and names the largest piece."""
+    sizes = {what: len(cloudpickle.dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
+    largest = max(sizes, key=lambda what: sizes[what], default="the worker")
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"{total_bytes / 1e6:.1f} MB travel to every rank, most of it in {largest} ({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
+        "Create large data inside the worker, or load it there from a file.",
+        stacklevel=level,
+    )
