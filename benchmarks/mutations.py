@@ -50,7 +50,7 @@ MUTATIONS = {
         "ringsim/comm/torch_hooks.py",
         "        setattr(owner, name, function)",
         "        pass",
-        "test_recorder.py distributed/test_recording.py",
+        "test_torch_hooks.py",
     ),
     "check of the ring": Mutation(
         "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_messages.py"

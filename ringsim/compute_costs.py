@@ -108,10 +108,7 @@ def stretched() -> Iterator[None]:
 
 
 def stretch(seconds: float) -> float:
-    """Returns how long a computation takes on the calling rank with what is injected there; draws where something jitters.
-
-    Args:
-        seconds: how long it would take.
+    """Returns how long a computation of some seconds takes on the calling rank with what is injected there; draws where something jitters.
 
     Example:
         >>> stretch(2.0)
@@ -159,19 +156,11 @@ class Flops(NamedTuple):
     weight_grad: int
 
     def of(self, kind: str) -> int:
-        """Returns how many operations an action is.
-
-        Args:
-            kind: "F", "I", "W", or "B" for the last two together.
-        """
+        """Returns how many operations an action is: "F", "I", "W", or "B" for the last two together."""
         return {"F": self.forward, "I": self.input_grad, "W": self.weight_grad, "B": self.input_grad + self.weight_grad}[kind]
 
     def plus(self, other: Flops) -> Flops:
-        """Returns the operations of both together.
-
-        Args:
-            other: those of other layers.
-        """
+        """Returns the operations of both together."""
         return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
@@ -216,25 +205,12 @@ class PostingCosts(Protocol):
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns what posting a message takes of its rank's time, in seconds.
-
-        Args:
-            sends: whether it is a send.
-            size_bytes: its size.
-            met: of a send, whether its receive is posted already.
-        """
+        """Returns what posting a message takes of its rank's time, in seconds; ``met``: whether a send's receive is posted already."""
         ...
 
 
 def check_costs(compute: object) -> None:
-    """Checks that an argument is a table of costs, or None.
-
-    Args:
-        compute: what was passed.
-
-    Raises:
-        ArgumentError: it is neither.
-    """
+    """Raises ArgumentError unless what was passed is a table of costs, or None."""
     if compute is not None and (isinstance(compute, type) or not callable(getattr(compute, "time_s", None))):
         raise ArgumentError(
             f"compute must be a table of costs, with a method time_s(work), got {say(compute)}. Pass ringsim.FlopCosts(flops_per_s=4e14)."
@@ -268,24 +244,15 @@ class FlopCosts:
             raise ArgumentError(f"flops_per_s must be a number above 0, got {say(value)}. A GPU reaches some 1e14.")
 
     def time_s(self, work: Work) -> float:
-        """Returns the seconds that a piece of work takes.
-
-        Args:
-            work: what a stage does.
-        """
+        """Returns the seconds that a piece of work takes."""
         return work.flops / self.flops_per_s
 
 
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
     """Charges the calling rank for work that it has just done: nothing on a real rank, or where no table is in force.
 
-    Who computes a stage calls it; a simulated rank goes on when that much time has passed, and others may run meanwhile.
-
-    Args:
-        kind: as in `Work`, and so are the next two.
-        stage: number of the stage.
-        microbatch: number of the microbatch.
-        count: counts the operations of the stage; called where somebody is charged.
+    Who computes a stage calls it; a simulated rank goes on when that much time has passed, and others may run meanwhile. ``count`` counts
+    the operations of the stage, and is called where somebody is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

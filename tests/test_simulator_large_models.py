@@ -52,7 +52,7 @@ def test_layers_are_run_once_for_each_shape_and_replayed() -> None:
     replayed, run = (ringsim.simulate(worker, world_size=2, args=(hooked,), link=LINK, compute=SPEED) for hooked in (False, True))
     assert replayed.to_pandas().equals(run.to_pandas())
     assert [calls for calls, _ in replayed.results] == [0, 0]
-    assert min(calls for calls, _ in run.results) > 0
+    assert min(calls for calls, _ in run.results) > 3 * 3  # each layer of the stage with each microbatch, and again for the backward pass
     assert all(complete for _, complete in replayed.results + run.results)
 
 

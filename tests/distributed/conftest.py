@@ -20,7 +20,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         patch.setattr(tempfile, "tempdir", str(directory))
         yield
         get_launcher().close()
-    assert list(directory.iterdir()) == []
+    left = [path.name for path in directory.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # a cache that torch makes when it is first needed
 
 
 @pytest.fixture(scope="session")

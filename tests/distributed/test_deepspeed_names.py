@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,6 @@ pytestmark = pytest.mark.timeout(90)
 
 SHOWN: dict[Any, str] = {dist.ReduceOp.SUM: "ReduceOp.SUM"}
 FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 @pytest.fixture

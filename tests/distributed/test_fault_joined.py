@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from ringsim.errors import Deadlock, MessageMismatch
 from ringsim.launch.joined import JoinedWatch
 
 pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 def both_receive(directory: str, rank: int) -> tuple[str, int, float, bool]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ import ringsim
 from ringsim.launch.recording import gather_ends, hold_back_sigterm
 
 pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.timeout(90)
 PATIENCE = timedelta(seconds=40)  # nothing that should work comes near it, also on two loaded cores
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 def join(directory: str, rank: int, size: int) -> str:

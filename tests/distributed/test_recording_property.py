@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,12 +94,6 @@ def with_and_without(directory: str, rank: int, several: list[list[Step]]) -> li
             recorded = play(steps, rank)
         results.append((bare, recorded, play(steps, rank)))
     return results
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
 
 
 @settings(max_examples=settings.default.max_examples // 8)

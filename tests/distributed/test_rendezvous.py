@@ -28,12 +28,6 @@ SLACK_S = 10.0  # two loaded cores: what must not happen takes 30 minutes
 Start = tuple[int, Any, float, dict[str, Any]]  # ranks, this rank, time limit, options of `join`
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RankServer]:
-    with RankServer() as running:
-        yield running
-
-
 def join(port: int, count: int, rank: int, timeout_s: float = LONG_S, options: dict[str, Any] | None = None) -> tuple[int, int]:
     values = {"head": HERE, "device": "cpu", "ring": None, "after_s": 0.0} | (options or {})
     time.sleep(values["after_s"])
