@@ -175,18 +175,20 @@ def _depths(events: Events, last: int) -> tuple[Ints, int]:
     if len(spans) == 0:
         return depth, 0
     ends = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
-    threads, thread = np.unique(np.stack([events.rank[spans], events.thread[spans]]), axis=1, return_inverse=True)
-    moments, moment = np.unique(np.concatenate([events.post_ns[spans], ends]), return_inverse=True)
-    start, end = moment.reshape(2, -1) + thread * len(moments)  # each thread after the one before: all counts in one go
+    both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
+    threads, thread = np.unique(both, return_inverse=True)
+    coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)  # of a trace that lasts for centuries, lest it overflows
+    # Each thread after the one before: all counts in one go.
+    start, end = (np.stack([events.post_ns[spans], ends]) >> coarser) + thread * ((last >> coarser) + 1)
     order = np.lexsort((-end, start))
     start, end, thread = start[order], end[order], thread[order]
     lasting = end > start  # spans of no length open nothing: on a virtual clock many may share a moment
     opened, closed = np.cumsum(lasting) - lasting, np.searchsorted(np.sort(end[lasting]), start, side="right")
     own = np.maximum(opened - closed, 0)
-    lanes = np.zeros(threads.shape[1], dtype=np.int64)
+    lanes = np.zeros(len(threads), dtype=np.int64)
     np.maximum.at(lanes, thread, own + 1)
     above = np.cumsum(lanes) - lanes
-    above -= above[np.searchsorted(threads[0], threads[0])]  # from the first thread of its rank on
+    above -= above[np.searchsorted(threads >> 32, threads >> 32)]  # from the first thread of its rank on
     depth[spans[order]] = above[thread] + own
     return depth, int((above + lanes).max())
 
