@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringsim.faults import Injection
-from ringsim.ring.packing import pack_worker
 
 CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
 # Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
@@ -114,6 +113,8 @@ def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses cannot be pickled; the message names it
             and the line that uses it.
     """
+    from ringsim.ring.packing import pack_worker  # on use: its package loads torch, without which doctor still speaks
+
     return _pack(pack_worker(worker, args, kwargs), None, list(sys.argv), seed)
 
 
