@@ -7,7 +7,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_reference import reckon
 
 from ringsim.errors import ArgumentError
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
@@ -249,20 +248,3 @@ def test_costs_by_stage_and_of_a_whole_backward() -> None:
         evaluate(make_schedule("gpipe", 3, 1), costs)
     with pytest.raises(ArgumentError, match="an action with a duration must be a computation, got 0SEND_F0"):
         costs.get_duration(parse_action("0SEND_F0"))
-
-
-# Drawn costs, against an independent reckoning.
-
-times = st.fractions(min_value=0, max_value=5, max_denominator=6)
-
-
-@given(st.sampled_from(CASES), st.integers(1, 4), st.integers(1, 6), st.data())
-def test_drawn_costs(case: tuple[str, int | None], p: int, m: int, data: st.DataObject) -> None:
-    schedule = make_schedule(case[0], p, m, case[1])
-    by_stage = st.lists(times, min_size=schedule.num_stages, max_size=schedule.num_stages)
-    costs = Costs(*(data.draw(by_stage) for _ in range(3)), backward=data.draw(st.none() | by_stage), latency=data.draw(times))
-    evaluation = evaluate(schedule, costs, "buffered")
-    found = {timed.action: timed.end for rank in range(p) for timed in evaluation.get_computations(rank)}
-    due = reckon(lower(schedule), costs.get_duration, lambda _: 0, lambda _: costs.latency, rendezvous=False)
-    assert found == {action: end for action, end in due.items() if action.is_compute}
-    assert evaluate(schedule, costs).makespan >= evaluation.makespan

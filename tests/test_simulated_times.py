@@ -10,9 +10,6 @@ import torch
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, RankFailed, RunTimeout
-from ringsim.pipeline import Costs, rehearse
-from ringsim.schedules import make_schedule
-from ringsim.schedules.closed_forms import Step, makespan
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state
 from ringsim.traces.value import Trace
@@ -55,18 +52,6 @@ def test_one_slow_link_slows_the_whole_ring(size: int) -> None:
     trace = run(ring_all_reduce, size, 4 * size, inject=[ringsim.Degrade(1, 2, factor=5)])
     assert trace.makespan_s == pytest.approx(2 * (size - 1) * 5 * (ALPHA + 16 * BETA), rel=0.2)
     assert trace.makespan_s > 1.5 * (size - 1) * 5 * (ALPHA + 16 * BETA)
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("ranks", [2, 4, 7])
-def test_a_rehearsed_step_takes_what_the_closed_form_says(name: str, ranks: int) -> None:
-    costs = Costs(forward=1e-3, backward=2e-3)
-    for count in (1, 4, 9):
-        schedule = make_schedule(name, ranks, count)
-        trace = run(rehearse, ranks, schedule, costs, kwargs={"size_bytes": 1000}, semantics="buffered")
-        latency = ALPHA + 1000 * BETA
-        expected = makespan(Step(name, ranks, count), Costs(forward=1e-3, backward=2e-3, latency=latency))
-        assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(float(expected), abs=1e-8)
 
 
 def talk(rounds: int) -> int:
