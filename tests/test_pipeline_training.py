@@ -59,14 +59,6 @@ def simulate(worker: Callable[..., Any], world_size: int, *args: Any, **options:
     return ringsim.simulate(worker, world_size=world_size, args=args, link=LINK, **options)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # -- gradients
 
 
