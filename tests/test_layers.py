@@ -2,7 +2,7 @@
 
 Every import of ringsim counts: those inside functions and those for type checkers too. The two tables of dotted names (the contents in
 ``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are not imports: they are resolved on use,
-and a test below names the files that may have one.
+and a test below names the files that may have one. The examples in the docstrings run, module by module.
 
 The examples in the docstrings run, module by module.
 """
