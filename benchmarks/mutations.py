@@ -68,7 +68,7 @@ MUTATIONS = {
         "ringsim/traces/collectives.py",
         '    Collective("all_reduce", "all_reduce", 2, (',
         '    Collective("all_reduce", "all_reduce", 1, (',
-        "test_costs.py test_golden.py",
+        "test_bandwidths.py test_golden.py",
     ),
     "matching on the clock": Mutation(
         "ringsim/simulator/matching.py",

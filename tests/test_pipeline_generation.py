@@ -40,12 +40,12 @@ def hf_model(name: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(size: int) -> None:
+@pytest.mark.parametrize(("size", "semantics"), [(1, "rendezvous"), (2, "rendezvous"), (3, "grouped"), (4, "rendezvous")])
+def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(size: int, semantics: str) -> None:
     settings = [{}, *settings_for(size)]
     due = one_by_one(small_model(), PROMPTS, 6)
     assert len({tuple(row) for row in due}) == len(PROMPTS), "the tokens must tell the prompts apart"
-    trace = simulate(generate_all, size, settings, 6)
+    trace = simulate(generate_all, size, settings, 6, semantics=semantics)
     for rows in trace.results:
         assert rows == [due] * len(settings)
     assert not trace.unmatched

@@ -59,14 +59,6 @@ def simulate(worker: Callable[..., Any], world_size: int, *args: Any, **options:
     return ringsim.simulate(worker, world_size=world_size, args=args, link=LINK, **options)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # -- gradients
 
 
@@ -108,10 +100,20 @@ def cases(size: int) -> Iterator[Case]:
     yield Case(num_layers=3, options={"partition": [range(3)] + [range(3, 3)] * (size - 1)})
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_gradients_are_those_of_a_single_process(size: int) -> None:
+def cases_in_step(size: int) -> Iterator[Case]:
+    """Where a rank's messages on a group go one after the other, as on NCCL, steps post them in one order on both sides."""
+    for name in SCHEDULE_NAMES:
+        for count, more in ((5, {}), (1, {}), (4, {"same_shapes": False}), (2, {"tied": True})):
+            yield Case(count, 2 * size, options={"schedule": name}, **more)
+
+
+@pytest.mark.parametrize(
+    ("size", "semantics", "cases"),
+    [*((size, "rendezvous", cases) for size in (1, 2, 3, 4)), (2, "grouped", cases_in_step), (3, "grouped", cases_in_step)],
+)
+def test_gradients_are_those_of_a_single_process(size: int, semantics: str, cases: Callable[[int], Iterator[Case]]) -> None:
     wanted = list(cases(size))
-    trace = simulate(train_all, size, wanted)
+    trace = simulate(train_all, size, wanted, semantics=semantics)
     assert complaints(wanted, trace.results) == []
     assert not trace.unmatched
 

@@ -435,7 +435,7 @@ class MpiTransfers(Membership, Backend):
 
 def _move(mpi: Any, comm: Any, call: Call) -> _Started:
     """Begins what only moves data."""
-    count, given, (taken, finish) = call.group.size(), _flatten(call.inputs), _to_fill(call)
+    count, given, (taken, finish) = call.group.size(), _flatten(call.given), _to_fill(call)
     match call.collective.family:
         case "all_gather":
             request = comm.Iallgather(_as_mpi(mpi, given), _as_mpi(mpi, taken, count))
@@ -547,44 +547,29 @@ def _op_of(mpi: Any, call: Call) -> Any:
     return getattr(mpi, _OPS.get(name, name))
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Returns the bytes of tensors that lie in memory one after the other: parts of one tensor need not be copied. None for others."""
-    start = end = tensors[0].storage_offset()
-    for tensor in tensors:
-        if not is_plain(tensor) or tensor.dtype != tensors[0].dtype or not _share_memory(tensor, tensors[0]):
-            return None
-        if tensor.storage_offset() != end:
-            return None
-        end += tensor.numel()
-    return tensors[0].as_strided((end - start,), (1,)).view(torch.uint8)
-
-
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
 def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the bytes of several tensors one after the other, shape (bytes)."""
-    if not tensors:
-        return torch.empty(0, dtype=torch.uint8)
-    joined = _joined(tensors)
-    return torch.cat([_as_bytes(for_sending(tensor)) for tensor in tensors]) if joined is None else joined
+    """Returns the bytes of several tensors one after the other, shape (bytes); a single plain one is not copied."""
+    if len(tensors) == 1:
+        return _as_bytes(for_sending(tensors[0]))
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *(_as_bytes(for_sending(tensor)) for tensor in tensors)])
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to be filled for the outputs, shape (bytes), and what brings them there; None where they are there already."""
-    outputs = call.outputs
-    aliased = any(_share_memory(one, other) for one in outputs for other in call.inputs)  # which MPI forbids
-    joined = _joined(outputs) if outputs and not aliased else None
-    if joined is not None:
-        return joined, None
-    sizes = [tensor.nbytes for tensor in outputs]
+    """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there; None where they are there already."""
+    taken = call.taken
+    if len(taken) == 1 and is_plain(taken[0]) and not any(_share_memory(taken[0], each) for each in call.given):  # which MPI forbids
+        return _as_bytes(taken[0]), None
+    sizes = [tensor.nbytes for tensor in taken]
     flat = torch.empty(sum(sizes), dtype=torch.uint8)
 
     def bring() -> None:
-        for tensor, piece in zip(outputs, flat.split(sizes), strict=True):
+        for tensor, piece in zip(taken, flat.split(sizes), strict=True):
             plain = torch.empty(tensor.shape, dtype=tensor.dtype)
             _as_bytes(plain).copy_(piece)
             tensor.copy_(plain)
 
     return flat, bring
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
