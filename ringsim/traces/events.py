@@ -28,22 +28,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "DESTROYED",
-    "MADE_ANEW",
-    "are_all",
-    "check_words",
-    "no_constant",
-    "read_group",
-    "read_notice",
-    "read_payload",
-    "read_tables",
-    "read_word",
-    "readable",
-    "word_notice",
-    "write_tables",
-]
-
 IN_FLIGHT: Final = 1
 OK: Final = 2
 ERROR: Final = 3
@@ -198,25 +182,8 @@ class Events:
         return Events(**{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables)
 
 
-COLUMN_DTYPES: Final[dict[str, str]] = {
-    "rank": "<i4",
-    "thread": "<i4",
-    "seq": "<i8",
-    "op": "<u2",
-    "group": "<i4",
-    "peer": "<i4",
-    "tag": "<i4",
-    "payload": "<i4",
-    "stage": "<i4",
-    "microbatch": "<i4",
-    "label": "<i4",
-    "file": "<i4",
-    "line": "<i4",
-    "post_ns": "<i8",
-    "wait_ns": "<i8",
-    "done_ns": "<i8",
-    "status": "<u1",
-}
+COLUMN_DTYPES: Final[dict[str, str]] = {field.name: "<i4" for field in fields(Events) if field.name != "tables"}
+COLUMN_DTYPES.update(dict.fromkeys(("seq", "post_ns", "wait_ns", "done_ns"), "<i8"), op="<u2", status="<u1")
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
@@ -242,9 +209,6 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
         starts = np.searchsorted(full["rank"][order], full["rank"][order])
         full["seq"][order] = np.arange(count) - starts
     return Events(**full, tables=tables)
-
-
-assert [field.name for field in fields(Events)][:-1] == list(COLUMN_DTYPES)  # our own invariant: one list of columns
 
 
 # -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the expected form is refused, never guessed at.
@@ -282,17 +246,12 @@ def read_tables(value: Any) -> Tables:
     Raises:
         ValueError: ``value`` is something else.
     """
-    if not isinstance(value, dict) or sorted(value) != ["files", "groups", "labels", "payloads"]:
+    if not isinstance(value, dict) or set(value) != set(Tables._fields):
         raise ValueError("the tables of names are not the four of a trace")
     for name, entries in value.items():
         if not isinstance(entries, list):
             raise ValueError(f"the table of {name} is not a list")
-    return Tables(
-        groups=tuple(map(read_group, value["groups"])),
-        payloads=tuple(map(read_payload, value["payloads"])),
-        labels=tuple(map(read_word, value["labels"])),
-        files=tuple(map(read_word, value["files"])),
-    )
+    return Tables(*(tuple(map(read, value[name])) for name, read in zip(Tables._fields, _READERS, strict=True)))
 
 
 def read_group(entry: Any) -> Group:
@@ -322,13 +281,8 @@ def read_payload(entry: Any) -> Payload:
     shape, strides = _naturals(entry.get("shape"), "the shape of a payload"), entry.get("strides", [])
     if not isinstance(strides, list):
         raise ValueError("the strides of a payload are not a list")
-    return Payload(
-        read_word(entry.get("dtype")),
-        shape,
-        size_bytes,
-        read_word(entry.get("reduction", "")),
-        tuple(_naturals(one, "the strides of a tensor") for one in strides),
-    )
+    strides = tuple(_naturals(one, "the strides of a tensor") for one in strides)
+    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), strides)
 
 
 def readable(value: Any) -> Any:
@@ -366,6 +320,9 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= _INT64_MAX for one in value):
         raise ValueError(f"{what} are not whole numbers from 0")
     return tuple(value)
+
+
+_READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)  # of an entry, by the order of Tables
 
 
 def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
