@@ -42,26 +42,16 @@ _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 
 @dataclass(frozen=True, eq=False)
 class MpiGroup(Members):
-    """The ranks that share a communicator.
-
-    Attributes:
-        comm: the mpi4py communicator.
-        ranks: the members, global ranks, in the group's order.
-        group_name: "world", or a name that is the same on all members.
-        number: the same on all members, and no other group's; the world's is 0.
-        timeout_s: limit of one operation on the group, in seconds.
-        group_desc: what the user called it.
-        places: the place of each member, by its global rank.
-    """
+    """The ranks that share a communicator."""
 
     kind = "MPI"
-    comm: Any = field(repr=False)
-    ranks: tuple[int, ...]
-    group_name: str
-    number: int = field(repr=False)
-    timeout_s: float = field(repr=False)
-    group_desc: str = field(default="", repr=False)
-    places: dict[int, int] = field(init=False, repr=False)
+    comm: Any = field(repr=False)  # the mpi4py communicator
+    ranks: tuple[int, ...]  # the members, global ranks, in the group's order
+    group_name: str  # "world", or a name that is the same on all members
+    number: int = field(repr=False)  # the same on all members, and no other group's; the world's is 0
+    timeout_s: float = field(repr=False)  # limit of one operation on the group, in seconds
+    group_desc: str = field(default="", repr=False)  # what the user called it
+    places: dict[int, int] = field(init=False, repr=False)  # the place of each member, by its global rank
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {rank: place for place, rank in enumerate(self.ranks)})
@@ -263,31 +253,19 @@ class MpiRecords:
 
 
 class Job(NamedTuple):
-    """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``.
+    """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``."""
 
-    Attributes:
-        mpi: the module ``mpi4py.MPI``.
-        world: all ranks.
-        control: a communicator of all ranks for ringsim's own messages.
-        token: the same on all ranks, and no other job's.
-        groups: the groups that exist, ``world`` among them.
-        numbers: of the groups to come.
-        blocks: of the recorded blocks to come.
-        records: writes operations down.
-        under_way: operations that may not be done yet, in the order of posting: what MPI reads or writes must not go away.
-        undo: takes back what else was changed in the process.
-    """
-
-    mpi: Any
-    world: MpiGroup
-    control: Any
-    token: str
-    groups: set[MpiGroup]
-    numbers: Iterator[int]
-    blocks: Iterator[int]
-    records: MpiRecords
+    mpi: Any  # the module ``mpi4py.MPI``
+    world: MpiGroup  # all ranks
+    control: Any  # a communicator of all ranks for ringsim's own messages
+    token: str  # the same on all ranks, and no other job's
+    groups: set[MpiGroup]  # the groups that exist, ``world`` among them
+    numbers: Iterator[int]  # of the groups to come
+    blocks: Iterator[int]  # of the recorded blocks to come
+    records: MpiRecords  # writes operations down
+    # operations that may not be done yet, in the order of posting: what MPI reads or writes must not go away
     under_way: dict[MpiHandle, None]
-    undo: Callable[[], None]
+    undo: Callable[[], None]  # takes back what else was changed in the process
 
 
 class _Started(NamedTuple):
