@@ -129,7 +129,7 @@ DAMAGE: list[tuple[Any, str]] = [
     (lambda value: [1], "it is no table of bandwidths"),
     (lambda value: {**value, "what": "a poem"}, "it is no table of bandwidths"),
     (lambda value: {**value, "format": 2}, "its format is 2, and this version reads 1. Install a later ringsim"),
-    (lambda value: {**value, "metadata": []}, "its metadata is no object"),
+    (lambda value: {**value, "metadata": []}, "the metadata is not an object"),
     (lambda value: {**value, "columns": {}}, "the columns are not those of a table"),
     (lambda value: {**value, "columns": {**value["columns"], "n": value["columns"]["n"][:-1]}}, "differ in length"),
     (columns(n="many"), "column n holds something else"),
@@ -142,8 +142,8 @@ DAMAGE: list[tuple[Any, str]] = [
     (columns(latency_us=math.nan), "NaN is not JSON"),
     (columns(kind="guessed"), "none of measured, published, simulated"),
     (lambda value: {**value, "metadata": {"notes": 7}}, "notes is not a list of sentences"),
-    (lambda value: {**value, "metadata": {"paths": []}}, "its paths are no object"),
-    (lambda value: {**value, "metadata": {"load": ["a", 1]}}, "its load is no list of numbers"),
+    (lambda value: {**value, "metadata": {"paths": []}}, "paths is not an object"),
+    (lambda value: {**value, "metadata": {"load": ["a", 1]}}, "load is not a list of numbers"),
 ]
 
 
