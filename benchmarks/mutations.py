@@ -80,7 +80,7 @@ MUTATIONS = {
         "ringsim/link.py",
         "        return self.alpha_s + self.beta_s_per_byte * size_bytes",
         "        return self.alpha_s",
-        "test_link.py test_golden.py",
+        "test_topologies.py test_golden.py",
     ),
     "files": Mutation(
         "ringsim/traces/files.py",

@@ -19,7 +19,7 @@ import conformance
 SKIPS = {
     **dict.fromkeys(
         (f"a_wait_ends_at_its_limit[{unit}]" for unit in ("seconds", "timedelta")),
-        "the limit is virtual time, and the rule looks at the real clock: see test_simulated_waits",
+        "the limit is virtual time, and the rule looks at the real clock: see test_simulated_times",
     ),
 }
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)

@@ -14,7 +14,7 @@ import doctest
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -67,16 +67,18 @@ def room_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def imports(source: str) -> Iterator[tuple[str, int, bool]]:
-    """Yields (dotted name, line, whether for type checkers alone) for every import; ``from a import b`` yields ``a.b``."""
-    tree = ast.parse(source)
-    checked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")]
+@cache
+def imports(source: str) -> tuple[tuple[str, int, bool], ...]:
+    """Lists (dotted name, line, whether for type checkers alone) of every import; ``from a import b`` gives ``a.b``."""
+    nodes = list(ast.walk(ast.parse(source)))
+    checked = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")]
     for_types = {id(node) for block in checked for statement in block.body for node in ast.walk(statement)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno, id(node) in for_types) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((f"{node.module}.{alias.name}", node.lineno, id(node) in for_types) for alias in node.names)
+    found: list[tuple[str, int, bool]] = []
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            found += [(prefix + alias.name, node.lineno, id(node) in for_types) for alias in node.names]
+    return tuple(found)
 
 
 def own_module(name: str) -> str | None:
@@ -171,7 +173,10 @@ def users_of(pattern: str) -> set[str]:
     """Returns the modules whose code, without comments and text, has something of this form."""
     found = set()
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text())
+        source = path.read_text()
+        if not re.search(pattern, source):
+            continue
+        tree = ast.parse(source)
         for node in ast.walk(tree):  # docstrings and messages say what they like
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 node.value = ""
