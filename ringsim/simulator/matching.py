@@ -100,7 +100,8 @@ def check_storage(tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed = (last + 1) * tensor.itemsize
-    needed += tensor.storage_offset() * tensor.itemsize
+    if offset := tensor.storage_offset():
+        needed += offset * tensor.itemsize
     if needed > there and size_bytes:
         raise ArgumentError(
             f"a tensor must keep its memory until its operation is done, got a storage of {there:,} bytes for {needed:,}. "
