@@ -62,13 +62,13 @@ MUTATIONS = {
         "ringsim/traces/parts.py",
         "            slots, was, records = self._read_watched(file)",
         "            slots, was, records = self._watched[:0], self._seen[:0], _NO_RECORDS",
-        "test_live_parts.py test_trace_parts.py",
+        "test_trace_parts.py",
     ),
     "table of collectives": Mutation(
         "ringsim/traces/collectives.py",
         '    Collective("all_reduce", "all_reduce", 2, (',
         '    Collective("all_reduce", "all_reduce", 1, (',
-        "test_costs.py test_golden.py",
+        "test_bandwidths.py test_golden.py",
     ),
     "matching on the clock": Mutation(
         "ringsim/simulator/matching.py",

@@ -63,6 +63,7 @@ def seed() -> None:
     np.random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].set_num_threads(1)  # several, for tensors as small as here, wait for each other most of the time
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Tables of bandwidths: what they say, what is saved and read back, whatever happens to the file; and where one line does not fit."""
+"""Tables of bandwidths: what they say, what is saved and read back, regimes, the factors of nccl-tests, and links on a virtual clock."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from trace_mutations import DATA, ODD_VALUES, Choose, change_meta, flip
 
+import ringsim
 from ringsim.errors import ArgumentError, RingError, TraceFileError
+from ringsim.link import Link
+from ringsim.links.plan import STREAM
+from ringsim.topologies import FullBisection, RingLinks
 from ringsim.traces import lazy
 from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, find_regimes, load, make_bandwidths
-from ringsim.traces.events import readable
+from ringsim.traces.collectives import algbw_gb_per_s, bus_factor, busbw_gb_per_s
+from ringsim.traces.events import OP_NAMES, readable
 
 ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
 
@@ -124,7 +129,7 @@ DAMAGE: list[tuple[Any, str]] = [
     (lambda value: [1], "it is no table of bandwidths"),
     (lambda value: {**value, "what": "a poem"}, "it is no table of bandwidths"),
     (lambda value: {**value, "format": 2}, "its format is 2, and this version reads 1. Install a later ringsim"),
-    (lambda value: {**value, "metadata": []}, "its metadata is no object"),
+    (lambda value: {**value, "metadata": []}, "the metadata is not an object"),
     (lambda value: {**value, "columns": {}}, "the columns are not those of a table"),
     (lambda value: {**value, "columns": {**value["columns"], "n": value["columns"]["n"][:-1]}}, "differ in length"),
     (columns(n="many"), "column n holds something else"),
@@ -137,8 +142,8 @@ DAMAGE: list[tuple[Any, str]] = [
     (columns(latency_us=math.nan), "NaN is not JSON"),
     (columns(kind="guessed"), "none of measured, published, simulated"),
     (lambda value: {**value, "metadata": {"notes": 7}}, "notes is not a list of sentences"),
-    (lambda value: {**value, "metadata": {"paths": []}}, "its paths are no object"),
-    (lambda value: {**value, "metadata": {"load": ["a", 1]}}, "its load is no list of numbers"),
+    (lambda value: {**value, "metadata": {"paths": []}}, "paths is not an object"),
+    (lambda value: {**value, "metadata": {"load": ["a", 1]}}, "load is not a list of numbers"),
 ]
 
 
@@ -304,3 +309,155 @@ def changed_rows(choose: Choose) -> bytes:
         else:
             columns[name] = [value] * len(columns[name])
     return json.dumps(document).encode()
+
+
+LINK = Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
+FEW_SIZES = [8, 4096, 2**20]
+
+
+def times_us(table: Any, pattern: str, src: int, dst: int) -> list[float]:
+    found: list[float] = table.columns["latency_us"][table.where(pattern, "link", src, dst)].tolist()
+    return found
+
+
+@pytest.mark.parametrize("pattern", ["pingpong", "exchange", "shift"])
+def test_the_fit_gives_back_the_link(pattern: str) -> None:
+    table = ringsim.bandwidth(4, FEW_SIZES, pattern, link=LINK)
+    assert sorted(table.fits) == [(pattern, "link", rank, (rank + 1) % 4) for rank in range(4)]
+    for link in table.fits.values():
+        assert link.alpha_s == pytest.approx(LINK.alpha_s, rel=1e-9)
+        assert link.beta_s_per_byte == pytest.approx(LINK.beta_s_per_byte, rel=1e-9)
+
+
+def test_a_stream_shows_what_a_message_keeps_the_link_busy() -> None:
+    table = ringsim.bandwidth(2, FEW_SIZES, "oneway", edge=(0, 1), link=LINK)
+    expected = [1e6 * (LINK.alpha_s / STREAM + size * LINK.beta_s_per_byte) for size in FEW_SIZES]  # the latency is paid once
+    assert times_us(table, "oneway", 0, 1) == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_all_reduce_takes_its_closed_form() -> None:
+    table = ringsim.bandwidth(4, [4096], "all_reduce", link=LINK)
+    assert times_us(table, "all_reduce", -1, -1) == pytest.approx(
+        [1e6 * (6 * LINK.alpha_s + 6 / 4 * 4096 * LINK.beta_s_per_byte)], rel=1e-9
+    )
+
+
+def test_edges_differ_where_their_links_do() -> None:
+    slow = Link(50e-6, 8e-10)
+    table = ringsim.bandwidth(3, FEW_SIZES, link={(a, b): slow if 2 in (a, b) else LINK for a in range(3) for b in range(3) if a != b})
+    assert times_us(table, "pingpong", 0, 1) == pytest.approx([1e6 * LINK.time_s(size) for size in FEW_SIZES], rel=1e-9)
+    assert times_us(table, "pingpong", 1, 2) == pytest.approx([1e6 * slow.time_s(size) for size in FEW_SIZES], rel=1e-9)
+
+
+@pytest.mark.parametrize("topology", [RingLinks(LINK), FullBisection(LINK)])
+def test_both_ways_and_all_at_once_meet_nobody_in_a_ring(topology: Any) -> None:
+    table = ringsim.bandwidth(4, FEW_SIZES, ["exchange", "shift"], topology=topology)
+    for pattern in ("exchange", "shift"):
+        assert times_us(table, pattern, 1, 2) == pytest.approx([1e6 * LINK.time_s(size) for size in FEW_SIZES], rel=1e-9)
+
+
+def test_the_table_says_that_it_is_simulated_and_is_the_same_in_each_run(tmp_path: Path) -> None:
+    table = ringsim.bandwidth(2, FEW_SIZES, link=LINK)
+    assert set(table.columns["kind"].tolist()) == {"simulated"}
+    assert table.metadata["source"] == "simulated"
+    assert table.metadata["constants"]["links"] == {"all": {"alpha_s": 10e-6, "beta_s_per_byte": 8e-11}}
+    assert table == ringsim.bandwidth(2, FEW_SIZES, link=LINK)
+    table.save(tmp_path / "table.json")
+    assert load(tmp_path / "table.json") == table
+
+
+def test_a_link_that_takes_no_time_has_no_bandwidth() -> None:
+    table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
+    assert times_us(table, "pingpong", 0, 1) == [0.0]
+    assert table.columns["algbw_gb_per_s"].tolist() != table.columns["algbw_gb_per_s"].tolist()  # NaN
+
+
+def test_simulated_ranks_measure_the_links_of_their_own_run() -> None:
+    def worker() -> Any:
+        return ringsim.bandwidth(sizes=FEW_SIZES, edge=(2, 0))
+
+    slow = Link(50e-6, 8e-10)
+    links = {(a, b): slow if 2 in (a, b) else LINK for a in range(3) for b in range(3) if a != b}
+    tables = ringsim.simulate(worker, world_size=3, link=links).results
+    assert times_us(tables[0], "pingpong", 2, 0) == pytest.approx([1e6 * slow.time_s(size) for size in FEW_SIZES], rel=1e-9)
+    assert tables[0] == tables[1] == tables[2]
+    assert tables[0].metadata["source"] == "simulated"
+
+
+def test_simulated_ranks_measure_no_others() -> None:
+    with pytest.raises(RingError, match="simulate must be called outside of simulated ranks"):
+        ringsim.simulate(lambda: ringsim.bandwidth(sizes=[8], link=LINK), world_size=2, link=LINK)
+    with pytest.raises(RingError, match="world_size must be 2 or left out"):
+        ringsim.simulate(lambda: ringsim.bandwidth(3, [8]), world_size=2, link=LINK)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"link": "fast"}, "link must be a Link"),
+        ({"link": LINK, "topology": RingLinks(LINK)}, "exactly one of link and topology"),
+        ({"link": LINK, "comm_device": "gpu"}, "comm_device must be left out"),
+        ({"link": LINK, "world_size": 0}, "world_size must be an integer from 1"),
+        ({"link": LINK, "edge": (0, 5)}, "edge must be"),
+        ({"link": LINK, "pattern": "star"}, "pattern must be one of"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ringsim.bandwidth(**{"sizes": [8], **arguments})
+
+
+WITHOUT_FACTOR = {"new_group", "span", "mark", "barrier", "monitored_barrier"}
+
+
+def bytes_over_the_busiest_link(op: str, ranks: int, size_bytes: int) -> int:
+    """Counts what rank 0 sends when each operation goes round a ring, shard by shard."""
+    shard = size_bytes // ranks
+    sent = 0
+    for _ in range(ranks - 1):  # reduce-scatter, or all-gather: each round a rank passes one shard on
+        sent += shard
+    if op == "all_reduce":  # the one, then the other
+        for _ in range(ranks - 1):
+            sent += shard
+    return sent
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_bus_factor_is_the_traffic_of_a_ring(op: str, ranks: int) -> None:
+    size_bytes = 840 * ranks
+    assert bus_factor(op, ranks) * size_bytes == pytest.approx(bytes_over_the_busiest_link(op, ranks, size_bytes))
+
+
+@pytest.mark.parametrize("op", sorted(set(OP_NAMES) - WITHOUT_FACTOR))
+def test_every_operation_of_a_trace_has_a_factor(op: str) -> None:
+    assert all(0 < bus_factor(op, ranks) < 2 for ranks in (2, 3, 8))
+
+
+@pytest.mark.parametrize("op", ["send", "irecv", "batch_isend", "broadcast", "reduce"])
+def test_a_buffer_that_is_sent_on_whole_counts_once(op: str) -> None:
+    assert {bus_factor(op, ranks) for ranks in (1, 2, 3, 8)} == {1.0}
+
+
+@pytest.mark.parametrize("op", [*sorted(WITHOUT_FACTOR), "my_own_collective"])
+def test_unknown_operation_has_none_and_ends_nothing(op: str) -> None:
+    # DeepSpeed 0.19.8 calls exit(0) for operations that its bandwidth table has not.
+    assert math.isnan(bus_factor(op, 4))
+    assert math.isnan(busbw_gb_per_s(op, 8, 1.0, 4))
+
+
+def test_algbw_is_size_over_time() -> None:
+    # DeepSpeed 0.19.8 doubles the size for all_reduce.
+    assert algbw_gb_per_s(8_000_000, 1000.0) == 8.0
+    assert busbw_gb_per_s("all_reduce", 8_000_000, 1000.0, 2) == 8.0
+    assert busbw_gb_per_s("send", 8_000_000, 1000.0, 64) == 8.0
+
+
+@pytest.mark.parametrize(("size_bytes", "duration_us"), [(0, 5.0), (8, 0.0), (8, math.nan)])
+def test_no_bandwidth_without_bytes_or_time(size_bytes: int, duration_us: float) -> None:
+    assert math.isnan(algbw_gb_per_s(size_bytes, duration_us))
+
+
+def test_group_size_must_be_positive() -> None:
+    with pytest.raises(ArgumentError, match="group_size must be 1 or more, got 0"):
+        bus_factor("all_reduce", 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,21 +42,14 @@ share = sharing(lambda numbers, ring: sum(numbers[ring.rank :: ring.world_size])
 share_as_tensor = sharing(lambda numbers, ring: torch.tensor(numbers[ring.rank :: ring.world_size], dtype=torch.float64).sum())
 
 
-def share_of_rank_0_only(numbers: list[int]) -> int | None:
-    return share(numbers) if ringsim.current_ring().rank == 0 else None
-
-
 def share_without_span(numbers: list[int]) -> int:
     ring = ringsim.current_ring()
     return sum(numbers[ring.rank :: ring.world_size])
 
 
-def share_with_span_on_rank_0(numbers: list[int]) -> int:
-    return share(numbers) if ringsim.current_ring().rank == 0 else share_without_span(numbers)
-
-
-def raises(numbers: list[int]) -> int:
-    return numbers[len(numbers)]
+def on_rank_0(answer: Answer, otherwise: Answer = lambda *_: None) -> Answer:
+    """One answer on rank 0, and another on the other ranks."""
+    return lambda *args: (answer if ringsim.current_ring().rank == 0 else otherwise)(*args)
 
 
 def pairs(n: int) -> list[tuple[int, int]]:
@@ -104,31 +96,10 @@ def with_calls(**changes: Any) -> Answer:
 pass_round = with_calls()
 
 
-def only_rank_0(token: torch.Tensor) -> torch.Tensor | None:
-    return pass_round(token) if ringsim.current_ring().rank == 0 else None
-
-
 def sends_first(token: torch.Tensor) -> torch.Tensor:
     ring = ringsim.current_ring()
     dist.send(token, ring.succ, group=ring.succ_group)
     dist.recv(token, ring.pred, group=ring.pred_group)
-    return token
-
-
-def hangs_in_recv(token: torch.Tensor) -> torch.Tensor:
-    ring = ringsim.current_ring()
-    dist.recv(token, ring.pred, group=ring.pred_group)
-    return token
-
-
-def sends_but_adds_nothing(token: torch.Tensor) -> torch.Tensor:
-    own = token.clone()
-    pass_round(token)
-    return own
-
-
-def adds_by_all_reduce(token: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(token)
     return token
 
 
@@ -166,8 +137,7 @@ def exchange(*names: str, sends: str = "send", tag_shift: int = 0, on_world: boo
     return answer
 
 
-def by_order(mine: torch.Tensor) -> torch.Tensor:
-    return exchange("recv", "send")(mine) if ringsim.current_ring().rank == 0 else exchange("send", "recv")(mine)
+by_order = on_rank_0(exchange("recv", "send"), exchange("send", "recv"))
 
 
 def by_batch(mine: torch.Tensor) -> torch.Tensor:
@@ -270,20 +240,11 @@ def reduced_by_turns(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def reduced_by_torch(tensor: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(tensor)
-    return tensor
-
-
 def meets_itself(tensor: torch.Tensor) -> torch.Tensor:
     ring = ringsim.current_ring()
     if ring.world_size == 1:
         dist.barrier()
     return reduced(tensor)
-
-
-def does_nothing_alone(tensor: torch.Tensor) -> torch.Tensor | None:
-    return reduced(tensor) if ringsim.current_ring().world_size > 1 else None
 
 
 # -- token_ring: an order that never jams
@@ -301,23 +262,6 @@ def receive(space: torch.Tensor | None) -> None:
         dist.recv(space, ring.pred, group=ring.pred_group)
 
 
-def rank_0_receives_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
-    if ringsim.current_ring().rank == 0:
-        receive(space)
-        send(output)
-    else:
-        send(output)
-        receive(space)
-
-
-def posted_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
-    ring = ringsim.current_ring()
-    sent = dist.isend(output, ring.succ, group=ring.succ_group) if output is not None else None
-    receive(space)
-    if sent is not None:
-        sent.wait()
-
-
 def all_send_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
     send(output)
     receive(space)
@@ -328,8 +272,15 @@ def all_receive_first(output: torch.Tensor | None, space: torch.Tensor | None) -
     send(output)
 
 
-def into_another_tensor(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
-    posted_first(output, None if space is None else torch.empty_like(space))
+rank_0_receives_first = on_rank_0(all_receive_first, all_send_first)
+
+
+def posted_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+    ring = ringsim.current_ring()
+    sent = dist.isend(output, ring.succ, group=ring.succ_group) if output is not None else None
+    receive(space)
+    if sent is not None:
+        sent.wait()
 
 
 def on_the_world(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
@@ -342,21 +293,7 @@ def on_the_world(output: torch.Tensor | None, space: torch.Tensor | None) -> Non
         dist.recv(space, ring.pred)
 
 
-def without_looking(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
-    ring = ringsim.current_ring()
-    dist.send(output, ring.succ, group=ring.succ_group)
-
-
 # -- timed_op: a decorator that changes nothing
-
-
-def timed_op(function: Answer) -> Answer:
-    @functools.wraps(function)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with ringsim.span(function.__name__):
-            return function(*args, **kwargs)
-
-    return timed
 
 
 def timed_by_hand(function: Answer) -> Answer:
@@ -389,8 +326,11 @@ def around(call: Callable[[Answer, tuple[Any, ...], dict[str, Any]], Any], **kep
     return decorator
 
 
-def plain(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def calls(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return function(*args, **kwargs)
+
+
+timed_op = around(calls)
 
 
 def waits(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -398,17 +338,6 @@ def waits(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if hasattr(result, "wait"):
         result.wait()
     return result
-
-
-def looks_until_it_is_done(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    result = function(*args, **kwargs)
-    while hasattr(result, "wait") and not result.is_completed():
-        time.sleep(0.01)
-    return result
-
-
-def loses_the_result(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    function(*args, **kwargs)
 
 
 def loses_the_handle(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -430,31 +359,6 @@ def raises_another_error(function: Answer, args: tuple[Any, ...], kwargs: dict[s
         raise KeyError("failed") from error
 
 
-def loses_keywords(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*args) if args else function(kwargs["tensor"])
-
-
-def copies_tensors(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*(each.clone() if isinstance(each, torch.Tensor) else each for each in args), **kwargs)
-
-
-def calls_twice(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    function(*args, **kwargs)
-    return function(*args, **kwargs)
-
-
-def meets_first(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    dist.barrier()
-    return function(*args, **kwargs)
-
-
-def reduces_the_time(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    start = time.perf_counter()
-    result = function(*args, **kwargs)
-    dist.all_reduce(torch.tensor([time.perf_counter() - start]))
-    return result
-
-
 def spans(name: str | None = None, *, times: int = 1, around_the_call: bool = True) -> Answer:
     """A decorator with spans of other names, in other numbers or elsewhere."""
 
@@ -472,14 +376,6 @@ def spans(name: str | None = None, *, times: int = 1, around_the_call: bool = Tr
         return timed
 
     return decorator
-
-
-def takes_one_tensor(function: Answer) -> Answer:
-    @functools.wraps(function)
-    def timed(tensor: torch.Tensor) -> Any:
-        return function(tensor)
-
-    return timed
 
 
 def unwrapped(function: Answer) -> Answer:
@@ -500,7 +396,6 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda numbers: None, "Rank 0 of 3 must return the sum of its share, "),
         (lambda numbers: 7, "All 3 ranks returned 7, and each must return the sum of its own share."),
         (lambda numbers: "7", "got '7'."),
-        (lambda numbers: [1], "got [1]."),
         (sharing(lambda numbers, _: sum(numbers)), "Every rank added up all the numbers"),
         (sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])), "Rank 0 of 3 took every 4th number, and must take every 3rd"),
         (
@@ -508,11 +403,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             "Rank 0 of 3 returned the share of rank 1.",
         ),
         (lambda numbers: -share(numbers), "Rank 0 of 3 must return the sum of its share, "),
-        (share_of_rank_0_only, "Rank 1 of 3 must return the sum of its share, "),
+        (on_rank_0(share), "Rank 1 of 3 must return the sum of its share, "),
         (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
-        (share_with_span_on_rank_0, 'Rank 1 of 3 must record one span named "share", got 0.'),
+        (on_rank_0(share, share_without_span), 'Rank 1 of 3 must record one span named "share", got 0.'),
         (lambda numbers: share(numbers) + share(numbers) - share(numbers), "got 3."),
-        (raises, "of 3 raised IndexError: list index out of range (line "),
+        (lambda numbers: numbers[len(numbers)], "of 3 raised IndexError: list index out of range (line "),
         (lambda: 3, "takes 0 positional arguments but 1 was given"),
         (3, "The answer must be a function, got 3."),
     ],
@@ -540,17 +435,16 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda token: 6.0, "Rank 0 of 3 must send 2 tokens to its successor, sent none."),
         (lambda token: (pass_round(token), None)[1], "Rank 0 of 3 must return the sum of all numbers, "),
         (lambda token: (pass_round(token), 1234.0)[1], ", got 1234."),
-        (sends_but_adds_nothing, ", its own number alone."),
-        (only_rank_0, "waited in vain: rank 0 in recv from rank 2 (line "),
+        (lambda token: (token.clone(), pass_round(token))[0], ", its own number alone."),
+        (on_rank_0(pass_round), "waited in vain: rank 0 in recv from rank 2 (line "),
         (with_calls(more=-1), "Rank 0 of 3 must send 2 tokens to its successor, sent 1."),
         (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, sent 3."),
         (with_calls(to="pred", on="pred_group", source="succ", source_on="succ_group"), "Rank 0 of 3 sent to rank 2, its predecessor"),
         (with_calls(source="succ", source_on="succ_group"), "Rank 0 of 3 received from rank 1, its successor"),
         (with_calls(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
         (with_calls(source_on="world"), 'on the group "world", and must do so on its predecessor group "ring:2>0".'),
-        (adds_by_all_reduce, "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
+        (lambda token: dist.all_reduce(token), "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
         (sends_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1 (line "),
-        (hangs_in_recv, "rank 2 in recv from rank 1 (line "),
         (calls_its_successor_on_the_other_group, "ust be a global rank of the group, one of [2, 0], got 1 "),
         (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),
     ],
@@ -568,7 +462,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (all_reduce(lambda n: n - 1), "must send 2 * 2/3 * 492 = 656 bytes, sent 328 in 2 messages."),
         (all_reduce(lambda n: n - 1, whole=True), "must send 2 * 2/3 * 492 = 656 bytes, sent 984 in 2 messages."),
         (all_reduce(lambda n: 2 * n), "sent 984 in 6 messages."),
-        (reduced_by_torch, "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
+        (lambda tensor: dist.all_reduce(tensor), "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
         (all_reduce(to="pred", on="pred_group", source="succ", source_on="succ_group"), "Rank 0 of 3 sent to rank 2, its predecessor"),
         (all_reduce(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
         (all_reduce(always_add=True), "must return the sum of all tensors: number "),
@@ -578,16 +472,24 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (all_reduce(end=lambda chunks: chunks[0]), "must return a tensor of shape (123,), got a tensor of shape (41,)."),
         (all_reduce(end=lambda chunks: chunks), "must return a tensor of shape (123,), got [tensor(["),
         (meets_itself, "A single rank has nobody to talk to, and called barrier."),
-        (does_nothing_alone, "Rank 0 of 1 must return a tensor of shape ("),
+        (lambda tensor: reduced(tensor) if ringsim.current_ring().world_size > 1 else None, "Rank 0 of 1 must return a tensor of shape ("),
         (all_reduce(lambda n: n - 1), "", "That is one of the two halves."),
         (all_reduce(lambda n: n - 1, whole=True), "", "The whole tensor goes round here."),
     ],
     check.token_ring: [
         (all_send_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1", "if every rank sends first"),
         (all_receive_first, "The run never ended, because these waited in vain: rank 0 in recv from rank 2", "needs a send to meet"),
-        (into_another_tensor, "Token 0 of batch 0 must be ", "Receive into space itself"),
+        (
+            lambda output, space: posted_first(output, None if space is None else torch.empty_like(space)),
+            "Token 0 of batch 0 must be ",
+            "Receive into space itself",
+        ),
         (on_the_world, 'on the group "world", and must do so on its', "Name the group"),
-        (without_looking, "ust be a torch.Tensor, got NoneType", "Send output unless it is None"),
+        (
+            lambda output, space: dist.send(output, ringsim.current_ring().succ, group=ringsim.current_ring().succ_group),
+            "ust be a torch.Tensor, got NoneType",
+            "Send output unless it is None",
+        ),
         (lambda output, space: None, "Rank 0 of 3 must send 12 outputs, sent none.", "Send output unless it is None"),
     ],
     check.timed_op: [
@@ -597,25 +499,39 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             lambda function: function(torch.ones(1)),
             "the decorator called share_gradients, and must return a function that does so when it is called.",
         ),
-        (around(plain, assigned=("__doc__",)), "the decorated function must keep its name, share_gradients, got timed."),
-        (around(plain, assigned=("__name__",)), "share_gradients must keep its docstring, got None."),
+        (around(calls, assigned=("__doc__",)), "the decorated function must keep its name, share_gradients, got timed."),
+        (around(calls, assigned=("__name__",)), "share_gradients must keep its docstring, got None."),
         (
             lambda function: unwrapped(timed_op(function)),
             "must keep its signature, (tensor, factor=2.0, *, group=None), got (*args, **kwargs).",
         ),
         (around(waits), "returns a handle, and the decorator waited for it."),
-        (around(loses_the_result), "the decorated share_gradients must return what the function returns, got None."),
+        (
+            around(lambda function, args, kwargs: (calls(function, args, kwargs), None)[1]),
+            "the decorated share_gradients must return what the function returns, got None.",
+        ),
         (around(loses_the_handle), " must return the handle, got None."),
         (around(swallows_errors), " must raise what the function raises, and nothing was raised."),
         (around(raises_another_error), " must raise what the function raises, and got KeyError: 'failed'."),
-        (around(copies_tensors), "share_gradients must get the arguments that it was called with"),
-        (around(calls_twice), "each of 4 calls must call the function once, and it was called 7 times."),
+        (
+            around(lambda function, args, kwargs: function(*(each.clone() if torch.is_tensor(each) else each for each in args), **kwargs)),
+            "share_gradients must get the arguments that it was called with",
+        ),
+        (
+            around(lambda function, args, kwargs: (calls(function, args, kwargs), calls(function, args, kwargs))[1]),
+            "each of 4 calls must call the function once, and it was called 7 times.",
+        ),
         (around(lambda function, args, kwargs: None), "each of 4 calls must call the function once, and it was called 0 times."),
-        (around(meets_first), "Rank 0 of 3 called barrier in the decorator, which must not communicate."),
-        (around(reduces_the_time), "Rank 0 of 3 called all_reduce in the decorator, which must not communicate."),
+        (
+            around(lambda function, args, kwargs: (dist.barrier(), calls(function, args, kwargs))[1]),
+            "Rank 0 of 3 called barrier in the decorator, which must not communicate.",
+        ),
         (spans("all_reduce"), "one span of that name for each call, got 0, and one named all_reduce."),
         (spans(times=2), "one span of that name for each call, got 4."),
-        (takes_one_tensor, "raised TypeError: share_gradients() got an unexpected keyword argument 'group'."),
+        (
+            lambda function: functools.wraps(function)(lambda tensor: function(tensor)),
+            "raised TypeError: share_gradients() got an unexpected keyword argument 'group'.",
+        ),
         (lambda: None, "takes 0 positional arguments but 1 was given"),
     ],
 }
@@ -690,13 +606,7 @@ def test_a_failing_result_shows_text_and_then_the_picture(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("answer", "way"),
-    [
-        (by_order, "order"),
-        (by_isend, "isend"),
-        (by_batch, "batch"),
-        (by_one_batch_on_the_world, "batch"),
-        (by_isend, None),
-    ],
+    [(by_order, "order"), (by_isend, "isend"), (by_batch, "batch"), (by_one_batch_on_the_world, "batch"), (by_isend, None)],
 )
 def test_no_deadlock_passes_every_way_out(answer: Answer, way: str | None) -> None:
     result = verdict(lambda function, seed: check.no_deadlock(function, way=way, seed=seed), answer)

@@ -101,13 +101,6 @@ def dimension_by_dimension(tensor: Tensor) -> Tensor | None:
     return received
 
 
-def sent_as_it_lies(tensor: Tensor) -> Tensor | None:
-    ring = ringsim.current_ring()
-    if ring.rank < ring.world_size - 1:
-        dist.send(tensor, ring.succ, group=ring.succ_group)
-    return None
-
-
 def all_round_the_ring(tensor: Tensor) -> Tensor:
     ring = ringsim.current_ring()
     if ring.world_size > 1:
@@ -117,17 +110,17 @@ def all_round_the_ring(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def flat(tensor: Tensor) -> Tensor | None:
-    received = hand_over(tensor)
-    return None if received is None else received.flatten()
-
-
-def numbers_in_another_order(tensor: Tensor) -> Tensor | None:
-    received = hand_over(tensor)
-    return None if received is None else received.flatten().flip(0).view(received.shape)
+def changed(change: Callable[[Tensor], Tensor]) -> Answer:
+    """The right answer, but that what was received is changed."""
+    return lambda tensor: None if (received := hand_over(tensor)) is None else change(received)
 
 
 # -- gradients
+
+
+def zeroed(x: Tensor) -> Tensor:
+    x.requires_grad_().register_hook(torch.zeros_like)
+    return x
 
 
 def step(
@@ -187,14 +180,6 @@ def first_stage_forgets_the_backward(stage: Any, inputs: list[Tensor], targets: 
         stage.zero_grad()
 
 
-def sends_zeros(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
-    def zeroed(x: Tensor) -> Tensor:
-        x.requires_grad_().register_hook(torch.zeros_like)
-        return x
-
-    step(stage, inputs, targets, loss_fn, leaf=zeroed)
-
-
 def first_stage_mixes_up(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
     turned = ringsim.current_ring().rank == 0
     step(stage, inputs, targets, loss_fn, backwards=lambda m: list(range(m))[:: -1 if turned else 1])
@@ -215,24 +200,12 @@ def generated(rank: int, p: int, m: int) -> Iterable[Any]:
     return one_f_one_b(p, m).actions[rank]
 
 
-def as_one_text(rank: int, p: int, m: int) -> str:
-    return " ".join(written_down(rank, p, m))
-
-
 def all_forwards_first(rank: int, p: int, m: int) -> list[str]:
     return [f"{rank}{kind}{i}" for kind in "FB" for i in range(m)]
 
 
 def one_at_a_time(rank: int, p: int, m: int) -> list[str]:
     return [f"{rank}{kind}{i}" for i in range(m) for kind in "FB"]
-
-
-def one_forward_more(rank: int, p: int, m: int) -> list[str]:
-    return written_down(rank, p + 1, m)
-
-
-def one_forward_less(rank: int, p: int, m: int) -> list[str]:
-    return written_down(rank, max(p - 1, rank + 1), m)
 
 
 def only_with_enough(rank: int, p: int, m: int) -> list[str]:
@@ -276,10 +249,6 @@ def simulated_bubble(num_ranks: int, costs: Costs, number: int) -> float:
     return ringsim.simulate_schedule("1f1b", costs, num_ranks=num_ranks, num_microbatches=number, semantics="buffered").bubble
 
 
-def without_messages(num_ranks: int, costs: Costs, limit: float) -> int:
-    return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
-
-
 def fewest(stages: int) -> tuple[int, bool]:
     return math.ceil(4 * stages / 5), True
 
@@ -294,7 +263,7 @@ def fewest_counted(stages: int) -> tuple[int, bool]:
 RIGHT: dict[Answer, list[Answer]] = {
     check.partition: [by_count, last_stages_get_more],
     check.gradients: [step, one_after_the_other],
-    check.schedule: [written_down, generated, as_one_text],
+    check.schedule: [written_down, generated, lambda *case: " ".join(written_down(*case))],
     check.fast_schedule: [zero_bubble, lambda rank, p, m: zb_h1(p, m).actions[rank]],
     check.fewest_microbatches: [by_simulation, lambda *case: np.int64(by_simulation(*case))],
     check.inner_iterations: [fewest, fewest_counted],
@@ -315,8 +284,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (dimension_by_dimension, "messages to rank 1, a header and a payload, sent ", "A message for each dimension"),
         (lambda tensor: None, "Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.", "Two messages"),
         (all_round_the_ring, "must ", ""),
-        (flat, "must return a tensor of shape (", "the shape from the header"),
-        (numbers_in_another_order, "must return the numbers that rank ", ""),
+        (changed(torch.flatten), "must return a tensor of shape (", "the shape from the header"),
+        (changed(lambda received: received.flatten().flip(0).view(received.shape)), "must return the numbers that rank ", ""),
         (lambda tensor: (hand_over(tensor), None)[1], "must return a tensor of shape (", ""),
         (lambda tensor: (hand_over(tensor), tensor)[1], "Rank 0 of 3 has nobody before it and must return None, got a tensor.", ""),
         (lambda tensor: hand_over(tensor, group_of=lambda ring: None), 'on the group "world"', "Name the group"),
@@ -329,14 +298,20 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda *args: step(*args, leaf=lambda x: x.requires_grad_().clone()), "must be a tensor, got None", "requires_grad_()"),
         (forgets_the_first_microbatches, "Stage 0 of 3 has another gradient for 0.weight than one process", "nothing may be set to zero"),
         (first_stage_forgets_the_backward, "Stage 0 of 3 has no gradient for its parameter 0.weight", "recv_gradient"),
-        (sends_zeros, "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
+        (lambda *args: step(*args, leaf=zeroed), "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
         (first_stage_mixes_up, "Stage 0 of 3 has another gradient for 0.weight than one process", "microbatch i goes with the x and the y"),
     ],
     check.schedule: [
         (all_forwards_first, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
-        (one_forward_more, "With 2 ranks and 4 microbatches rank 0 holds 3 live activations at a time, and may hold 2."),
+        (
+            lambda rank, p, m: written_down(rank, p + 1, m),
+            "With 2 ranks and 4 microbatches rank 0 holds 3 live activations at a time, and may hold 2.",
+        ),
         (one_at_a_time, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
-        (one_forward_less, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
+        (
+            lambda rank, p, m: written_down(rank, max(p - 1, rank + 1), m),
+            "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most.",
+        ),
         (only_with_enough, "With 4 ranks and 2 microbatches the step takes 24 units, and must take 15 at most."),
         (with_halves, "1F1B does a backward in one piece, got 0I0."),
         (in_a_circle, "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch 2, got none (rank 1). Add 1F2."),
@@ -356,7 +331,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
     ],
     check.fewest_microbatches: [
-        (without_messages, "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed."),
+        (
+            lambda ranks, costs, limit: max(1, math.ceil((ranks - 1) * (1 - limit) / limit)),
+            "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.",
+        ),
         (lambda *case: by_simulation(*case) + 1, "26 microbatches are more than needed: 25 would do."),
         (lambda *case: 1, "With 4 ranks, F 1, B 2 and 0 a message, 1 microbatch has a bubble of 75.0 %, and 11 % is allowed."),
         (lambda *case: 10**15, "25 would do."),

@@ -76,19 +76,21 @@ def test_an_echo_is_told_by_where_it_was_raised(fail: Callable[..., Any], error:
     assert (describe_end(report_exception(0, cause.error)) is None) is (echo != OWN)
 
 
-def wrap(error: Exception, *, later: Exception | None = None) -> None:
+def wrap(error: Exception, *, later: Exception | None = None, hides: bool = False) -> None:
     try:
         fail_inside(error)
     except Exception as lost:
         if later is not None:
             fail_inside(later)
-        raise RuntimeError("step failed") from lost
+        raise RuntimeError("step failed") from (None if hides else lost)
 
 
-@pytest.mark.parametrize("text", [LOST, TIMED_OUT])
-def test_what_is_made_of_an_echo_is_one(text: str) -> None:
-    cause = find_cause(caught(lambda: wrap(RuntimeError(text))))
-    assert (str(cause.error), cause.echo) == ("step failed", PEER if text == LOST else WAIT)
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(("text", "echo"), [(LOST, PEER), (TIMED_OUT, WAIT), ("nan loss", OWN)])
+def test_what_is_made_of_an_echo_is_one(text: str, echo: str, hides: bool) -> None:
+    report = report_exception(0, caught(lambda: wrap(RuntimeError(text), hides=hides)))
+    assert (report.text, report.echo) == ("step failed", echo)
+    assert ("nan loss" in report.after) is (echo == OWN and not hides)
 
 
 def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -> None:

@@ -1,14 +1,16 @@
-"""Discovery against what launchers leave in the environment: whole, by half, and in conflict.
+"""Discovery against what launchers leave in the environment, whole, by half, and in conflict; and where a number comes from.
 
 Each file of ``tests/environments`` holds the variables of some ranks of one start, says where they come from, and what must be found.
 """
 
 from __future__ import annotations
 
+import getpass
 import importlib.machinery
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +22,7 @@ import pytest
 
 from ringsim.environment import Discovery, discover, expand_node_list
 from ringsim.errors import ArgumentError, RingError
+from ringsim.provenance import footer, machine, versions
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "environments").glob("*.json"))}
 RULES = {"torchrun", "azureml", "sagemaker", "openmpi", "mpich", "slurm", "pmi"}
@@ -307,3 +310,41 @@ WRONG = "a[3-1] a[1-2-3] a[1-9:2] a[٣] a[0-999999999] a[0-999]b[0-999]c[0-1]"
 def test_other_text_is_no_node_list(text: str) -> None:
     with pytest.raises(RingError, match=r"^a node list must be .*, got .*\. Correct the SLURM_\*_NODELIST variable"):
         expand_node_list(text)
+
+
+MEASURED = {
+    "source": "measured",
+    "machine": {"cpu": "Example CPU", "cores": 2},
+    "backend": "gloo",
+    "versions": {"ringsim": "0.1.0", "torch": "2.13.0"},
+    "date": "2026-11-20",
+}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (MEASURED, "measured on Example CPU, 2 cores, gloo, torch 2.13.0, 2026-11-20"),
+        (MEASURED | {"machine": {"cpu": "Example CPU", "cores": 1}}, "measured on Example CPU, 1 core, gloo, torch 2.13.0, 2026-11-20"),
+        (MEASURED | {"machine": {}}, "measured: gloo, torch 2.13.0, 2026-11-20"),
+        ({"source": "simulated", "versions": {"ringsim": "0.1.0"}}, "simulated: ringsim 0.1.0"),
+        ({"source": "measured"}, "measured"),
+        ({"date": "2026-11-20"}, "origin unknown: 2026-11-20"),
+        ({}, "origin unknown"),
+    ],
+)
+def test_footer(metadata: dict[str, object], expected: str) -> None:
+    assert footer(metadata) == expected
+
+
+def test_machine_is_plain_data_and_not_private() -> None:
+    said = json.dumps(machine())
+    assert socket.gethostname() not in said or len(socket.gethostname()) < 4
+    assert getpass.getuser() not in said.split('"')
+    assert machine()["cores"] >= 1
+
+
+def test_versions_are_found_without_importing_torch() -> None:
+    code = "import sys; from ringsim.provenance import versions; print(versions()['ringsim'], *{'torch', 'numpy'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
+    assert said.strip() == versions()["ringsim"]

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from hostile_names import ATTACKS, hostile_file
+from trace_mutations import DATA, put_together
 
 import ringsim
 from ringsim.exchange import read_chrome, read_perfetto
 from ringsim.plot.style import save_figure
 from ringsim.traces.value import Trace
+
+ATTACKS = {
+    "html": "<script>alert(1)</script><img src=x onerror=alert(2)>\"'-->]]>&lt;",
+    "mathtext": "$\\frac{$ {0} %s $",
+    "surrogate": "a\ud800b\0c\x1b[2J",
+}
+
+
+def hostile_file(path: Path, attack: str, source: str = "deadlock") -> None:
+    """Writes the file of a real run, with ``attack`` in the place of every name and of every word about the machine."""
+    with zipfile.ZipFile(DATA / f"{source}.ringtrace") as archive:
+        meta, events = json.loads(archive.read("meta.json")), archive.read("events.parquet")
+    tables, about = meta["tables"], meta["metadata"]
+    for number, group in enumerate(tables["groups"]):
+        group["name"] = f"{attack}{number}"
+    for payload in tables["payloads"]:
+        payload["dtype"] = attack
+    for name in ("labels", "files"):
+        tables[name] = [f"{attack}{number}" for number, _ in enumerate(tables[name])]
+    about["ring_groups"] = []
+    for name in ("run_id", "source", "backend", "comm_device", "date"):
+        about[name] = attack
+    for name in ("notes", "not_recorded", "not_checked"):
+        about[name] = [attack]
+    for name in ("machine", "versions"):
+        about[name] = dict.fromkeys(about[name], attack)
+    for one in about.get("ends", ()):
+        one["about"] = one["error"] = attack
+    path.write_bytes(put_together(json.dumps(meta).encode(), events))
+
 
 HARMLESS = set("svg title desc metadata defs style g path use clipPath rect RDF Work type format pattern image creator Agent".split())
 SOURCES = ("deadlock", "straggler", "pipeline")

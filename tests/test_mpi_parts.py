@@ -1,8 +1,10 @@
-"""The parts of the MPI backend that need no MPI: groups, buffers, reductions, and the handle over a request that a test plays."""
+"""The parts of the MPI backend that need no MPI: groups, buffers, reductions, handles over a stand-in for a request, and ``sys.exit``."""
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
+from ringsim.comm import mpi
 from ringsim.comm.built import reduce_parts
 from ringsim.comm.collectives import READINGS, Call, read_call
 from ringsim.comm.mpi import MpiBackend
@@ -104,12 +107,11 @@ def test_conjugates_travel_as_their_values() -> None:
     assert _flatten([torch.tensor([1 + 2j]).conj()]).view(torch.complex64).tolist() == [1 - 2j]
 
 
-def test_parts_of_one_tensor_are_not_copied_but_where_mpi_would_read_what_it_writes() -> None:
+def test_one_tensor_is_not_copied_but_where_mpi_would_read_what_it_writes() -> None:
     whole, mine = torch.zeros(6), torch.ones(3)
     flat, bring = _to_fill(call_of("all_gather_into_tensor", group_of(0, 1), whole, mine))
     assert (flat.data_ptr(), len(flat), bring) == (whole.data_ptr(), 24, None)
-    parts = list(whole.split(3))
-    _, bring = _to_fill(call_of("all_gather", group_of(0, 1), parts, parts[0]))
+    _, bring = _to_fill(call_of("all_gather_into_tensor", group_of(0, 1), whole, whole[:3]))
     assert bring is not None
 
 
@@ -281,3 +283,52 @@ def test_a_missing_mpi4py_names_what_to_install(monkeypatch: pytest.MonkeyPatch)
 def test_another_backend_is_not_mpis() -> None:
     with pytest.raises(ArgumentError, match="backend must be \"mpi\" or None with the mpi backend, got 'gloo'"):
         MpiBackend().init_process_group("gloo")
+
+
+PROGRAM = """
+import gc, json, os, sys
+from ringsim.comm.mpi import watch_exit
+
+gc.freeze()  # processes end without a walk through all that torch has made
+undo = watch_exit(lambda code: print("abort", code, flush=True))
+children = []
+for number, ending in enumerate(json.loads(sys.argv[1])):
+    if (child := os.fork()) == 0:
+        for place, name in enumerate(("out", "err"), 1):
+            os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), place)
+        break
+    children.append(child)
+else:
+    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
+    os._exit(0)
+exec(ending)
+"""
+ENDINGS = [  # and with which code the process ends, and what it says
+    ("sys.exit(3)", 3, "abort 3\n"),
+    ("sys.exit('no data')", 1, "abort 1\n"),
+    ("def main():\n    try:\n        sys.exit(2)\n    finally:\n        print('cleaned')\nmain()", 2, "cleaned\nabort 2\n"),
+    ("try:\n    sys.exit(4)\nexcept SystemExit as error:\n    assert error.code == 4\n    raise", 4, "abort 4\n"),
+    ("import argparse\nargparse.ArgumentParser().error('no')", 2, "abort 2\n"),
+    ("import atexit\natexit.register(print, 'last words')\nsys.exit(5)", 5, "last words\nabort 5\n"),
+    ("sys.exit()", 0, ""),
+    ("sys.exit(0)", 0, ""),
+    ("try:\n    sys.exit(3)\nexcept SystemExit as error:\n    kept = error\nassert kept.code == 3 and kept.args == (3,)", 0, ""),
+    ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass\nsys.exit(0)", 0, ""),
+    ("import threading\nthread = threading.Thread(target=sys.exit, args=(3,))\nthread.start()\nthread.join()", 0, ""),
+    ("kept = sys.exit\nundo()\nassert sys.exit is not kept\nkept(3)", 3, ""),
+]
+
+
+def test_only_an_end_with_another_code_than_0_aborts(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, json.dumps([ending for ending, _, _ in ENDINGS])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    codes = json.loads(done.stdout)
+    found = [(ending, codes[number], (tmp_path / f"{number}.out").read_text()) for number, (ending, _, _) in enumerate(ENDINGS)]
+    assert found == ENDINGS
+    assert (tmp_path / "1.err").read_text() == "no data\n"
+
+
+def test_undoing_leaves_nothing() -> None:
+    before = sys.exit
+    mpi.watch_exit(lambda _: None)()
+    assert sys.exit is before

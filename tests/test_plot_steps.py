@@ -11,8 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from pictures import boxes, drawn, legend, spans, title, words
-from stage_traces import UNIT_MS, add_step, known, trace_of
-from synthetic import Story, pipeline
+from synthetic import UNIT_MS, Story, add_step, known, pipeline, trace_of
 
 from ringsim import Link, simulate_schedule
 from ringsim.errors import ArgumentError

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.markers import MarkerStyle
 from pictures import assert_within, words
-from stage_traces import known, trace_of
-from synthetic import Story, pipeline
+from synthetic import Story, known, pipeline, trace_of
 
 import ringsim
 from ringsim.plot import charts, style

@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_traces import trace_of
-from synthetic import Story
+from synthetic import Story, trace_of
 
 import ringsim
 from ringsim import comm as dist

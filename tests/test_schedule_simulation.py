@@ -1,28 +1,34 @@
-"""Simulated schedules against the evaluator and an independent reckoning; their critical path, slack, sensitivity; what is refused."""
+"""Simulated schedules against the evaluator, an independent reckoning and rehearsed steps; critical path, slack, sensitivity, traces."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_reference import draw_links, draw_schedule, move_posts, reckon_links
 
-from ringsim import Link, simulate_schedule
+import ringsim
+from ringsim import Link, simulate, simulate_schedule
 from ringsim.errors import ArgumentError, Deadlock, ScheduleError
+from ringsim.pipeline.executor import rehearse
 from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Evaluation, Semantics, evaluate
-from ringsim.schedules.lowering import lower
+from ringsim.schedules.lowering import get_needs, get_recv, lower
 from ringsim.schedules.schedule import Action, Schedule, parse_action
+from ringsim.simulator import critical_path
 from ringsim.simulator.critical_path import REASONS, Hop
 from ringsim.simulator.schedules import ScheduleRun
+from ringsim.traces.events import Events
+from ringsim.traces.steps import find_step
 
 CASES = [*((name, None) for name in SCHEDULE_NAMES), ("interleaved_1f1b", 1), ("interleaved_1f1b", 3), ("looped_bfs", 3)]
 seeds = st.integers(0, 2**32)
@@ -330,3 +336,220 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     given = {"schedule": "1f1b", "num_ranks": 2, "num_microbatches": 2, **arguments}
     with pytest.raises((ArgumentError, ScheduleError), match=message):
         simulate_schedule(**given)
+
+
+Price = Callable[[Action], Time]
+Links = dict[tuple[int, int], Link]
+
+
+def reckon_links(
+    lowered: Schedule, costs: Costs, links: Links, sizes: list[int], semantics: str, slower: Action | None = None, by: float = 0
+) -> dict[Action, Time]:
+    """Finds when each computation ends where messages take their links, one of them slower ``by`` some time."""
+
+    def link_of(send: Action) -> Link:
+        return links[lowered.stage_ranks[send.stage], lowered.stage_ranks[send.other_side.stage]]
+
+    ends = reckon(
+        lowered,
+        lambda action: costs.get_duration(action) + (by if action == slower else 0),
+        lambda send: sizes[min(send.stage, send.other_side.stage)] * link_of(send).beta_s_per_byte,
+        lambda send: link_of(send).alpha_s,
+        rendezvous=semantics == "rendezvous",
+    )
+    return {action: end for action, end in ends.items() if action.is_compute}
+
+
+def draw_links(chance: random.Random, ranks: int) -> Links:
+    return {pair: Link(chance.random(), chance.random()) for pair in product(range(ranks), repeat=2)}
+
+
+def reckon(lowered: Schedule, duration: Price, occupancy: Price, latency: Price, *, rendezvous: bool) -> dict[Action, Time]:
+    """Finds when each computation ends, and when the message of each receive arrives.
+
+    Args:
+        lowered: a schedule with its sends and receives, free of circles.
+        duration: of a computation.
+        occupancy: of a send: how long its message keeps the link from rank to rank, which takes messages in the order of their sends.
+        latency: of a send.
+        rendezvous: whether a message starts only when its receive is posted, too.
+    """
+    ends: dict[Action, Time] = {}
+    while True:
+        before, posts = dict(ends), {}
+        for row in lowered.actions:
+            clock: Time = 0
+            for action in row:
+                if action.is_compute:
+                    recv = get_recv(action, lowered.stage_ranks)
+                    clock = max(clock, ends.get(recv, 0) if recv is not None else 0) + duration(action)
+                    ends[action] = clock
+                else:
+                    posts[action] = clock
+        free: dict[tuple[int, int], Time] = {}
+        for rank, row in enumerate(lowered.actions):
+            for send in row:
+                if send.kind.startswith("SEND"):
+                    recv = send.other_side
+                    channel = rank, lowered.stage_ranks[recv.stage]
+                    start = max(posts[send], free.get(channel, 0), posts[recv] if rendezvous else 0)
+                    free[channel] = start + occupancy(send)
+                    ends[recv] = free[channel] + latency(send)
+        if ends == before:
+            return ends
+
+
+def draw_schedule(chance: random.Random) -> Schedule:
+    """Draws a whole step that nobody has named: any placement, whole and split backwards, in any order that can end."""
+    ranks, microbatches = chance.randint(1, 4), chance.randint(1, 5)
+    stage_ranks = tuple(chance.randrange(ranks) for _ in range(chance.randint(1, 6)))
+    todo = set()
+    for stage in range(len(stage_ranks)):
+        for microbatch in range(microbatches):
+            todo |= {Action(stage, kind, microbatch) for kind in chance.choice(("FB", "FIW"))}
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    done: set[Action] = set()
+    while todo:
+        ready = sorted(action for action in todo if _is_ready(action, stage_ranks, done))
+        action = chance.choice(ready)
+        todo.remove(action)
+        done.add(action)
+        rows[stage_ranks[action.stage]].append(action)
+    return Schedule("drawn", microbatches, stage_ranks, tuple(map(tuple, rows)))
+
+
+def _is_ready(action: Action, stage_ranks: tuple[int, ...], done: set[Action]) -> bool:
+    """Whether all that a computation needs is done, wherever that is."""
+    for need in get_needs(action, stage_ranks):
+        if need[0].is_compute:
+            if done.isdisjoint(need):
+                return False
+        else:
+            made = need[0].other_side
+            makers = {Action(made.stage, kind, made.microbatch) for kind in (("F",) if made.kind == "SEND_F" else ("B", "I"))}
+            if done.isdisjoint(makers):
+                return False
+    return True
+
+
+def move_posts(lowered: Schedule, chance: random.Random) -> Schedule:
+    """Posts some messages later than `lower` does, in the same order; whether the ranks still come to an end is not said."""
+    rows = []
+    for row in map(list, lowered.actions):
+        for place in range(len(row) - 1):
+            first, second = row[place : place + 2]
+            own = get_recv(second, lowered.stage_ranks) if second.is_compute else None
+            if not first.is_compute and second.is_compute and first != own and chance.random() < 0.4:
+                row[place], row[place + 1] = second, first
+        rows.append(tuple(row))
+    return Schedule(lowered.name, lowered.num_microbatches, lowered.stage_ranks, tuple(rows))
+
+
+def simulate_small(name: str = "1f1b", p: int = 3, m: int = 5, **given: object) -> ScheduleRun:
+    settings = {"link": Link(alpha_s=0.125, beta_s_per_byte=0.25), "size_bytes": 2, **given}
+    return simulate_schedule(name, Costs(1, 0.5, 1.5), num_ranks=p, num_microbatches=m, **settings)
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_trace_holds_the_schedule_and_its_times(name: str) -> None:
+    run = simulate_small(name)
+    trace, schedule = run.trace(), make_schedule(name, 3, 5)
+    step = find_step(trace)
+    assert [step.list_actions(rank) for rank in range(3)] == list(schedule.actions)
+    assert step.schedule == schedule.name
+    assert np.array_equal(step.end, run.ends * 1e9)
+    assert np.array_equal(step.start, run.starts * 1e9)
+    assert trace.makespan_s >= run.makespan  # a send may arrive after the last computation
+    assert trace.bubble().of_total == pytest.approx(run.bubble)
+    known = closed_forms.Step(name, 3, 5)
+    assert len(trace.messages) == sum(closed_forms.messages(known))
+    assert trace.unmatched == []
+    assert trace.metadata["source"] == "simulated"
+    assert (trace.events.size_bytes[trace.messages.send] == 2).all()
+
+
+def test_trace_is_the_same_byte_for_byte_and_keeps_in_a_file(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.ringtrace", tmp_path / "two.ringtrace"]
+    for path in paths:
+        simulate_small().trace().save(path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    loaded = ringsim.load(paths[0])
+    assert loaded == simulate_small().trace()
+    assert loaded.metadata["constants"] == {
+        "semantics": "rendezvous", "ahead": 1, "forward": 1.0, "input": 0.5, "weight": 1.5, "backward": None, "latency": 0.0,
+        "links": {"all": {"alpha_s": 0.125, "beta_s_per_byte": 0.25}}, "size_bytes": [2, 2],
+    }  # fmt: skip
+
+
+def test_part_of_a_trace() -> None:
+    run = simulate_small("1f1b", p=6, m=9)
+    whole = run.trace()
+    some = run.trace(ranks=[2, 3])
+    assert set(some.events.rank.tolist()) == {2, 3}
+    assert {(int(src), int(dst)) for src, dst in zip(some.messages.src, some.messages.dst, strict=True)} == {(2, 3), (3, 2)}
+    assert (len(some.messages), some.unmatched) == (18, [])
+    assert np.array_equal(find_step(some).end, find_step(whole).end[np.isin(find_step(whole).rank, [2, 3])])
+    assert some.metadata["notes"] == ["only ranks 2, 3"]
+    assert find_step(some).schedule == "part of 1f1b"  # no closed form is meant for it
+    early = run.trace(between=(0.0, 4.0))
+    step, every = find_step(early), find_step(whole)
+    assert np.array_equal(step.end, every.end[every.start <= 4e9])
+    assert early.unmatched == []
+    assert 0 < len(early.messages) < len(whole.messages)
+    with pytest.raises(ArgumentError, match="ranks must be from 0 to 5, got 6"):
+        run.trace(ranks=[6])
+
+
+def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(critical_path, "MOST_EVENTS", 100)
+    run = simulate_small("1f1b", p=4, m=20)
+    with pytest.raises(ArgumentError, match=r"a trace must have 100 events or fewer, got 400. Ask for a part"):
+        run.trace()
+    assert len(run.trace(ranks=[0]).events) == 41
+
+
+def test_sizes_that_nobody_said_are_unknown() -> None:
+    trace = simulate_schedule("1f1b", num_ranks=2, num_microbatches=2).trace()
+    assert (trace.events.size_bytes == -1).all()
+    assert trace.peak_activations().peaks == trace.peak_activations().bounds == (2, 1)
+
+
+def where(events: Events) -> list[tuple[int, int, int, int, str]]:
+    groups = [events.tables.groups[number].name for number in events.group]
+    return sorted(zip(events.rank.tolist(), events.peer.tolist(), events.tag.tolist(), events.size_bytes.tolist(), groups, strict=True))
+
+
+def compare(schedule: Schedule, chance: random.Random, ahead: int, semantics: Semantics = "rendezvous") -> int:
+    """Holds the computations and the messages of both against each other, to the nanosecond; returns how many messages there were."""
+    p, size = schedule.num_ranks, 1000
+    costs = Costs(*([chance.uniform(1e-3, 3e-3) for _ in range(schedule.num_stages)] for _ in range(4)))
+    links = {(src, dst): Link(chance.uniform(0, 1e-3), chance.uniform(0, 2e-6)) for src, dst in product(range(p), repeat=2) if src != dst}
+    worked = simulate(
+        rehearse, world_size=p, args=(schedule, costs), kwargs={"size_bytes": size, "ahead": ahead}, link=links, semantics=semantics
+    )
+    alone = simulate_schedule(schedule, costs, link=links, size_bytes=size, ahead=ahead, semantics=semantics).trace()
+    mine, theirs = find_step(alone), find_step(worked)
+    assert [mine.list_actions(rank) for rank in mine.ranks] == [theirs.list_actions(rank) for rank in theirs.ranks]
+    for name in ("start", "end"):
+        assert np.abs(getattr(mine, name) - getattr(theirs, name)).max() <= 1, name
+    for name in ("send", "recv"):
+        ours, others = (trace.events.select(getattr(trace.messages, name)) for trace in (alone, worked))
+        assert where(ours) == where(others)
+        for rank in range(p):
+            for column in ("post_ns", "done_ns") if name == "recv" else ("post_ns",):
+                one, other = (np.sort(getattr(events, column)[events.rank == rank]) for events in (ours, others))
+                assert np.abs(one - other).max(initial=0) <= 1, (name, column, rank)
+    return len(alone.messages)
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_every_schedule(name: str, semantics: Semantics) -> None:
+    chance, sizes = random.Random(name), [(1, 2, 1), (2, 3, 1), (3, 6, 0), (4, 8, 1), (5, 4, 2)]
+    assert sum(compare(make_schedule(name, p, m), chance, ahead, semantics) for p, m, ahead in sizes)
+
+
+def test_schedules_of_ones_own_when_rehearsed() -> None:
+    chance = random.Random(11)
+    schedules = [schedule for schedule in (draw_schedule(chance) for _ in range(40)) if all(schedule.actions)]
+    assert sum(compare(schedule, chance, chance.randint(0, 2)) for schedule in schedules) > 100

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 import networkx as nx
 import pytest
-from agenda import Agenda
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +21,31 @@ from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
 from ringsim.simulator.links import PrivateLinks, SharedLinks, degraded, fair_paces, make_links
 from ringsim.topologies import FullBisection, GraphLinks, Hop, Hosts, RingLinks, Topology
+
+
+class Agenda:
+    """Calls what is due in order of time, and of asking where the time is the same."""
+
+    def __init__(self) -> None:
+        self._time_s = 0.0
+        self._asked = 0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+
+    def now_s(self) -> float:
+        return self._time_s
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        assert time_s >= self._time_s, "nothing can happen in the past"
+        heapq.heappush(self._due, (time_s, self._asked, call))
+        self._asked += 1
+
+    def run(self) -> int:
+        """Runs until nothing is due, and returns how many calls that took."""
+        while self._due:
+            self._time_s, _, call = heapq.heappop(self._due)
+            call()
+        return self._asked
+
 
 # -- private links
 
@@ -256,7 +281,7 @@ def test_a_topology_without_room_is_refused_at_once() -> None:
 
 def test_the_order_of_hashes_decides_nothing() -> None:
     code = """
-from agenda import Agenda
+from test_simulator_links import Agenda
 from ringsim.link import Link
 from ringsim.simulator.links import SharedLinks
 from ringsim.topologies import Hosts

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_traces import UNIT_MS, add_step, known, trace_of
-from synthetic import MS, Story, pipeline
+from synthetic import MS, UNIT_MS, Story, add_step, known, pipeline, trace_of
 
 from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule

@@ -80,21 +80,13 @@ class LeftAlready(Exception):
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank says of itself at the roll-call.
+    """What a rank says of itself at the roll-call."""
 
-    Attributes:
-        world_size: how many ranks it expects.
-        comm_device: "cpu" or "gpu".
-        ring: the global ranks of its ring, in order.
-        gpu: the GPU it uses, "" on the CPU.
-        token: tells two processes of the same rank apart.
-    """
-
-    world_size: int
-    comm_device: str
-    ring: tuple[int, ...]
-    gpu: str = ""
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    world_size: int  # how many ranks it expects
+    comm_device: str  # "cpu" or "gpu"
+    ring: tuple[int, ...]  # the global ranks of its ring, in order
+    gpu: str = ""  # the GPU it uses, "" on the CPU
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells two processes of the same rank apart
 
     def to_json(self) -> str:
         """Returns the card as text for the store; a ring over all ranks in order is left out, to keep N cards short."""
@@ -306,19 +298,12 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a world met.
+    """Where the ranks of a world met."""
 
-    Attributes:
-        roll: this rank's part in the roll-call; its ``store`` is theirs alone.
-        rings: every ring of this world, as its global ranks in order.
-        loopback: all of them are on this machine, and say so.
-        listener: the file descriptor this process listens on, None where another does.
-    """
-
-    roll: RollCall
-    rings: list[tuple[int, ...]]
-    loopback: bool
-    listener: int | None = None
+    roll: RollCall  # this rank's part in the roll-call; its ``store`` is theirs alone
+    rings: list[tuple[int, ...]]  # every ring of this world, as its global ranks in order
+    loopback: bool  # all of them are on this machine, and say so
+    listener: int | None = None  # the file descriptor this process listens on, None where another does
 
 
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:

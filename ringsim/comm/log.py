@@ -40,7 +40,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import Token
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -130,36 +129,22 @@ def read_settings(
 
 @dataclass(frozen=True)
 class Records:
-    """Where the log is recorded now.
+    """Where the log is recorded now."""
 
-    Attributes:
-        recorder: who records.
-        first: how many records it had when the log began, or was reset.
-        directory: of a recorder of the log's own, None for one that was at work already.
-        pid: the process that records; one forked from it leaves the directory alone.
-    """
-
-    recorder: Recorder
-    first: int
-    directory: str | None
-    pid: int
+    recorder: Recorder  # who records
+    first: int  # how many records it had when the log began, or was reset
+    directory: str | None  # of a recorder of the log's own, None for one that was at work already
+    pid: int  # the process that records; one forked from it leaves the directory alone
 
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """What one recorder saw for the log.
+    """What one recorder saw for the log."""
 
-    Attributes:
-        events: the operations to log, of this rank.
-        first: bool, as long: whether it is the first with that peer on that group.
-        met: the connections that were seen.
-        notes: what the recorder had to say, that it stopped for example.
-    """
-
-    events: Events
-    first: Ints
-    met: frozenset[Connection] = frozenset()
-    notes: tuple[str, ...] = ()
+    events: Events  # the operations to log, of this rank
+    first: Ints  # bool, as long: whether it is the first with that peer on that group
+    met: frozenset[Connection] = frozenset()  # the connections that were seen
+    notes: tuple[str, ...] = ()  # what the recorder had to say, that it stopped for example
 
 
 def begin_records() -> Records:
@@ -241,28 +226,21 @@ def _read_own() -> _Segment:
 
 # -- what is logged
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What is logged, and what has been.
+    """What is logged, and what has been."""
 
-    Attributes:
-        prof_all: whether all operations are selected.
-        prof_ops: names of operations, or of the log, that are selected.
-        verbose: whether a line is written through ``logging`` for each selected operation.
-        debug: whether the name of the function that calls is added to the name in the log.
-        records: where the operations are recorded now, None while the log is stopped.
-        periods: when all operations were selected, of what is recorded there.
-        kept: what was recorded before, elsewhere.
-    """
-
-    prof_all: bool = True
-    prof_ops: frozenset[str] = frozenset()
-    verbose: bool = False
-    debug: bool = False
-    records: Records | None = None
-    periods: Periods = ()
-    kept: tuple[_Segment, ...] = ()
+    prof_all: bool = True  # whether all operations are selected
+    prof_ops: frozenset[str] = frozenset()  # names of operations, or of the log, that are selected
+    verbose: bool = False  # whether a line is written through ``logging`` for each selected operation
+    debug: bool = False  # whether the name of the function that calls is added to the name in the log
+    records: Records | None = None  # where the operations are recorded now, None while the log is stopped
+    periods: Periods = ()  # when all operations were selected, of what is recorded there
+    kept: tuple[_Segment, ...] = ()  # what was recorded before, elsewhere
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
         """Returns whether an operation is to be logged: all are, its name is listed, or this call asks for it."""
@@ -294,25 +272,24 @@ class LogOptions:
             return function(*args, **kwargs)
         if self.prof_all and not (self.verbose or self.debug or prof) and name == op and op in OP_CODES:
             return function(*args, **kwargs)  # its record says it all
-        recorder = self.records.recorder
-        before = recorder.bookmark() if self.verbose else 0
-        label = _enter_label(self, name, debug)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            label_in_force.reset(label)
-            if self.verbose:
-                _write_lines(recorder, before)
+        return _run_named(self, name, debug, lambda: function(*args, **kwargs))
 
 
-def _enter_label(log: LogOptions, name: str, debug: str | None) -> Token[int]:
-    """Puts a name in force for the operations that are posted from now on; returns what takes it back."""
+def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
+    """Runs what is logged, with a name in force for the operations that it posts, and writes their lines."""
     assert log.records is not None
     recorder = log.records.recorder
+    before = recorder.bookmark() if log.verbose else 0
     if log.debug and debug is None:
         frame = recorder.sites.find(sys._getframe(1))
         debug = "an unknown function" if frame is None else frame.f_code.co_name
-    return label_in_force.set(recorder.label(f"{name} in {debug}" if log.debug else name))
+    label = label_in_force.set(recorder.label(f"{name} in {debug}" if log.debug else name))
+    try:
+        return run()
+    finally:
+        label_in_force.reset(label)
+        if log.verbose:
+            _write_lines(recorder, before)
 
 
 def _write_lines(recorder: Recorder, before: int) -> None:
@@ -443,9 +420,6 @@ def pause_log() -> Iterator[None]:
 
 # -- operations of the user's own
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     """Makes the calls of a function appear in the log of ``ringsim.comm``: a decorator for collectives of your own.
@@ -488,28 +462,23 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
         name = given.get("log_name") or function.__name__
         if not log.selects(function.__name__, name, bool(given.get("prof", False))):
             return function(*args, **kwargs)
-        return _record(log, name, given, lambda: function(*args, **kwargs))
+        return _run_named(log, name, given.get("debug"), lambda: _record(log, given, lambda: function(*args, **kwargs)))
 
     return timed
 
 
-def _record(log: LogOptions, name: str, given: dict[str, Any], run: Callable[[], R]) -> R:
-    """Runs a call that is selected, and records it."""
+def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
+    """Runs a call that is selected, and records it under the name in force."""
     assert log.records is not None
     recorder = log.records.recorder
-    before = recorder.bookmark() if log.verbose else 0
-    label = _enter_label(log, name, given.get("debug"))
     slot = recorder.call_begin(label_in_force.get(), _number_group(recorder, given.get("group")), _number_payload(recorder, given))
     failed = True
     try:
         result = run()
         failed = False
     finally:
-        label_in_force.reset(label)
         if slot is not None and (failed or not _leave_to_wait(recorder, result, slot)):
             recorder.span_end(slot, failed=failed)
-        if log.verbose:
-            _write_lines(recorder, before)
     return result
 
 

@@ -42,26 +42,16 @@ _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 
 @dataclass(frozen=True, eq=False)
 class MpiGroup(Members):
-    """The ranks that share a communicator.
-
-    Attributes:
-        comm: the mpi4py communicator.
-        ranks: the members, global ranks, in the group's order.
-        group_name: "world", or a name that is the same on all members.
-        number: the same on all members, and no other group's; the world's is 0.
-        timeout_s: limit of one operation on the group, in seconds.
-        group_desc: what the user called it.
-        places: the place of each member, by its global rank.
-    """
+    """The ranks that share a communicator."""
 
     kind = "MPI"
-    comm: Any = field(repr=False)
-    ranks: tuple[int, ...]
-    group_name: str
-    number: int = field(repr=False)
-    timeout_s: float = field(repr=False)
-    group_desc: str = field(default="", repr=False)
-    places: dict[int, int] = field(init=False, repr=False)
+    comm: Any = field(repr=False)  # the mpi4py communicator
+    ranks: tuple[int, ...]  # the members, global ranks, in the group's order
+    group_name: str  # "world", or a name that is the same on all members
+    number: int = field(repr=False)  # the same on all members, and no other group's; the world's is 0
+    timeout_s: float = field(repr=False)  # limit of one operation on the group, in seconds
+    group_desc: str = field(default="", repr=False)  # what the user called it
+    places: dict[int, int] = field(init=False, repr=False)  # the place of each member, by its global rank
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {rank: place for place, rank in enumerate(self.ranks)})
@@ -263,31 +253,19 @@ class MpiRecords:
 
 
 class Job(NamedTuple):
-    """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``.
+    """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``."""
 
-    Attributes:
-        mpi: the module ``mpi4py.MPI``.
-        world: all ranks.
-        control: a communicator of all ranks for ringsim's own messages.
-        token: the same on all ranks, and no other job's.
-        groups: the groups that exist, ``world`` among them.
-        numbers: of the groups to come.
-        blocks: of the recorded blocks to come.
-        records: writes operations down.
-        under_way: operations that may not be done yet, in the order of posting: what MPI reads or writes must not go away.
-        undo: takes back what else was changed in the process.
-    """
-
-    mpi: Any
-    world: MpiGroup
-    control: Any
-    token: str
-    groups: set[MpiGroup]
-    numbers: Iterator[int]
-    blocks: Iterator[int]
-    records: MpiRecords
+    mpi: Any  # the module ``mpi4py.MPI``
+    world: MpiGroup  # all ranks
+    control: Any  # a communicator of all ranks for ringsim's own messages
+    token: str  # the same on all ranks, and no other job's
+    groups: set[MpiGroup]  # the groups that exist, ``world`` among them
+    numbers: Iterator[int]  # of the groups to come
+    blocks: Iterator[int]  # of the recorded blocks to come
+    records: MpiRecords  # writes operations down
+    # operations that may not be done yet, in the order of posting: what MPI reads or writes must not go away
     under_way: dict[MpiHandle, None]
-    undo: Callable[[], None]
+    undo: Callable[[], None]  # takes back what else was changed in the process
 
 
 class _Started(NamedTuple):
@@ -435,7 +413,7 @@ class MpiTransfers(Membership, Backend):
 
 def _move(mpi: Any, comm: Any, call: Call) -> _Started:
     """Begins what only moves data."""
-    count, given, (taken, finish) = call.group.size(), _flatten(call.inputs), _to_fill(call)
+    count, given, (taken, finish) = call.group.size(), _flatten(call.given), _to_fill(call)
     match call.collective.family:
         case "all_gather":
             request = comm.Iallgather(_as_mpi(mpi, given), _as_mpi(mpi, taken, count))
@@ -547,44 +525,29 @@ def _op_of(mpi: Any, call: Call) -> Any:
     return getattr(mpi, _OPS.get(name, name))
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Returns the bytes of tensors that lie in memory one after the other: parts of one tensor need not be copied. None for others."""
-    start = end = tensors[0].storage_offset()
-    for tensor in tensors:
-        if not is_plain(tensor) or tensor.dtype != tensors[0].dtype or not _share_memory(tensor, tensors[0]):
-            return None
-        if tensor.storage_offset() != end:
-            return None
-        end += tensor.numel()
-    return tensors[0].as_strided((end - start,), (1,)).view(torch.uint8)
-
-
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
 def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the bytes of several tensors one after the other, shape (bytes)."""
-    if not tensors:
-        return torch.empty(0, dtype=torch.uint8)
-    joined = _joined(tensors)
-    return torch.cat([_as_bytes(for_sending(tensor)) for tensor in tensors]) if joined is None else joined
+    """Returns the bytes of several tensors one after the other, shape (bytes); a single plain one is not copied."""
+    if len(tensors) == 1:
+        return _as_bytes(for_sending(tensors[0]))
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *(_as_bytes(for_sending(tensor)) for tensor in tensors)])
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to be filled for the outputs, shape (bytes), and what brings them there; None where they are there already."""
-    outputs = call.outputs
-    aliased = any(_share_memory(one, other) for one in outputs for other in call.inputs)  # which MPI forbids
-    joined = _joined(outputs) if outputs and not aliased else None
-    if joined is not None:
-        return joined, None
-    sizes = [tensor.nbytes for tensor in outputs]
+    """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there; None where they are there already."""
+    taken = call.taken
+    if len(taken) == 1 and is_plain(taken[0]) and not any(_share_memory(taken[0], each) for each in call.given):  # which MPI forbids
+        return _as_bytes(taken[0]), None
+    sizes = [tensor.nbytes for tensor in taken]
     flat = torch.empty(sum(sizes), dtype=torch.uint8)
 
     def bring() -> None:
-        for tensor, piece in zip(outputs, flat.split(sizes), strict=True):
+        for tensor, piece in zip(taken, flat.split(sizes), strict=True):
             plain = torch.empty(tensor.shape, dtype=tensor.dtype)
             _as_bytes(plain).copy_(piece)
             tensor.copy_(plain)
 
     return flat, bring
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

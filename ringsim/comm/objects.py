@@ -9,41 +9,53 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import Parameter
 from typing import Any, Final
 
 import torch
 
 from ringsim.comm.backend import Backend
 from ringsim.comm.built import BUILT, find_own, source_of
-from ringsim.comm.collectives import Members, check_list, root_of
+from ringsim.comm.collectives import Members, check_list, make_signature, root_of
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES
 
 __all__ = ["OBJECTS"]
 
-_SEND, _RECV = OP_CODES["send_object_list"], OP_CODES["recv_object_list"]
 
-
-class _Carrier:
-    """Carries objects on one group of a backend.
+class _Call:
+    """A call of an operation on objects, and what carries its tensors.
 
     Args:
         backend: carries the tensors.
-        group: as the caller gave it.
-        device: where tensors are made, None for the CPU whatever the default device is: objects have data.
-        weights_only: whether objects are packed by ``torch.save``, not pickled.
+        members: who is in the group.
+        given: the arguments, by name.
     """
 
-    def __init__(self, backend: Backend, group: Any, device: Any, weights_only: bool) -> None:
-        self._backend, self._group, self._weights_only = backend, group, weights_only
-        self._device = torch.device("cpu" if device is None else device)
+    def __init__(self, backend: Backend, members: Members, given: Mapping[str, Any]) -> None:
+        self.backend, self.members, self.given = backend, members, given
+        self.group, self._weights_only = given["group"], given["weights_only"]
+        device = given.get("device")
+        self._device = torch.device("cpu" if device is None else device)  # not the default device: objects have data
+
+    def find_root(self, what: str) -> tuple[int, bool]:
+        """Returns the global rank of the root, and whether this rank is it."""
+        root = root_of(self.members, what, self.given[what], self.given[f"group_{what}"])
+        return self.members.ranks[root], self.members.rank() == root
 
     def run(self, op: str, *args: Any) -> None:
         """Runs an operation on tensors; the group comes last."""
-        function = find_own(self._backend, op) or partial(BUILT[op], self._backend)
-        function(*args, self._group)
+        function = find_own(self.backend, op) or partial(BUILT[op], self.backend)
+        function(*args, self.group)
+
+    def begin(self, op: str, tensor: torch.Tensor, peer: int | None, group_peer: int | None) -> Any:
+        """Begins a message that is recorded as one of ``op``, where the backend can."""
+        kind = op.partition("_")[0]
+        if hasattr(self.backend, f"begin_{kind}"):
+            return getattr(self.backend, f"begin_{kind}")(tensor, peer, self.group, 0, group_peer, OP_CODES[op])
+        return getattr(self.backend, f"i{kind}")(tensor, peer, self.group, 0, group_peer)
 
     def empty(self, count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Returns a tensor to be filled."""
@@ -64,15 +76,17 @@ class _Carrier:
         packed = io.BytesIO(data[:length].cpu().numpy().tobytes())
         return torch.load(packed, weights_only=True) if self._weights_only else pickle.load(packed)
 
-    def pack_all(self, values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the lengths of packed objects, shape (objects), and their bytes one after the other."""
+    def pack_all(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the lengths of the packed objects of ``object_list``, shape (objects), and their bytes one after the other."""
+        values = self.given["object_list"]
         if not isinstance(values, list | tuple) or not values:
             raise ArgumentError(f"object_list must be a list of at least one object, got {values!r}. Put the objects into a list.")
         packed = [self.pack(each) for each in values]
         return self.lengths(*map(len, packed)), torch.cat(packed)
 
-    def receive_all(self, values: list[Any], receive: Callable[[torch.Tensor], Any]) -> None:
-        """Fills a list with objects: first their lengths are received, then their bytes."""
+    def receive_all(self, receive: Callable[[torch.Tensor], Any]) -> None:
+        """Fills ``object_list``: first the lengths of the objects are received, then their bytes."""
+        values = self.given["object_list"]
         lengths = self.empty(len(values), torch.int64)
         receive(lengths)
         data = self.empty(int(lengths.sum()))
@@ -83,9 +97,10 @@ class _Carrier:
         """Returns bytes with zeros behind them."""
         return torch.nn.functional.pad(data, (0, length - len(data)))
 
-    def collect(self, value: Any, size: int, target: list[Any] | None, gather: Callable[[torch.Tensor, Any], None]) -> None:
+    def collect(self, target: list[Any] | None, gather: Callable[[torch.Tensor, Any], None]) -> None:
         """Fills ``target`` with everybody's object, by rank; ``gather`` brings the bytes of all where there is one."""
-        data, lengths = self.pack(value), self.empty(size, torch.int64)
+        data, size = self.pack(self.given["obj"]), self.members.size()
+        lengths = self.empty(size, torch.int64)
         self.run("all_gather", list(lengths.split(1)), self.lengths(len(data)))
         longest = int(lengths.max())
         parts = None if target is None else [self.empty(longest) for _ in range(size)]
@@ -94,149 +109,106 @@ class _Carrier:
             target[:] = map(self.unpack, parts, lengths.tolist())
 
 
-def send_object_list(
-    backend: Backend,
-    object_list: list[Any],
-    dst: int | None = None,
-    group: Any = None,
-    device: Any = None,
-    group_dst: int | None = None,
-    use_batch: bool = False,
-    weights_only: bool = False,
-) -> None:
+OBJECTS: Final[dict[str, Callable[..., Any]]] = {}  # by name: after the backend torch's arguments
+
+
+def _operation(arguments: str, outside: int | None = None) -> Callable[[Callable[[_Call], Any]], Callable[[_Call], Any]]:
+    """Makes torch's function, with these arguments, of what is done within the group; ``outside`` is what it returns elsewhere."""
+    signature = make_signature(arguments)
+
+    def make(inside: Callable[[_Call], Any]) -> Callable[[_Call], Any]:
+        name = inside.__name__
+
+        def function(backend: Backend, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            members = backend.enter(name, bound.arguments["group"])
+            return outside if members is None else inside(_Call(backend, members, bound.arguments))
+
+        named: Any = function
+        named.__name__, named.__doc__ = name, inside.__doc__
+        parameters = [Parameter("backend", Parameter.POSITIONAL_OR_KEYWORD), *signature.parameters.values()]
+        named.__signature__ = signature.replace(parameters=parameters)
+        OBJECTS[name] = function
+        return inside
+
+    return make
+
+
+@_operation("object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False")
+def send_object_list(call: _Call) -> None:
     """Sends objects to one rank. ``use_batch`` changes nothing here."""
-    del use_batch
-    if backend.enter("send_object_list", group) is None:
-        return
-    begin: Any = partial(backend.begin_send, op=_SEND) if hasattr(backend, "begin_send") else backend.isend  # recorded as what it is
-    for tensor in _Carrier(backend, group, device, weights_only).pack_all(object_list):
-        begin(tensor, dst, group, 0, group_dst).wait()
+    for tensor in call.pack_all():
+        call.begin("send_object_list", tensor, call.given["dst"], call.given["group_dst"]).wait()
 
 
-def recv_object_list(
-    backend: Backend,
-    object_list: list[Any],
-    src: int | None = None,
-    group: Any = None,
-    device: Any = None,
-    group_src: int | None = None,
-    use_batch: bool = False,
-    weights_only: bool = False,
-) -> int:
+@_operation("object_list, src=None, group=None, device=None, group_src=None, use_batch=False, weights_only=False", outside=-1)
+def recv_object_list(call: _Call) -> int:
     """Receives as many objects as the list is long, from anybody where no source is given. ``use_batch`` changes nothing here.
 
     Returns:
         The sender's global rank, -1 outside the group.
     """
-    del use_batch
-    members = backend.enter("recv_object_list", group)
-    if members is None:
-        return -1
-    begin: Any = partial(backend.begin_recv, op=_RECV) if hasattr(backend, "begin_recv") else backend.irecv
-    source: tuple[int | None, int | None] = src, group_src
+    source: tuple[int | None, int | None] = call.given["src"], call.given["group_src"]
 
     def receive(tensor: torch.Tensor) -> None:
         nonlocal source
-        handle = begin(tensor, source[0], group, 0, source[1])
+        handle = call.begin("recv_object_list", tensor, *source)
         handle.wait()
         source = None, source_of(handle)  # the bytes come from whom the lengths came from
 
-    _Carrier(backend, group, device, weights_only).receive_all(object_list, receive)
-    return members.ranks[source[1] or 0]
+    call.receive_all(receive)
+    return call.members.ranks[source[1] or 0]
 
 
-def broadcast_object_list(
-    backend: Backend,
-    object_list: list[Any],
-    src: int | None = None,
-    group: Any = None,
-    device: Any = None,
-    group_src: int | None = None,
-    weights_only: bool = False,
-) -> None:
+@_operation("object_list, src=None, group=None, device=None, group_src=None, weights_only=False")
+def broadcast_object_list(call: _Call) -> None:
     """Gives all ranks the root's objects. The root is rank 0 where none is given."""
-    members = backend.enter("broadcast_object_list", group)
-    if members is None:
-        return
-    carrier = _Carrier(backend, group, device, weights_only)
-    root, is_root = _find_root(members, "src", src, group_src)
+    root, is_root = call.find_root("src")
     if is_root:
-        for tensor in carrier.pack_all(object_list):
-            carrier.run("broadcast", tensor, root)
+        for tensor in call.pack_all():
+            call.run("broadcast", tensor, root)
     else:
-        carrier.receive_all(object_list, lambda tensor: carrier.run("broadcast", tensor, root))
+        call.receive_all(lambda tensor: call.run("broadcast", tensor, root))
 
 
-def all_gather_object(backend: Backend, object_list: list[Any], obj: Any, group: Any = None, weights_only: bool = False) -> None:
+@_operation("object_list, obj, group=None, weights_only=False")
+def all_gather_object(call: _Call) -> None:
     """Fills each rank's list with everybody's object, by rank."""
-    members = backend.enter("all_gather_object", group)
-    if members is None:
-        return
-    check_list(members, "object_list", object_list, members.size())
-    carrier = _Carrier(backend, group, None, weights_only)
-    carrier.collect(obj, members.size(), object_list, lambda data, parts: carrier.run("all_gather", parts, data))
+    target = call.given["object_list"]
+    check_list(call.members, "object_list", target, call.members.size())
+    call.collect(target, lambda data, parts: call.run("all_gather", parts, data))
 
 
-def gather_object(
-    backend: Backend,
-    obj: Any,
-    object_gather_list: list[Any] | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    group_dst: int | None = None,
-    weights_only: bool = False,
-) -> None:
+@_operation("obj, object_gather_list=None, dst=None, group=None, group_dst=None, weights_only=False")
+def gather_object(call: _Call) -> None:
     """Fills the root's list with everybody's object, by rank. The root is rank 0 where none is given."""
-    members = backend.enter("gather_object", group)
-    if members is None:
-        return
-    root, is_root = _find_root(members, "dst", dst, group_dst)
+    root, is_root = call.find_root("dst")
+    target = call.given["object_gather_list"] if is_root else None
     if is_root:
-        check_list(members, "object_gather_list", object_gather_list, members.size())
-    carrier, target = _Carrier(backend, group, None, weights_only), object_gather_list if is_root else None
-    carrier.collect(obj, members.size(), target, lambda data, parts: carrier.run("gather", data, parts, root))
+        check_list(call.members, "object_gather_list", target, call.members.size())
+    call.collect(target, lambda data, parts: call.run("gather", data, parts, root))
 
 
-def scatter_object_list(
-    backend: Backend,
-    scatter_object_output_list: Any,
-    scatter_object_input_list: list[Any] | None = None,
-    src: int | None = None,
-    group: Any = None,
-    group_src: int | None = None,
-    weights_only: bool = False,
-) -> None:
+@_operation(
+    "scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False",
+)
+def scatter_object_list(call: _Call) -> None:
     """Puts each rank's object of the root's list first in its own list. The root is rank 0 where none is given."""
-    members = backend.enter("scatter_object_list", group)
-    if members is None:
-        return
-    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+    target = call.given["scatter_object_output_list"]
+    if not isinstance(target, list) or not target:
         raise ArgumentError(
-            f"scatter_object_output_list must be a list with a place for the object, got {scatter_object_output_list!r} "
-            f"({members.here()}). Pass [None]."
+            f"scatter_object_output_list must be a list with a place for the object, got {target!r} ({call.members.here()}). Pass [None]."
         )
-    root, is_root = _find_root(members, "src", src, group_src)
-    carrier = _Carrier(backend, group, None, weights_only)
+    root, is_root = call.find_root("src")
     pieces: list[torch.Tensor] = []
-    longest = carrier.empty(1, torch.int64)
+    longest = call.empty(1, torch.int64)
     if is_root:
-        values = check_list(members, "scatter_object_input_list", scatter_object_input_list, members.size())
-        pieces = [carrier.pack(each) for each in values]
-        longest = carrier.lengths(max(map(len, pieces)))
-    carrier.run("broadcast", longest, root)
-    mine, length = carrier.empty(int(longest)), carrier.empty(1, torch.int64)
-    carrier.run("scatter", mine, [carrier.pad(piece, int(longest)) for piece in pieces] or None, root)
-    carrier.run("scatter", length, [carrier.lengths(len(piece)) for piece in pieces] or None, root)
-    scatter_object_output_list[0] = carrier.unpack(mine, int(length))
-
-
-def _find_root(members: Members, what: str, global_rank: Any, group_rank: Any) -> tuple[int, bool]:
-    """Returns the global rank of a root, and whether this rank is it."""
-    root = root_of(members, what, global_rank, group_rank)
-    return members.ranks[root], members.rank() == root
-
-
-OBJECTS: Final[dict[str, Callable[..., Any]]] = {
-    function.__name__: function
-    for function in (all_gather_object, broadcast_object_list, gather_object, recv_object_list, scatter_object_list, send_object_list)
-}
+        name = "scatter_object_input_list"
+        pieces = [call.pack(each) for each in check_list(call.members, name, call.given[name], call.members.size())]
+        longest = call.lengths(max(map(len, pieces)))
+    call.run("broadcast", longest, root)
+    mine, length = call.empty(int(longest)), call.empty(1, torch.int64)
+    call.run("scatter", mine, [call.pad(piece, int(longest)) for piece in pieces] or None, root)
+    call.run("scatter", length, [call.lengths(len(piece)) for piece in pieces] or None, root)
+    target[0] = call.unpack(mine, int(length))

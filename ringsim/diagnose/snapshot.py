@@ -59,6 +59,7 @@ __all__ = [
     "RankSnapshot",
     "Snapshot",
     "SnapshotBuilder",
+    "number_channels",
     "operation_of",
     "read_end_ns",
     "read_ends",
@@ -592,9 +593,13 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 
 def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
     """Returns the first of some events on each channel or group, and how many of them are on it."""
-    channel = number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
-    _, first, count = np.unique(channel, return_index=True, return_counts=True)
+    _, first, count = np.unique(number_channels(events, some), return_index=True, return_counts=True)
     return some[first].tolist(), count.tolist()
+
+
+def number_channels(events: Events, some: Ints) -> Ints:
+    """Numbers the sides of channels that some messages are on."""
+    return number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
 
 
 def _group(events: Events, event: int) -> Group:

@@ -20,29 +20,14 @@ payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = [
-    "DESTROYED",
-    "MADE_ANEW",
-    "are_all",
-    "check_words",
-    "no_constant",
-    "read_group",
-    "read_notice",
-    "read_payload",
-    "read_tables",
-    "read_word",
-    "readable",
-    "word_notice",
-    "write_tables",
-]
 
 IN_FLIGHT: Final = 1
 OK: Final = 2
@@ -198,25 +183,8 @@ class Events:
         return Events(**{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables)
 
 
-COLUMN_DTYPES: Final[dict[str, str]] = {
-    "rank": "<i4",
-    "thread": "<i4",
-    "seq": "<i8",
-    "op": "<u2",
-    "group": "<i4",
-    "peer": "<i4",
-    "tag": "<i4",
-    "payload": "<i4",
-    "stage": "<i4",
-    "microbatch": "<i4",
-    "label": "<i4",
-    "file": "<i4",
-    "line": "<i4",
-    "post_ns": "<i8",
-    "wait_ns": "<i8",
-    "done_ns": "<i8",
-    "status": "<u1",
-}
+COLUMN_DTYPES: Final[dict[str, str]] = {field.name: "<i4" for field in fields(Events) if field.name != "tables"}
+COLUMN_DTYPES.update(dict.fromkeys(("seq", "post_ns", "wait_ns", "done_ns"), "<i8"), op="<u2", status="<u1")
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
@@ -242,9 +210,6 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
         starts = np.searchsorted(full["rank"][order], full["rank"][order])
         full["seq"][order] = np.arange(count) - starts
     return Events(**full, tables=tables)
-
-
-assert [field.name for field in fields(Events)][:-1] == list(COLUMN_DTYPES)  # our own invariant: one list of columns
 
 
 # -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the expected form is refused, never guessed at.
@@ -282,17 +247,12 @@ def read_tables(value: Any) -> Tables:
     Raises:
         ValueError: ``value`` is something else.
     """
-    if not isinstance(value, dict) or sorted(value) != ["files", "groups", "labels", "payloads"]:
+    if not isinstance(value, dict) or set(value) != set(Tables._fields):
         raise ValueError("the tables of names are not the four of a trace")
     for name, entries in value.items():
         if not isinstance(entries, list):
             raise ValueError(f"the table of {name} is not a list")
-    return Tables(
-        groups=tuple(map(read_group, value["groups"])),
-        payloads=tuple(map(read_payload, value["payloads"])),
-        labels=tuple(map(read_word, value["labels"])),
-        files=tuple(map(read_word, value["files"])),
-    )
+    return Tables(*(tuple(map(read, value[name])) for name, read in zip(Tables._fields, _READERS, strict=True)))
 
 
 def read_group(entry: Any) -> Group:
@@ -322,13 +282,8 @@ def read_payload(entry: Any) -> Payload:
     shape, strides = _naturals(entry.get("shape"), "the shape of a payload"), entry.get("strides", [])
     if not isinstance(strides, list):
         raise ValueError("the strides of a payload are not a list")
-    return Payload(
-        read_word(entry.get("dtype")),
-        shape,
-        size_bytes,
-        read_word(entry.get("reduction", "")),
-        tuple(_naturals(one, "the strides of a tensor") for one in strides),
-    )
+    strides = tuple(_naturals(one, "the strides of a tensor") for one in strides)
+    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), strides)
 
 
 def readable(value: Any) -> Any:
@@ -368,24 +323,36 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
     return tuple(value)
 
 
+_READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)  # of an entry, by the order of Tables
+
+
 def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
     """Tells whether a value is a list of which all entries are of one kind."""
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-def check_words(metadata: dict[str, Any]) -> None:
-    """Raises ValueError unless the notes, the machine and the versions in metadata have the form in which they are read."""
-    for key in ("notes", "not_recorded", "not_checked"):
-        if not are_all(metadata.get(key, []), str):
-            raise ValueError(f"{key} is not a list of sentences")
-    for key in ("machine", "versions"):
-        if not isinstance(metadata.get(key, {}), dict):
-            raise ValueError(f"{key} is not an object")
+Forms = Mapping[str, tuple[Callable[[Any], bool], str]]  # of an entry: a test, and what it should be
+_SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
+OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
+_FORMS: Final[Forms] = dict.fromkeys(("notes", "not_recorded", "not_checked"), _SENTENCES) | dict.fromkeys(("machine", "versions"), OBJECT)
 
 
-def no_constant(name: str) -> Any:
-    """Raises ValueError: for ``parse_constant`` of Python's JSON reader, which takes NaN and Infinity for numbers."""
-    raise ValueError(f"{name} is not JSON")
+def check_metadata(metadata: Any, forms: Forms) -> None:
+    """Raises ValueError unless metadata, and those entries that are read again, have the form in which they are read."""
+    if not isinstance(metadata, dict):
+        raise ValueError("the metadata is not an object")
+    for key, (is_such, form) in {**_FORMS, **forms}.items():
+        if key in metadata and not is_such(metadata[key]):
+            raise ValueError(f"{key} is not {form}")
+
+
+def parse_json(data: bytes) -> Any:
+    """Returns the value of a JSON document; raises ValueError if it is none: Python's reader takes NaN and Infinity for numbers."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(data.decode("utf-8"), parse_constant=refuse)
 
 
 # -- marks that the recorder writes by itself

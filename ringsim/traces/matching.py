@@ -35,19 +35,6 @@ import numpy as np
 
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, ERROR, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
 
-__all__ = [
-    "CollectiveCalls",
-    "Messages",
-    "Unmatched",
-    "Waits",
-    "describe_unmatched",
-    "match",
-    "number_places",
-    "number_rows",
-    "refused",
-    "split_waits",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Messages:
@@ -143,43 +130,27 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
         >>> messages.send.tolist(), messages.recv.tolist(), messages.unmatched.tolist()
         ([1], [2], [0])
     """
-    kind = events.kind
-    sends = np.flatnonzero(kind == SEND)
-    recvs = np.flatnonzero(kind == RECV)
-    known = events.peer[recvs] >= 0
-    recvs, unknown = recvs[known], recvs[~known]
-
-    key = number_rows(
-        np.concatenate([events.group[sends], events.group[recvs]]),
+    sends, recvs = np.flatnonzero(events.kind == SEND), np.flatnonzero((events.kind == RECV) & (events.peer >= 0))
+    unknown = np.flatnonzero((events.kind == RECV) & (events.peer < 0))
+    both = np.concatenate([sends, recvs])
+    channel = number_rows(
+        events.group[both],
         np.concatenate([events.rank[sends], events.peer[recvs]]),
         np.concatenate([events.peer[sends], events.rank[recvs]]),
-        np.concatenate([events.tag[sends], events.tag[recvs]]) if by_tag else None,
+        events.tag[both] if by_tag else None,
     )
-    send_key, recv_key = key[: len(sends)], key[len(sends) :]
-    count = int(key.max(initial=-1)) + 1
-    send_order, send_meets = _first_of_each(send_key, np.bincount(recv_key, minlength=count))
-    recv_order, recv_meets = _first_of_each(recv_key, np.bincount(send_key, minlength=count))
-    # Both sides are now sorted by key and then by posting, and hold equally many of each key: they pair off one by one.
-    send = sends[send_order[send_meets]]
-    recv = recvs[recv_order[recv_meets]]
-    alone = np.concatenate([sends[send_order[~send_meets]], recvs[recv_order[~recv_meets]], unknown])
+    place = np.concatenate([number_places(channel[: len(sends)]), number_places(channel[len(sends) :])])
+    name = channel * (len(both) + 1) + place  # a send and a recv that meet have the same
+    _, send_at, recv_at = np.intersect1d(name[: len(sends)], name[len(sends) :], assume_unique=True, return_indices=True)
+    send, recv = sends[send_at], recvs[recv_at]
+    alone = np.concatenate([np.delete(sends, send_at), np.delete(recvs, recv_at), unknown])
 
     by_time = np.lexsort((send, events.post_ns[send]))
     send, recv = send[by_time], recv[by_time]
     stage = np.where(events.stage[send] != NONE, events.stage[send], events.stage[recv])
     microbatch = np.where(events.microbatch[send] != NONE, events.microbatch[send], events.microbatch[recv])
-    return Messages(
-        src=events.rank[send],
-        dst=events.rank[recv],
-        tag=events.tag[send],
-        group=events.group[send],
-        payload=events.payload[send],
-        stage=stage,
-        microbatch=microbatch,
-        send=send,
-        recv=recv,
-        unmatched=np.sort(alone),
-    )
+    sent = events.tag[send], events.group[send], events.payload[send]
+    return Messages(events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone))
 
 
 def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:
@@ -223,7 +194,7 @@ def number_rows(*columns: Ints | None) -> Ints:
 
 
 def number_places(key: Ints) -> Ints:
-    """Numbers equal keys 0, 1, 2, ... in order of appearance.
+    """Numbers equal keys 0, 1, 2, ... in order of appearance (int64).
 
     Example:
         >>> number_places(np.array([7, 7, 4, 7])).tolist()
@@ -240,14 +211,6 @@ def refused(events: Events) -> Ints:
     """Marks the operations that raised when they were posted: they never reached the wire and match nothing."""
     mask: Ints = (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
-
-
-def _first_of_each(key: Ints, allowed: Ints) -> tuple[Ints, Ints]:
-    """Sorts ``key`` stably and marks, of each key k, the first ``allowed[k]``: returns the order and the marks in that order."""
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    place = np.arange(len(key)) - np.searchsorted(ordered, ordered)  # 0, 1, 2, ... within each key
-    return order, place < allowed[ordered]
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,23 +42,13 @@ from ringsim.traces.events import (
     read_word,
 )
 
-__all__ = [
-    "Batch",
-    "PartReader",
-    "in_notebook",
-    "join_events",
-    "name_cells",
-    "read_parts",
-    "read_run",
-    "rename_places",
-]
-
 _FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
 _FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where they are full
 _WINDOW: Final = 1 << 16
 _GAP: Final = 64  # slots between two that are read in one go
-_PER_RANK: Final = ("rank", "pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
+_PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
+_LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(("start_ns", "start_unix_ns", "end_ns"), range(2**63))
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "group": read_group,
     "payload": read_payload,
@@ -67,6 +57,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 _TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}  # column -> its table
 _NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
+_BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 
 
 class Batch(NamedTuple):
@@ -304,10 +295,7 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
 
 def _concatenate(parts: Sequence[Ints]) -> Ints:
     """Joins records as bytes: numpy looks at each field of each part, which takes ten times as long."""
-    if len(parts) == 1:
-        return parts[0]
-    joined: Ints = np.frombuffer(bytearray().join(part.tobytes() for part in parts), dtype=RECORD)
-    return joined
+    return np.concatenate([part.view(_BYTES) for part in parts]).view(RECORD) if parts else _NO_RECORDS
 
 
 # -- all ranks
@@ -330,22 +318,22 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     except (OSError, ValueError, RecursionError):
         run = None  # killed before it could write that, or damaged: the parts say the most of it
     said = run if isinstance(run, dict) else {}
-    start_ns, world_size = said.pop("start_ns", None), said.get("world_size")
-    parts = _Parts(directory, start_ns if _is_time(start_ns) else None, world_size if _is_world_size(world_size) else None)
+    start_ns, world_size = _valid([{"start_ns": said.pop("start_ns", None)}], "start_ns"), _valid([said], "world_size")
+    parts = _Parts(directory, *start_ns or [None], *world_size or [None])
     pieces, metas = parts.describe(), list(parts.metas.values())
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
     if ends := _ends(parts.metas):
         metadata["ends"] = ends
-    if ended_ns := [meta["end_ns"] for meta in metas if _is_time(meta.get("end_ns"))]:
+    if ended_ns := _valid(metas, "end_ns"):
         metadata["end_ns"] = max(max(ended_ns) - parts.start_ns, 0)
     for key in ("notes", "not_recorded"):
-        metadata[key] = list(dict.fromkeys([*_words(said.get(key)), *pieces[key]]))
+        metadata[key] = _sentences([said, pieces], key)
     metadata["complete"] = all("end_ns" in meta for meta in metas) and pieces["complete"] and said.get("complete", True) is True
-    if _is_time(said.get("start_unix_ns")):
-        metadata["start_unix_ns"] = said["start_unix_ns"]
-    if not isinstance(metadata.get("date"), str) and _is_time(metadata.get("start_unix_ns")):
-        metadata["date"] = datetime.fromtimestamp(metadata["start_unix_ns"] * 1e-9, tz=UTC).date().isoformat()
+    for start_unix_ns in _valid([said], "start_unix_ns") or _valid([pieces], "start_unix_ns"):
+        metadata["start_unix_ns"] = start_unix_ns
+        if not isinstance(said.get("date"), str):
+            metadata["date"] = datetime.fromtimestamp(start_unix_ns * 1e-9, tz=UTC).date().isoformat()
     return parts.join(), metadata
 
 
@@ -387,8 +375,8 @@ class _Parts:
             for reader in self._readers.values():
                 reader.read_names()
             self.metas = {rank: reader.meta for rank, reader in self._readers.items()}
-            said = [meta["world_size"] for meta in self.metas.values() if _is_world_size(meta.get("world_size"))]
-            self.world_size = max([*said, *(rank + 1 for rank in self._readers)], default=0) if world_size is None else world_size
+            said = [*_valid(self.metas.values(), "world_size"), *(rank + 1 for rank in self._readers)]
+            self.world_size = max(said, default=0) if world_size is None else world_size
             for reader in self._readers.values():
                 reader.world_size = self.world_size
             self._records = {rank: reader.read_all() for rank, reader in self._readers.items()}
@@ -397,9 +385,9 @@ class _Parts:
             raise TraceFileError(
                 f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."
             ) from error
-        starts = [meta["start_ns"] for meta in self.metas.values() if _is_time(meta.get("start_ns"))] if start_ns is None else [start_ns]
+        starts = _valid(self.metas.values(), "start_ns") if start_ns is None else [start_ns]
         posts = [int(records["post_ns"].min()) for records in self._records.values() if len(records)]
-        self.start_ns = min([*posts, *([min(starts)] if starts else [])], default=0)  # no time is negative
+        self.start_ns = min([*posts, *starts], default=0)  # no time is negative
 
     def join(self) -> Events:
         """Returns the events of all ranks."""
@@ -407,59 +395,52 @@ class _Parts:
 
     def _events_of(self, rank: int) -> Events:
         records, names = self._records[rank], self._readers[rank].names
-        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()}
-        columns["rank"] = np.full(len(records), rank)
+        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {"rank": np.full(len(records), rank)}
         columns["thread"] = _number_threads(records["thread"])
         for name in ("post_ns", "wait_ns", "done_ns"):
             columns[name] = np.where(records[name] == NONE, NONE, np.maximum(records[name] - self.start_ns, 0))
         tables = {}
         for column, table in _TABLE_OF.items():
-            known = names[column]
-            tables[table] = tuple(known[number] for number in sorted(known))
-            columns[column] = _close_gaps(records[column], sorted(known))
+            known = sorted(names[column])
+            tables[table] = tuple(map(names[column].__getitem__, known))
+            columns[column] = _close_gaps(records[column], known)
         return make_events(columns, Tables(**tables))
 
     def describe(self) -> dict[str, Any]:
         """Returns the pieces of metadata that the ranks know."""
-        metas = self.metas
-        missing = [rank for rank in range(self.world_size) if rank not in metas] if len(metas) < self.world_size else []
-        stopped = [rank for rank, meta in metas.items() if meta.get("stopped_at_max")]
-        hosts = {meta.get("host") for meta in metas.values()} - {None}
-        notes = [
+        ranks, metas = self.metas.items(), self.metas.values()
+        missing = [rank for rank in range(self.world_size) if rank not in self.metas] if len(metas) < self.world_size else []
+        stopped = [rank for rank, meta in ranks if meta.get("stopped_at_max")]
+        silent = [rank for rank in stopped if "note" not in self.metas[rank]]
+        notes, not_checked = _valid(metas, "note"), _sentences(metas, "not_checked")
+        for concerned, what in (
             (missing, "left no record"),
-            ([rank for rank in stopped if "note" not in metas[rank]], "stopped recording at the maximum of records"),
+            (silent, "stopped recording at the maximum of records"),
             (self._damaged, "left something unreadable, which was passed over"),
+        ):
+            notes += [f"{_name_ranks(concerned)} {what}"] if concerned else []
+        if (hosts := len(set(_valid(metas, "host")))) > 1:
+            not_checked.append(f"Both sides of an operation were not compared between the {hosts} hosts that the ranks ran on.")
+            notes.append(f"the ranks ran on {hosts} hosts, whose clocks are not aligned: compare times within a host only")
+        starts = [
+            meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
+            for meta in metas
+            if _valid([meta], "start_ns") and _valid([meta], "start_unix_ns")
         ]
-        pieces: dict[str, Any] = {
-            "world_size": self.world_size,
-            "ranks": [
-                {"rank": rank, **{key: meta[key] for key in _PER_RANK if key in meta and key != "rank"}} for rank, meta in metas.items()
-            ],
-            "not_recorded": self._sentences("not_recorded"),
-            "notes": [
-                *(meta["note"] for meta in metas.values() if isinstance(meta.get("note"), str)),
-                *(f"{_name_ranks(ranks)} {what}" for ranks, what in notes if ranks),
-            ],
-            "complete": not (missing or stopped or self._damaged),
+        told = {
+            "not_checked": not_checked,
+            "used_before": _sentences(metas, "used_before"),
+            "backend": next(iter(_valid(metas, "backend")), None),
+            "start_unix_ns": next(iter(starts), None),
         }
-        unchecked = self._sentences("not_checked")
-        if len(hosts) > 1:
-            unchecked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
-            pieces["notes"].append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
-        if unchecked:
-            pieces["not_checked"] = unchecked
-        if used_before := self._sentences("used_before"):
-            pieces["used_before"] = used_before
-        if backends := [meta["backend"] for meta in metas.values() if isinstance(meta.get("backend"), str)]:
-            pieces["backend"] = backends[0]
-        for meta in metas.values():
-            if _is_time(meta.get("start_ns")) and _is_time(meta.get("start_unix_ns")):
-                pieces["start_unix_ns"] = meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
-                break
-        return pieces
-
-    def _sentences(self, key: str) -> list[str]:
-        return list(dict.fromkeys(word for meta in self.metas.values() for word in _words(meta.get(key))))
+        return {
+            "world_size": self.world_size,
+            "ranks": [{"rank": rank, **{key: meta[key] for key in _PER_RANK if key in meta}} for rank, meta in ranks],
+            "not_recorded": _sentences(metas, "not_recorded"),
+            "notes": notes,
+            "complete": not (missing or stopped or self._damaged),
+            **{key: value for key, value in told.items() if value not in ([], None)},
+        }
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
@@ -475,21 +456,23 @@ def _number_threads(idents: Ints) -> Ints:
     return np.argsort(np.argsort(first))[number]
 
 
-def _is_world_size(value: Any) -> bool:
-    return type(value) is int and 0 < value <= _MAX_RANKS
+def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
+    """Returns what is said under ``key``, where it can be: a number within its limits, or a word."""
+    values = [meta.get(key) for meta in metas]
+    if key in _LIMITS:
+        return [value for value in values if type(value) is int and value in _LIMITS[key]]
+    return [value for value in values if isinstance(value, str)]
 
 
-def _is_time(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
+    """Returns the sentences in the lists under ``key``, each once."""
+    lists = [meta.get(key) for meta in metas]
+    return list(dict.fromkeys(one for found in lists if isinstance(found, list) for one in found if isinstance(one, str)))
 
 
 def _name_ranks(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
-
-
-def _words(value: Any) -> list[str]:
-    return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
 
 
 def _ends(metas: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -500,14 +483,11 @@ def _ends(metas: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
         if "end_ns" not in meta
     }
     lists = [(rank, meta.get(key)) for rank, meta in metas.items() for key in ("deaths", "ends")]
-    told = [(rank, end) for rank, found in lists for end in _entries(found) if type(end.get("rank")) is int]
+    entries = [(rank, end) for rank, found in lists if isinstance(found, list) for end in found if isinstance(end, dict)]
+    told = [(rank, end) for rank, end in entries if type(end.get("rank")) is int]
     ends |= {end["rank"]: end for _, end in told}
     ends |= {rank: end for rank, end in told if end["rank"] == rank}
     return [ends[rank] for rank in sorted(ends)]
-
-
-def _entries(value: Any) -> list[dict[str, Any]]:
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def join_events(parts: Sequence[Events]) -> Events:

@@ -25,9 +25,9 @@ A forward pass keeps what its backward pass needs, so an activation is live from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,34 +37,14 @@ from ringsim.schedules.closed_forms import Step
 from ringsim.schedules.schedule import Action
 from ringsim.traces.events import NONE, Events, Ints
 
-__all__ = [
-    "KINDS",
-    "STEP",
-    "Bubble",
-    "KnownBubble",
-    "PeakActivations",
-    "Phases",
-    "StageActions",
-    "StageUse",
-    "count_steps",
-    "find_step",
-    "in_step",
-    "is_step",
-    "list_live",
-    "measure_bubble",
-    "measure_peaks",
-    "measure_stage_use",
-    "number_steps",
-]
+T = TypeVar("T")
 
 
-class Recorded(Protocol):
+class _Recorded(Protocol):
     """A trace, as far as this module needs one."""
 
     @property
     def events(self) -> Events: ...
-    @property
-    def metadata(self) -> dict[str, Any]: ...
 
 
 STEP: Final = "step "  # what the name of a step's span begins with
@@ -125,7 +105,7 @@ class StageActions:
     @property
     def ranks(self) -> list[int]:
         """The ranks that computed, ascending."""
-        return [int(rank) for rank in np.unique(self.rank)]
+        return list(np.unique(self.rank).tolist())
 
     @property
     def num_stages(self) -> int:
@@ -145,12 +125,12 @@ class StageActions:
     def of(self, rank: int) -> StageActions:
         """Returns the computations of one rank."""
         where = self.rank == rank
-        columns = (self.rank, self.stage, self.kind, self.microbatch, self.start, self.end)
-        return StageActions(self.schedule, *(column[where] for column in columns))
+        schedule, *columns = vars(self).values()
+        return StageActions(schedule, *(column[where] for column in columns))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Returns the stages of a rank, ascending."""
-        return tuple(int(stage) for stage in np.unique(self.stage[self.rank == rank]))
+        return tuple(np.unique(self.stage[self.rank == rank]).tolist())
 
     def list_actions(self, rank: int) -> tuple[Action, ...]:
         """Returns what a rank computed, in order."""
@@ -200,7 +180,7 @@ def in_step(events: Events, step: int) -> Ints:
     return where
 
 
-def find_step(trace: Recorded, step: int | None = None) -> StageActions:
+def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     """Reads the computations of one step.
 
     Args:
@@ -235,10 +215,10 @@ def find_step(trace: Recorded, step: int | None = None) -> StageActions:
     own = np.flatnonzero((numbers == step) & _is_action(events))
     own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
     labels = events.tables.labels
-    name = labels[events.label[np.flatnonzero((numbers == step) & is_step(events))[0]]]
+    name = labels[events.label[np.argmax((numbers == step) & is_step(events))]].removeprefix(STEP)
     kind = np.array([KINDS.get(label, "") for label in labels])[events.label[own]]
     columns = (events.rank[own], events.stage[own], kind, events.microbatch[own], events.post_ns[own], events.done_ns[own])
-    return StageActions(name.removeprefix(STEP), *columns)
+    return StageActions(name, *columns)
 
 
 def number_steps(events: Events) -> Ints:
@@ -345,14 +325,13 @@ class Bubble:
 
     def __repr__(self) -> str:
         """Returns a table: each rank, all of them, and the closed form."""
-        lines = [f"Bubble of a step ({self.schedule})", "            of the step   of its span   to the work"]
-        ideal = _ratios(self.idle, self.busy)
-        rows = [(f"rank {rank}", *row) for rank, *row in zip(self.ranks, self.of_total_by_rank, self.of_span_by_rank, ideal, strict=True)]
+        ranks = [f"rank {rank}" for rank in self.ranks]
+        rows = list(zip(ranks, self.of_total_by_rank, self.of_span_by_rank, _ratios(self.idle, self.busy), strict=True))
         rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))  # by span: the worst of them
-        if self.closed_form is not None:
-            rows.append(("closed form", self.closed_form.of_total, self.closed_form.of_span, self.closed_form.of_ideal))
-        lines += [f"{name:<11} {total:>10.1%} {span:>13.1%} {work:>13.1%}" for name, total, span, work in rows]
-        return "\n".join(lines)
+        if known := self.closed_form:
+            rows.append(("closed form", known.of_total, known.of_span, known.of_ideal))
+        lines = [f"{name:<11} {total:>10.1%} {span:>13.1%} {work:>13.1%}" for name, total, span, work in rows]
+        return "\n".join([f"Bubble of a step ({self.schedule})", "            of the step   of its span   to the work", *lines])
 
 
 def measure_bubble(actions: StageActions) -> Bubble:
@@ -384,28 +363,25 @@ def measure_bubble(actions: StageActions) -> Bubble:
         Of the step: Huang et al., GPipe, 2018, arXiv 1811.06965. To the work: Narayanan et al., 2021, arXiv 2104.04473. Of the span:
         Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241.
     """
-    ranks = actions.ranks
-    own = [actions.of(rank) for rank in ranks]
-    return Bubble(
-        schedule=actions.schedule,
-        ranks=tuple(ranks),
-        makespan=actions.makespan,
-        busy=tuple(float((each.end - each.start).sum()) for each in own),
-        span=tuple(each.makespan for each in own),
-        closed_form=_find_closed_form(actions),
-    )
+    own = [actions.of(rank) for rank in actions.ranks]
+    busy = tuple(float((each.end - each.start).sum()) for each in own)
+    span = tuple(each.makespan for each in own)
+    return Bubble(actions.schedule, tuple(actions.ranks), actions.makespan, busy, span, _by_formula(actions, _know_bubble))
 
 
-def _find_closed_form(actions: StageActions) -> KnownBubble | None:
+def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
+    """Applies a closed form to a step; None where there is none, or not for so few microbatches."""
     step = actions.find_known()
     try:
-        if step is not None:
-            idle, work = float(closed_forms.span_idle(step)), float(closed_forms.makespan(step) - closed_forms.idle(step))
-            total, ideal = float(closed_forms.bubble_of_total(step)), float(closed_forms.bubble_of_ideal(step))
-            return KnownBubble(total, ideal, _ratio(idle, work + idle))
+        return None if step is None else formula(step)
     except ScheduleError:
-        pass  # too few microbatches for the formula
-    return None
+        return None
+
+
+def _know_bubble(step: Step) -> KnownBubble:
+    idle, work = float(closed_forms.span_idle(step)), float(closed_forms.makespan(step) - closed_forms.idle(step))
+    of_span = _ratio(idle, work + idle)
+    return KnownBubble(float(closed_forms.bubble_of_total(step)), float(closed_forms.bubble_of_ideal(step)), of_span)
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -434,11 +410,8 @@ class PeakActivations:
 
     def __repr__(self) -> str:
         """Returns one line a rank."""
-        bounds = self.bounds or (None,) * len(self.ranks)
-        lines = [
-            f"rank {rank:<4} {peak:>4}" + ("" if bound is None else f"   closed form {bound:>4}")
-            for rank, peak, bound in zip(self.ranks, self.peaks, bounds, strict=True)
-        ]
+        bounds = ["" if self.bounds is None else f"   closed form {bound:>4}" for bound in self.bounds or self.ranks]
+        lines = [f"rank {rank:<4} {peak:>4}{bound}" for rank, peak, bound in zip(self.ranks, self.peaks, bounds, strict=True)]
         return "\n".join([f"Peak live activations of a step ({self.schedule})", *lines])
 
 
@@ -462,31 +435,20 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
         Peak live activations of a step (gpipe)
         rank 0       2   closed form    2
     """
-    ranks = actions.ranks
-    peaks = tuple(int(list_live(actions, rank)[1].max(initial=0)) for rank in ranks)
-    return PeakActivations(actions.schedule, tuple(ranks), peaks, _find_bounds(actions))
+    peaks = tuple(int(list_live(actions, rank)[1].max(initial=0)) for rank in actions.ranks)
+    stages = [actions.stages_of(rank) for rank in actions.ranks]
+    known = _by_formula(actions, closed_forms.peak_live)
+    bound_of = dict(zip(sorted(set(stages)), known or (), strict=False))
+    return PeakActivations(actions.schedule, tuple(actions.ranks), peaks, tuple(map(bound_of.__getitem__, stages)) if known else None)
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
     """Returns the times at which a rank's number of live activations changes, ascending, and the number from each time on."""
     own = actions.of(rank)
-    begins, ends = own.start[own.kind == "F"], own.end[(own.kind == "B") | (own.kind == "W")]
-    times = np.concatenate([begins, ends])
-    changes = np.concatenate([np.ones(len(begins), dtype=np.int64), np.full(len(ends), -1, dtype=np.int64)])
+    begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
+    times, changes = np.concatenate([begins, ends]), np.repeat([1, -1], [len(begins), len(ends)])
     order = np.lexsort((changes, times))  # what ends goes before what begins at the same moment
     return times[order], np.cumsum(changes[order])
-
-
-def _find_bounds(actions: StageActions) -> tuple[int, ...] | None:
-    step = actions.find_known()
-    if step is None:
-        return None
-    try:
-        peaks = closed_forms.peak_live(step)
-    except ScheduleError:  # too few microbatches for the formula
-        return None
-    places = {stages: place for place, stages in enumerate(sorted({actions.stages_of(rank) for rank in actions.ranks}))}
-    return tuple(peaks[places[actions.stages_of(rank)]] for rank in actions.ranks)
 
 
 class StageUse(NamedTuple):
@@ -505,7 +467,7 @@ class StageUse(NamedTuple):
     idle_s: float
 
 
-def measure_stage_use(trace: Recorded) -> list[StageUse]:
+def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     """Measures how busy each stage of a generation ring was.
 
     The share while decoding is that of the first round's batches, from a stage's first decode job to the beginning of the last token's

@@ -152,51 +152,6 @@ def anybody_got_it() -> None:
         dist.send(tensor(), 0, tag=4)
 
 
-@on_ranks()
-def nobody_is_left_for_anybody() -> None:
-    """The recv from rank 1 has the only message; nobody has waited for it yet."""
-    if dist.get_rank() == 0:
-        works = [dist.irecv(tensor(), 1, tag=3)]
-        dist.recv(tensor(), 1, tag=4)
-        dist.recv(tensor(), tag=3)  # here
-        works[0].wait()
-    else:
-        sent: Any = dist.isend(tensor(), 0, tag=3)
-        dist.send(tensor(), 0, tag=4)
-        sent.wait()
-        dist.recv(tensor(), 0, tag=3)  # here
-
-
-@on_ranks(3)
-def another_sender_was_first() -> None:
-    """Two send what one recv from anybody gets, and nobody waits for that yet."""
-    rank = dist.get_rank()
-    if rank == 0:
-        works = [dist.irecv(tensor(), tag=3)]
-        dist.recv(tensor(), 2, tag=4)
-        dist.recv(tensor(), 1, tag=4)  # here
-        works[0].wait()
-    elif rank == 1:
-        dist.recv(tensor(), 2, tag=5)
-        dist.send(tensor(), 0, tag=3)  # here
-    else:
-        dist.send(tensor(), 0, tag=3)
-        dist.send(tensor(), 0, tag=4)
-        dist.send(tensor(), 1, tag=5)
-
-
-@on_ranks(16)
-def anybody_got_it_round_the_ring() -> None:
-    """Each recv from anybody was there first, and has the only message."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    works: list[Any] = [dist.irecv(tensor(), tag=3)]
-    works += [dist.isend(tensor(), (rank + 1) % size, tag=tag) for tag in (3, 4)]
-    dist.recv(tensor(), (rank - 1) % size, tag=4)
-    dist.recv(tensor(), (rank - 1) % size, tag=3)  # here
-    for work in works:
-        work.wait()
-
-
 AT_A_STALL_S = 3.0 + 1.0  # nothing moves for 3 s; what was posted proves nothing, and the finding says so
 
 
@@ -207,9 +162,6 @@ AT_A_STALL_S = 3.0 + 1.0  # nothing moves for 3 s; what was posted proves nothin
         (a_monitored_barrier_against_a_recv, "collective_mismatch", {0, 1}, "MessageMismatch", 3.0),
         (from_anybody, "deadlock", {0, 1}, "Deadlock", 1.0),
         (anybody_got_it, "peer_exited", {0, 1}, "PeerExited", AT_A_STALL_S),
-        (nobody_is_left_for_anybody, "deadlock", {0, 1}, "Deadlock", AT_A_STALL_S),
-        (another_sender_was_first, "deadlock", {0, 1}, "Deadlock", AT_A_STALL_S),
-        (anybody_got_it_round_the_ring, "deadlock", set(range(16)), "Deadlock", AT_A_STALL_S),
     ],
 )
 def test_a_stuck_program_is_named(
@@ -302,26 +254,12 @@ def wraps_in_a_chain() -> None:
         raise RuntimeError(f"rank {dist.get_rank()} failed in step") from error
 
 
-@on_ranks(3)
-def wraps_and_hides() -> None:
-    x = torch.zeros(4)
-    try:
-        for step in range(3):
-            if dist.get_rank() == 2 and step == 1:
-                time.sleep(0.1)
-                raise ValueError("nan loss")
-            dist.all_reduce(x)
-    except Exception:
-        raise RuntimeError("step failed") from None
-
-
-@pytest.mark.parametrize("program", [wraps_in_a_chain, wraps_and_hides])
-def test_peers_that_wrap_the_lost_connection_are_no_cause(program: Callable[[], None], ended: Callable[..., Ended]) -> None:
-    found = ended(program)
+def test_peers_that_wrap_the_lost_connection_are_no_cause(ended: Callable[..., Ended]) -> None:
+    found = ended(wraps_in_a_chain)
     assert found.error.rank == 2
     assert "also failed" not in str(found.error)
     assert [(finding.kind, finding.ranks) for finding in found.diagnosis.findings] == [("rank_failed", (2,))]
-    assert ("after ValueError: nan loss (" in found.first.message) is (program is wraps_in_a_chain)
+    assert "after ValueError: nan loss (" in found.first.message
     assert sorted(echo.ranks for echo in found.first.consequences) == [(0,), (1,)]
 
 
@@ -644,12 +582,12 @@ def to_and_fro(stops: tuple[int, ...]) -> int:
     return int(token)
 
 
-STOPS = [(0, 1), (0,), (1,)]
+STOPS = [(0,), (1,)]
 for _stops in STOPS:
     CASES[f"to_and_fro{_stops}"] = Case(to_and_fro, 2, {"args": (_stops,)})
 
 
-@pytest.mark.parametrize("stops", STOPS, ids=["both", "the sender", "the receiver"])
+@pytest.mark.parametrize("stops", STOPS, ids=["the sender", "the receiver"])
 def test_a_rank_that_no_longer_records_is_not_taken_for_stuck(stops: tuple[int, ...], ended: Callable[..., Ended]) -> None:
     trace = ended(f"to_and_fro{stops}").trace
     assert trace.results == [2 * ROUNDS, 2 * ROUNDS]

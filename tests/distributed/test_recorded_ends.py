@@ -61,8 +61,10 @@ RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
         (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
         (1, "exits", "while they wait", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
         (1, "dies", "while they wait", "peer_exited", r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"),
+        (1, "dies", "before they wait", "peer_exited", r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"),
         (1, "is done", "before they wait", "peer_exited", "but rank 1 has left the recorded block"),
         (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),
+        (0, "raises", "before they wait", "rank_failed", f"rank 0 {RAISED}"),
     ],
 )
 def test_the_file_says_who_ended_and_why(server: RankServer, tmp_path: Path, who: int, how: str, kind: str, words: str, when: str) -> None:
@@ -84,13 +86,23 @@ def test_the_file_says_who_ended_and_why(server: RankServer, tmp_path: Path, who
     assert all(note.startswith(f"ringsim: rank {who} ") for note in notes)
 
 
-def under_torchrun(directory: Path, block: str) -> None:
-    """Runs a script of two ranks under torchrun, which ends the other once one has failed."""
+def under_torchrun(directory: Path, block: str) -> str:
+    """Runs a script of two ranks under torchrun, which ends the other once one has failed; returns what they wrote as errors."""
     begin = "import os, time, torch, torch.distributed as dist, ringsim\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
     script = begin + "with ringsim.trace('run.ringtrace'):\n" + textwrap.indent(textwrap.dedent(block), "    ")
     (directory / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    assert subprocess.run(command, cwd=directory, capture_output=True, timeout=80).returncode != 0
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=80)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_under_torchrun_stuck_ranks_raise_the_verdict_and_the_trace_is_kept(tmp_path: Path) -> None:
+    errors = under_torchrun(tmp_path, "dist.recv(torch.zeros(3), 1 - rank)")
+    assert "ringsim.errors.Deadlock: deadlock: ranks 0 and 1 wait for each other: " in errors
+    assert 'script.py", line 5, in <module>' in errors
+    findings = ringsim.load(tmp_path / "run.ringtrace").explain().findings
+    assert [(each.kind, set(each.ranks)) for each in findings] == [("deadlock", {0, 1})]
 
 
 def test_torchrun_does_not_end_rank_0_before_the_file_is_there(tmp_path: Path) -> None:

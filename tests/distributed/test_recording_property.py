@@ -89,6 +89,7 @@ def with_and_without(directory: str, rank: int, several: list[list[Step]]) -> li
     join(directory, rank, SIZE)
     results = []
     for number, steps in enumerate(several):
+        dist.barrier()  # a recv from anybody must not get what the next program sends with the same tag
         bare = play(steps, rank)
         with ringsim.trace(f"{directory}/{number}.ringtrace"):
             recorded = play(steps, rank)

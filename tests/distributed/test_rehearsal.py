@@ -45,8 +45,8 @@ def test_each_message_says_what_it_is_about() -> None:
     ("changes", "what"),
     [
         ({"costs": Costs(latency=1)}, "latency must be 0, got 1"),
-        ({"size_bytes": -1}, "size_bytes must be an integer from 0, got -1"),
-        ({"steps": 0}, "steps must be an integer from 1, got 0"),
+        ({"size_bytes": -1}, "size_bytes must be 0 or more, got -1"),
+        ({"steps": 0}, "steps must be 1 or more, got 0"),
         ({"schedule": make_schedule("gpipe", 2, 1)}, "schedule must be for the 1 ranks of the ring, got one for 2"),
     ],
 )
