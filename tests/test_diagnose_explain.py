@@ -272,8 +272,7 @@ def test_picture_of_many_ranks_shows_those_that_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "waited_s"),
-    [({}, 0.0), ({"end_ns": 2_000_000_000}, 1.9), ({"given_up_ns": 600_000_000, "end_ns": 2_000_000_000}, 0.5)],
+    ("said", "waited_s"), [({}, 0.0), ({"end_ns": 2_000_000_000}, 1.9), ({"given_up_ns": 600_000_000, "end_ns": 2_000_000_000}, 0.5)]
 )
 def test_nobody_waits_any_more_once_it_is_decided_to_end_the_run(said: dict[str, int], waited_s: float) -> None:
     """The time that it took to end the ranks and to read what they left counted as time that they had waited."""

@@ -301,10 +301,7 @@ def test_programs_one_behind_the_other_are_stuck_where_one_of_them_is(parts: lis
 
 
 def test_messages_of_two_groups_never_meet() -> None:
-    apart: Programs = [
-        [Send(1, ("world", 0)), Wait(0)],
-        [Receive(0, ("ring:0>1", 0)), Wait(0)],
-    ]
+    apart: Programs = [[Send(1, ("world", 0)), Wait(0)], [Receive(0, ("ring:0>1", 0)), Wait(0)]]
     run = run_programs(apart)
     assert [(blocked.rank, blocked.peer) for blocked in run.cycle] == [(0, 1), (1, 0)]
     groups = {"world": (0, 1), "ring:0>1": (0, 1)}

@@ -93,14 +93,7 @@ DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
         # other tags
         ([[(SEND, 1, 1, 0)], [(RECV, 0, 2, 0)]], {}, "tag_mismatch", (0, 1), [], ["tag 1 is not tag 2", "same tag: 1 or 2."]),
         ([[("isend", 1, 1, 0)], [(RECV, 0, 2, 0)]], {}, "tag_mismatch", (0, 1), [], ["Rank 0 has returned from its worker."]),
-        (
-            [[(SEND, 1, 1, 0), (SEND, 1, 2, 0)], [(RECV, 0, 2, 0), (RECV, 0, 1, 0)]],
-            {},
-            "tag_mismatch",
-            (0, 1),
-            [],
-            [],
-        ),
+        ([[(SEND, 1, 1, 0), (SEND, 1, 2, 0)], [(RECV, 0, 2, 0), (RECV, 0, 1, 0)]], {}, "tag_mismatch", (0, 1), [], []),
         ([[(RECV, ANY, 1, 0)], [(SEND, 0, 2, 0)]], {}, "tag_mismatch", (0, 1), [], []),
         ([[(RECV, ANY, 1, 0)], [("isend", 0, 2, 0)]], {}, "tag_mismatch", (0, 1), [], ["Rank 1 has returned"]),
         *(

@@ -2,12 +2,16 @@
 
 Every import of ringsim counts: those inside functions and those for type checkers too. The two tables of dotted names (the contents in
 ``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are not imports: they are resolved on use,
-and a test below names the files that may have one.
+and a test below names the files that may have one. The examples in the docstrings run, module by module.
+
+The examples in the docstrings run, module by module.
 """
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -188,3 +192,24 @@ def test_plain_python() -> None:
 def test_nothing_behind_the_back_of_python_and_torch() -> None:
     assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # the user's cell
     assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}  # the kernel ends a child with its parent: prctl has no public name
+
+
+def _parameters() -> list[object]:
+    with_examples = [module for module, path in MODULES.items() if ">>> " in path.read_text()]
+    return [
+        pytest.param(module, marks=() if module != "ringsim" and starts_no_ranks(room_of(module)) else pytest.mark.distributed)
+        for module in with_examples
+    ]
+
+
+def starts_no_ranks(room: str) -> bool:
+    """Tells whether the examples of a room run in one process."""
+    return FLOOR[room] <= FLOOR["topologies"] or room in {"diagnose", "compute_costs", "simulator", "exchange", "plot"}
+
+
+@pytest.mark.parametrize("module", _parameters())
+def test_examples_run(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)  # examples may save files
+    failed, tried = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert tried, "the examples of this module are never run"
+    assert not failed, capsys.readouterr().out

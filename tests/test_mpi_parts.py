@@ -286,9 +286,10 @@ def test_another_backend_is_not_mpis() -> None:
 
 
 PROGRAM = """
-import json, os, sys
+import gc, json, os, sys
 from ringsim.comm.mpi import watch_exit
 
+gc.freeze()  # processes end without a walk through all that torch has made
 undo = watch_exit(lambda code: print("abort", code, flush=True))
 children = []
 for number, ending in enumerate(json.loads(sys.argv[1])):

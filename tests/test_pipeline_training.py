@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,6 +53,8 @@ from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule, parse_action
 from ringsim.traces.steps import count_steps, find_step
 
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "pipeline.md").read_text()
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 NAMES = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
 
@@ -399,13 +403,6 @@ def test_pictures_name_the_step_that_they_show(trace: ringsim.Trace) -> None:
     plt.close("all")
 
 
-def test_the_same_step_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        torch.manual_seed(len(name))  # of the caller: simulated ranks have their own
-        simulate(train_all, 4, [Case()], seed=3).save(tmp_path / name)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
-
-
 # -- messages, one at a time
 
 PAYLOADS = [
@@ -542,6 +539,34 @@ def by_hand(middle_stage_source: str) -> float:
 
 
 def test_the_stage_of_the_document_works() -> None:
-    document = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text()
-    (source,) = [block.partition("\n```")[0] for block in document.split("```python\n") if "def middle_stage" in block]
+    (source,) = [block.partition("\n```")[0] for block in TEXT.split("```python\n") if "def middle_stage" in block]
     assert max(simulate(by_hand, 3, source).results) < 1e-10
+
+
+def test_another_model_is_added_as_the_document_says(capsys: pytest.CaptureFixture[str]) -> None:
+    section = TEXT.split("## Another model\n")[1].split("\n## ")[0]
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, names)
+    assert names["report"], str(names["report"])
+    assert capsys.readouterr().out.startswith("13 gradients equal those of one process")
+    boundaries = names["boundary_shapes"](names["model"], names["partition"], names["tokens"], adapter=names["adapter"])
+    assert [boundary.shape for boundary in boundaries] == [(2, 9, 16)] * 2
+
+
+def test_first_example_runs_as_one_rank() -> None:
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0], names)
+    loss, report = names["worker"]()
+    assert 3 < loss < 6
+    assert report.startswith("65 gradients equal those of one process")
+
+
+def test_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    section = TEXT.partition("\n## A step as a picture\n")[2].partition("\n## ")[0]
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(code, {}, "seen", "docs/pipeline.md", 0)
+    assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
+    assert len(test.examples) > 5
+    plt.close("all")

@@ -11,11 +11,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import ringsim
+import ringsim.pipeline
 
 PUBLIC_NAMES = set(
     """
@@ -25,7 +27,13 @@ PUBLIC_NAMES = set(
     """.split()
 )
 PUBLIC_MODULES = {"check", "environment", "errors", "topologies"}
-SOURCE = Path(ringsim.__file__).read_text()
+PIPELINE: dict[str, str] = ringsim.pipeline._CONTENTS
+SEED_NAMES = {
+    *("partition_model", "get_stage_layers", "forward_stage", "backward_stage", "send_activation", "recv_activation"),
+    *("send_gradient", "recv_gradient", "rehearse", "train_step_pipeline", "train_step_pipeline_afab"),
+}
+WITHOUT_TORCH = {name for name, module in PIPELINE.items() if module.startswith("ringsim.schedules")}
+with_contents = pytest.mark.parametrize("package", [ringsim, ringsim.pipeline], ids=["ringsim", "pipeline"])
 HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "networkx", "IPython", "numpy")
 
 
@@ -42,13 +50,25 @@ def test_public_names_are_found_where_the_contents_say() -> None:
         _ = ringsim.traec
 
 
-def test_docstring_lists_the_contents() -> None:
-    listed = re.findall(r"^    (\w+)  +\S", ringsim.__doc__ or "", re.MULTILINE)
+def test_names_of_the_seed_are_in_the_pipeline() -> None:
+    assert set(ringsim.pipeline.__all__) >= SEED_NAMES
+    assert dir(ringsim.pipeline) == sorted(PIPELINE)
+    for name, module in PIPELINE.items():
+        assert getattr(ringsim.pipeline, name).__module__ == module
+        assert name in importlib.import_module(module).__all__
+    with pytest.raises(AttributeError, match="no attribute 'partiton_model'"):
+        _ = ringsim.pipeline.partiton_model
+
+
+def test_docstrings_list_the_contents() -> None:
+    listed, of_pipeline = (re.findall(r"^    (\w+)  +\S", package.__doc__ or "", re.MULTILINE) for package in (ringsim, ringsim.pipeline))
     assert sorted(listed) == sorted(PUBLIC_NAMES)
+    assert sorted(set(of_pipeline) & set(PIPELINE)) == sorted(PIPELINE)
 
 
-def test_type_checkers_see_the_contents() -> None:
-    block = next(node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
+@with_contents
+def test_type_checkers_see_the_contents(package: ModuleType) -> None:
+    block = next(node for node in ast.parse(Path(package.__file__ or "").read_text()).body if isinstance(node, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
     seen = {}
     for node in block.body:
@@ -56,7 +76,7 @@ def test_type_checkers_see_the_contents() -> None:
         (alias,) = node.names
         assert alias.asname == alias.name  # the form that re-exports
         seen[alias.name] = f"ringsim.{alias.name}" if node.module == "ringsim" else node.module
-    assert seen == ringsim._CONTENTS
+    assert seen == package._CONTENTS
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:
@@ -80,11 +100,24 @@ def test_a_trace_is_read_and_drawn_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES - PUBLIC_MODULES))
-def test_docstring_says_what_it_takes_gives_and_raises(name: str) -> None:
-    value = getattr(ringsim, name)
+def test_a_pipeline_is_planned_without_torch_and_run_without_transformers() -> None:
+    assert {"make_schedule", "by_count", "validate"} <= WITHOUT_TORCH
+    names = ", ".join(sorted(WITHOUT_TORCH))
+    code = (
+        f"import sys; sys.modules['torch'] = None; from ringsim.pipeline import {names}; del sys.modules['torch'];"
+        "sys.modules['transformers'] = None; from ringsim.pipeline import *; SmallTransformer(5, 4, 1, 1)"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [*((ringsim, name) for name in sorted(PUBLIC_NAMES - PUBLIC_MODULES)), *((ringsim.pipeline, name) for name in sorted(PIPELINE))],
+)
+def test_docstring_says_what_it_takes_gives_and_raises(package: ModuleType, name: str) -> None:
+    value = getattr(package, name)
     text = inspect.getdoc(value) or ""
-    assert ">>> " in text, f"{name} needs an example that runs"
+    assert re.search(r">>> |^Example:$", text, re.MULTILINE), f"{name} needs an example that runs"
     _check_sections(name, value, text)
 
 
@@ -103,7 +136,7 @@ def test_methods_are_documented(name: str) -> None:
 def _check_sections(name: str, value: Any, text: str) -> None:
     signature = inspect.signature(value)
     parameters = [parameter for parameter in signature.parameters if parameter not in ("self", "ipython")]
-    if parameters:
+    if parameters and not inspect.isabstract(value):
         assert re.search(r"^(Args|Attributes):$", text, re.MULTILINE), f"{name} needs Args"
         for parameter in parameters:
             assert re.search(rf"\b{parameter}\b", text), f"{name} does not say what {parameter} is"

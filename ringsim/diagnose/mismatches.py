@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, operation_of
+from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, number_channels, operation_of
 from ringsim.diagnose.verdict import SAME_GROUPS, name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints, Payload, read_notice
+from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
 from ringsim.traces.value import count
@@ -91,21 +91,16 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
     calls = CollectiveCalls.of(events)
     compared = _first_marked(settled[calls.event], _member_of(events, calls)) & known[calls.event]
     findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, compared)
-    builder.drop(events, _mark_done(events, send, recv, calls, builder.elsewhere))
+    builder.drop(events, calls, _mark_done(events, send, recv, calls, builder.elsewhere))
     return findings
 
 
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
     """Returns the sends and recvs that belong together, as far as everything before them on their channel is settled."""
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
-    sure = messages[_first_marked(settled[messages], _channel_of(events, messages))]
+    sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
     pairs = match(events.select(sure))
     return sure[pairs.send], sure[pairs.recv]
-
-
-def _channel_of(events: Events, some: Ints) -> Ints:
-    """Numbers the sides of channels that messages are on."""
-    return number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
 
 
 def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
@@ -127,7 +122,7 @@ def _mark_done(events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, e
     done = events.status != IN_FLIGHT
     mask: Ints = done & np.isin(events.peer, list(elsewhere)) & (events.kind <= RECV)
     order = np.argsort(send, kind="stable")  # as they were posted, on each channel
-    gone = order[_first_marked((done[send] & done[recv])[order], _channel_of(events, send[order]))]
+    gone = order[_first_marked((done[send] & done[recv])[order], number_channels(events, send[order]))]
     mask[send[gone]] = mask[recv[gone]] = True
     if len(calls.event):
         here = np.array([len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64)
@@ -414,11 +409,10 @@ def find_races(events: Events) -> tuple[Finding, ...]:
         >>> find_races(make_events(sends))[0].kind
         'race'
     """
-    kind = events.kind
-    some = np.flatnonzero(((kind == SEND) | (kind == RECV)) & (events.peer >= 0))
+    some = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
     if len(some) == 0 or not (events.thread[some] != 0).any():
         return ()
-    channel = number_rows(kind[some], events.group[some], events.rank[some], events.peer[some], events.tag[some])
+    channel = number_channels(events, some)
     first = np.full(int(channel.max()) + 1, NONE, dtype=np.int64)
     first[channel[::-1]] = some[::-1]
     differ = np.flatnonzero(events.thread[some] != events.thread[first[channel]])

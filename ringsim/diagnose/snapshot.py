@@ -59,6 +59,7 @@ __all__ = [
     "RankSnapshot",
     "Snapshot",
     "SnapshotBuilder",
+    "number_channels",
     "operation_of",
     "read_end_ns",
     "read_ends",
@@ -332,14 +333,14 @@ class SnapshotBuilder:
         }
         return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped)
 
-    def drop(self, events: Events, done: Ints) -> None:
+    def drop(self, events: Events, calls: CollectiveCalls, done: Ints) -> None:
         """Forgets what need not be looked at again, and counts it.
 
         Args:
             events: those of ``events``, with nothing added since.
+            calls: their collectives.
             done: marks them. They leave in pairs of a send and its recv, or in calls with all members, the earliest of their kind.
         """
-        calls = CollectiveCalls.of(events)
         leaving = np.concatenate([np.flatnonzero(done & (events.kind == SEND)), calls.last[done[calls.last]]])  # one for each pair or call
         for event, number in zip(*_count_rows(events, leaving), strict=True):
             key = _channel_key(events, event)
@@ -592,9 +593,13 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 
 def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
     """Returns the first of some events on each channel or group, and how many of them are on it."""
-    channel = number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
-    _, first, count = np.unique(channel, return_index=True, return_counts=True)
+    _, first, count = np.unique(number_channels(events, some), return_index=True, return_counts=True)
     return some[first].tolist(), count.tolist()
+
+
+def number_channels(events: Events, some: Ints) -> Ints:
+    """Numbers the sides of channels that some messages are on."""
+    return number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
 
 
 def _group(events: Events, event: int) -> Group:

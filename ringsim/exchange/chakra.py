@@ -26,9 +26,9 @@ from google.protobuf.proto import parse_length_prefixed, serialize_length_prefix
 
 from ringsim.errors import TraceFileError
 from ringsim.exchange.programs import RECV, SEND, TOGETHER, WORK, Step, make_programs, replay
-from ringsim.exchange.reading import parse_json, read_bytes, reading
+from ringsim.exchange.reading import read_bytes, reading
 from ringsim.exchange.schemas import chakra_messages, plain_text
-from ringsim.traces.events import NONE, Group
+from ringsim.traces.events import NONE, Group, parse_json
 from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:

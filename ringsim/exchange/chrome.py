@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringsim.errors import TraceFileError
-from ringsim.exchange.reading import Rows, parse_json, read_bytes, reading
+from ringsim.exchange.reading import Rows, read_bytes, reading
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -44,7 +44,7 @@ from ringsim.exchange.slices import (
     pack_run,
     unpack_run,
 )
-from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables, parse_json
 from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.exchange.reading import parse_json, read_bytes, reading
+from ringsim.exchange.reading import read_bytes, reading
 from ringsim.exchange.schemas import perfetto_messages, plain_text
 from ringsim.exchange.slices import (
     BLOCKED,
@@ -36,7 +36,7 @@ from ringsim.exchange.slices import (
     unfold,
     unpack_run,
 )
-from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS
+from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, parse_json
 from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Rows", "columns_of", "parse_json", "read_bytes", "reading", "whole_rows"]
+__all__ = ["Rows", "columns_of", "read_bytes", "reading", "whole_rows"]
 
 MAX_BYTES: Final = 2**30  # of one file, unpacked
 _DAMAGE: Final = (
@@ -72,15 +71,6 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
             f"A file to import must be at most {MAX_BYTES} bytes, got more ({os.fsdecode(path)}). Export a part of the run."
         )
     return data
-
-
-def parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON document; raises ValueError if it is none."""
-    return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 _NAMED: Final = ("group", "payload", "label", "file")

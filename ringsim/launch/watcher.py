@@ -197,7 +197,8 @@ class LiveRecords:
     def look(self, *, to_end: bool = False) -> list[Head]:
         """Reads what is new of every rank, of much a part unless it is to be read ``to_end``; returns how far each has come."""
         for rank, part in enumerate(self.parts):
-            if not self._is_known(rank):
+            self._known[rank] = self._known[rank] or part.is_live()
+            if not self._known[rank]:  # as far as can be told, it belongs to another run
                 continue
             unread = True
             while unread:
@@ -212,11 +213,6 @@ class LiveRecords:
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():
                 self.builder.elsewhere.add(rank)
         return [self.builder.head(rank) for rank in range(self._size)]
-
-    def _is_known(self, rank: int) -> bool:
-        """Tells whether a part belongs to this run, as far as that can be told."""
-        self._known[rank] = self._known[rank] or self.parts[rank].is_live()
-        return self._known[rank]
 
     def state(self, rank: int, state: str) -> str:
         """Returns the state of a rank: what is known from outside counts for more than what it wrote."""
@@ -341,14 +337,16 @@ class Watcher:
         suspicion = self._suspicion
         if suspicion is None or (suspicion.ranks, suspicion.heads) != (stuck.ranks, heads):
             self._suspicion = _Suspicion(stuck.ranks, heads, now_s, now_s)
-            self._ask_all(stuck.ranks)
+            for rank in stuck.ranks:
+                self._ask(rank)
             return None
         if any(rank not in suspicion.threads for rank in stuck.ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
         if any(suspicion.threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in stuck.ranks):
             if now_s - suspicion.asked_s > _AGAIN_S:
                 suspicion.asked_s, suspicion.threads = now_s, {}
-                self._ask_all(stuck.ranks)
+                for rank in stuck.ranks:
+                    self._ask(rank)
             return None
         patience_s = max(
             self._settle_s,
@@ -356,10 +354,6 @@ class Watcher:
             COLLECTIVE_S if _hangs_on_collective(snapshot, stuck) else 0.0,
         )
         return None if now_s - suspicion.since_s < patience_s else Verdict(stuck.ranks, judge(snapshot, stuck), now_ns)
-
-    def _ask_all(self, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            self._ask(rank)
 
     def _look_for_stall(self, states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
         """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""

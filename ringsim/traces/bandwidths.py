@@ -49,7 +49,7 @@ import numpy.typing as npt
 
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.link import Link, fit_link
-from ringsim.traces.events import Ints, are_all, check_words, no_constant, readable
+from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, parse_json, readable
 from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.units import bytes_text, time_text
 
@@ -272,29 +272,23 @@ def load(path: str | PathLike[str]) -> Bandwidths:
     try:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-        value = json.loads(data.decode("utf-8"), parse_constant=no_constant)
+        value = parse_json(data)
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
             raise ValueError("it is no table of bandwidths")
         if value["format"] != FORMAT:
             raise ValueError(f"its format is {value['format']!r}, and this version reads {FORMAT}. Install a later ringsim")
         metadata = readable(value["metadata"])
-        _check_metadata(metadata)
+        check_metadata(metadata, _FORMS)
         return Bandwidths(_read_columns(value["columns"]), metadata)
     except _DAMAGE as error:
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {reason}. Measure again.") from error
 
 
-def _check_metadata(metadata: Any) -> None:
-    """Raises ValueError unless metadata are of the form in which they are read."""
-    if not isinstance(metadata, dict):
-        raise ValueError("its metadata is no object")
-    check_words(metadata)
-    if not isinstance(metadata.get("paths", {}), dict):
-        raise ValueError("its paths are no object")
-    load = metadata.get("load", [])
-    if not are_all(load, (int, float)) or not all(abs(one) < _LARGEST_LOAD for one in load):
-        raise ValueError("its load is no list of numbers")
+_FORMS: Final[Forms] = {
+    "paths": OBJECT,
+    "load": (lambda value: are_all(value, (int, float)) and all(abs(one) < _LARGEST_LOAD for one in value), "a list of numbers"),
+}
 
 
 def _read_columns(value: Any) -> dict[str, Ints]:
@@ -312,14 +306,12 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         raise ValueError("the columns differ in length")
     if not set(columns["kind"].tolist()) <= set(KINDS):
         raise ValueError(f"a row is none of {', '.join(KINDS)}")
-    for name in (name for name, dtype in COLUMNS.items() if dtype == "<f8"):
-        known = columns[name][~np.isnan(columns[name]) & (columns[name] != 0)]
-        if ((known < SMALLEST) | (known > LARGEST)).any():
-            raise ValueError(f"the column {name} holds a number outside {SMALLEST:g} to {LARGEST:g}")
-    if (columns["size_bytes"] < 0).any() or (columns["n"] < 0).any():
-        raise ValueError("a size or a number of repetitions is negative")
-    if (columns["size_bytes"] > MOST_BYTES).any():
-        raise ValueError(f"a size is more than {MOST_BYTES} bytes")
+    limits: dict[str, tuple[float, float]] = {name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"}
+    limits |= {"size_bytes": (0, MOST_BYTES), "n": (0, math.inf)}
+    for name, (low, high) in limits.items():
+        known = columns[name][columns[name] != 0]
+        if ((known < low) | (known > high)).any():
+            raise ValueError(f"the column {name} holds a number outside {low:g} to {high:g}")
     return columns
 
 
@@ -400,41 +392,41 @@ def find_regimes(
         raise ArgumentError(f"sizes_bytes must ascend, got {sizes.tolist()}. Sort them, and give each once.")
     if not len(sizes):
         return []
-    marks = [0, *_breaks(sizes, times, low, high, 0), len(sizes)]
+    points = np.stack([sizes, times, low, high])
+    marks = [0, *_breaks(points), len(sizes)]
     # Among three regimes, the first break found may be a compromise that no longer holds once its neighbours are known.
     for at in marks[1:-1]:
         place = marks.index(at)
-        near = slice(marks[place - 1], marks[place + 1])
-        if not _holds(sizes[near], times[near], low[near], high[near], at - marks[place - 1]):
+        before, after = marks[place - 1], marks[place + 1]
+        near, here = points[:, before:after], at - before
+        if not _falls(near, here) and _jump(near, here) is None:
             del marks[place]
     return [
         Regime(start, end - 1, fit_link(sizes[start:end], times[start:end]) if end - start > 1 else None) for start, end in pairwise(marks)
     ]
 
 
-def _breaks(sizes: Floats, times: Floats, low: Floats, high: Floats, offset: int) -> list[int]:
-    """Returns the indices of the sizes that begin a regime, without the first."""
-    at = next((place for place in range(1, len(sizes)) if _falls(times, low, high, place)), None)
+def _breaks(points: Floats) -> list[int]:
+    """Returns the indices of the sizes that begin a regime, without the first; the rows are sizes, times, p10 and p90."""
+    places = range(1, points.shape[1])
+    at = next((place for place in places if _falls(points, place)), None)
     if at is None:
-        jumps = [jump for place in range(1, len(sizes)) if (jump := _jump(sizes, times, low, high, place)) is not None]
+        jumps = [(left, place) for place in places if (left := _jump(points, place)) is not None]
         if not jumps:
             return []
         _, at = min(jumps)
-    before = _breaks(sizes[:at], times[:at], low[:at], high[:at], offset)
-    return [*before, offset + at, *_breaks(sizes[at:], times[at:], low[at:], high[at:], offset + at)]
+    return [*_breaks(points[:, :at]), at, *(at + further for further in _breaks(points[:, at:]))]
 
 
-def _holds(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> bool:
-    return _falls(times, low, high, at) or _jump(sizes, times, low, high, at) is not None
-
-
-def _falls(times: Floats, low: Floats, high: Floats, at: int) -> bool:
+def _falls(points: Floats, at: int) -> bool:
     """Tells whether the size at this index clearly takes less time than the one before it."""
+    _, times, low, high = points
     return bool(times[at] < times[at - 1] * (1 - LEAST_MISS) and high[at] < low[at - 1])
 
 
-def _jump(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> tuple[float, int] | None:
-    """Returns the residuals of both sides' fits, and the index, if both fits miss the other side; else None."""
+def _jump(points: Floats, at: int) -> float | None:
+    """Returns the residuals of both sides' fits, if both miss the other side; else None."""
+    sizes, times, low, high = points
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
     left = 0.0
@@ -447,7 +439,7 @@ def _jump(sizes: Floats, times: Floats, low: Floats, high: Floats, at: int) -> t
             if abs(miss) <= explained or low[beyond] <= (1 + miss) * times[beyond] <= high[beyond]:
                 return None
         left += float((own**2).sum())
-    return left, at
+    return left
 
 
 def _line(sizes: Floats, times: Floats) -> Floats:

@@ -32,17 +32,6 @@ from typing import Final, NamedTuple
 
 from ringsim.errors import ArgumentError, TraceFileError
 
-__all__ = [
-    "COLLECTIVES",
-    "Collective",
-    "algbw_gb_per_s",
-    "bus_factor",
-    "busbw_gb_per_s",
-    "count_rounds",
-    "make_rounds",
-    "same_collective",
-]
-
 Message = tuple[int, int, int]  # from, to: places in the group; bytes
 
 

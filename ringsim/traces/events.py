@@ -20,8 +20,9 @@ payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
@@ -330,19 +331,28 @@ def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-def check_words(metadata: dict[str, Any]) -> None:
-    """Raises ValueError unless the notes, the machine and the versions in metadata have the form in which they are read."""
-    for key in ("notes", "not_recorded", "not_checked"):
-        if not are_all(metadata.get(key, []), str):
-            raise ValueError(f"{key} is not a list of sentences")
-    for key in ("machine", "versions"):
-        if not isinstance(metadata.get(key, {}), dict):
-            raise ValueError(f"{key} is not an object")
+Forms = Mapping[str, tuple[Callable[[Any], bool], str]]  # of an entry: a test, and what it should be
+_SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
+OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
+_FORMS: Final[Forms] = dict.fromkeys(("notes", "not_recorded", "not_checked"), _SENTENCES) | dict.fromkeys(("machine", "versions"), OBJECT)
 
 
-def no_constant(name: str) -> Any:
-    """Raises ValueError: for ``parse_constant`` of Python's JSON reader, which takes NaN and Infinity for numbers."""
-    raise ValueError(f"{name} is not JSON")
+def check_metadata(metadata: Any, forms: Forms) -> None:
+    """Raises ValueError unless metadata, and those entries that are read again, have the form in which they are read."""
+    if not isinstance(metadata, dict):
+        raise ValueError("the metadata is not an object")
+    for key, (is_such, form) in {**_FORMS, **forms}.items():
+        if key in metadata and not is_such(metadata[key]):
+            raise ValueError(f"{key} is not {form}")
+
+
+def parse_json(data: bytes) -> Any:
+    """Returns the value of a JSON document; raises ValueError if it is none: Python's reader takes NaN and Infinity for numbers."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(data.decode("utf-8"), parse_constant=refuse)
 
 
 # -- marks that the recorder writes by itself

@@ -33,11 +33,12 @@ from ringsim.traces.events import (
     NONE,
     OPS,
     Events,
+    Forms,
     Ints,
     are_all,
-    check_words,
+    check_metadata,
     make_events,
-    no_constant,
+    parse_json,
     read_tables,
     readable,
     write_tables,
@@ -166,7 +167,7 @@ def _load(path: str) -> Trace:
         ) from error
     try:
         meta_bytes, parquet = _read_zip(data)
-        meta = json.loads(meta_bytes.decode("utf-8"), parse_constant=no_constant)
+        meta = parse_json(meta_bytes)
         _check_format(meta, path)
         events = _unpack_events(parquet, meta)
         metadata: Any = readable(meta.get("metadata"))
@@ -240,9 +241,8 @@ def _pack_events(events: Events) -> Any:
     arrays = []
     for field in _schema():
         values = np.ascontiguousarray(getattr(events, field.name))
-        bits = None
-        if field.nullable:  # null leaves the differences between the others small
-            bits = pa.py_buffer(np.packbits(values != NONE, bitorder="little"))
+        # null leaves the differences between the others small
+        bits = pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
         arrays.append(pa.Array.from_buffers(field.type, len(values), [bits, pa.py_buffer(values)]))
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -304,19 +304,23 @@ def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
     return np.concatenate(rows) if len(rows) != 1 else rows[0]
 
 
+_FORMS: Final[Forms] = {
+    "world_size": (lambda value: type(value) is int and 0 <= value <= MAX_RANKS, f"a number of ranks up to {MAX_RANKS}"),
+    "ranks": (
+        lambda value: are_all(value, dict) and all(type(one.get("rank", 0)) is int for one in value),
+        "a list of what is known of each rank",
+    ),
+    "ring_groups": (
+        lambda value: are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value),
+        "a list of names and members",
+    ),
+}
+
+
 def check_run(events: Events, metadata: Any) -> None:
     """Raises ValueError unless events and metadata can be those of a run, which whoever reads a trace relies on."""
-    if not isinstance(metadata, dict):
-        raise ValueError("the metadata is not an object")
+    check_metadata(metadata, _FORMS)
     size = metadata.get("world_size", MAX_RANKS)
-    if type(size) is not int or not 0 <= size <= MAX_RANKS:
-        raise ValueError(f"world_size is not a number of ranks up to {MAX_RANKS}")
-    check_words(metadata)
-    if not are_all(metadata.get("ranks", []), dict) or not all(type(one.get("rank", 0)) is int for one in metadata.get("ranks", [])):
-        raise ValueError("ranks is not a list of what is known of each rank")
-    rings = metadata.get("ring_groups", [])
-    if not are_all(rings, list) or not all(len(one) == 2 and isinstance(one[0], str) for one in rings):
-        raise ValueError("ring_groups is not a list of names and members")
     tables, largest = events.tables, np.iinfo(np.int64).max
     ranges = {
         "rank": (0, size - 1), "thread": (0, largest), "seq": (0, largest), "op": (0, len(OPS) - 1), "peer": (ANY_SOURCE, size - 1),

@@ -170,10 +170,7 @@ def batches() -> Any:
     ring, found = ringsim.current_ring(), []
     for index in range(20):
         buffer = torch.zeros(index)
-        operations = [
-            dist.P2POp(dist.isend, torch.full((index,), 1.0), ring.succ),
-            dist.P2POp(dist.irecv, buffer, ring.pred),
-        ]
+        operations = [dist.P2POp(dist.isend, torch.full((index,), 1.0), ring.succ), dist.P2POp(dist.irecv, buffer, ring.pred)]
         for work in dist.batch_isend_irecv(operations if ring.rank % 2 else operations[::-1]):
             work.wait()
         found.append(buffer.tolist())
