@@ -279,8 +279,8 @@ class _Started(NamedTuple):
 class MpiTransfers(Membership, Backend):
     """Messages and collectives as ``torch.distributed`` has them; see there for the arguments.
 
-    Tensors of every dtype travel as bytes. One that is not contiguous is copied. Nobody sends to itself, as on Gloo. Every rank of a group
-    calls a collective, in the same order.
+    Tensors of every dtype travel as bytes. Several of one call, and one that is not contiguous, are copied. Nobody sends to itself, as on
+    Gloo. Every rank of a group calls a collective, in the same order.
     """
 
     direct = True

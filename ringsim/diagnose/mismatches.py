@@ -91,7 +91,7 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
     calls = CollectiveCalls.of(events)
     compared = _first_marked(settled[calls.event], _member_of(events, calls)) & known[calls.event]
     findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, compared)
-    builder.drop(events, _mark_done(events, send, recv, calls, builder.elsewhere))
+    builder.drop(events, calls, _mark_done(events, send, recv, calls, builder.elsewhere))
     return findings
 
 

@@ -333,14 +333,14 @@ class SnapshotBuilder:
         }
         return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped)
 
-    def drop(self, events: Events, done: Ints) -> None:
+    def drop(self, events: Events, calls: CollectiveCalls, done: Ints) -> None:
         """Forgets what need not be looked at again, and counts it.
 
         Args:
             events: those of ``events``, with nothing added since.
+            calls: their collectives.
             done: marks them. They leave in pairs of a send and its recv, or in calls with all members, the earliest of their kind.
         """
-        calls = CollectiveCalls.of(events)
         leaving = np.concatenate([np.flatnonzero(done & (events.kind == SEND)), calls.last[done[calls.last]]])  # one for each pair or call
         for event, number in zip(*_count_rows(events, leaving), strict=True):
             key = _channel_key(events, event)

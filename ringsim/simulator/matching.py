@@ -100,7 +100,8 @@ def check_storage(tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed = (last + 1) * tensor.itemsize
-    needed += tensor.storage_offset() * tensor.itemsize
+    if offset := tensor.storage_offset():
+        needed += offset * tensor.itemsize
     if needed > there and size_bytes:
         raise ArgumentError(
             f"a tensor must keep its memory until its operation is done, got a storage of {there:,} bytes for {needed:,}. "
@@ -165,20 +166,21 @@ class Operation:
         clock = self.rank.clock
         if clock.measures:
             clock.pay()
+        if self.done_s <= clock.now and self.error is None:
+            self._close_done()
+            return True
         for slot in self.slots:
             self.rank.recorder.wait(slot)
         if self.done_s > clock.now:
             self._block(timeout)
-        if self.error is None:
-            if self.slots:
-                self.close_record(OK)
-            return True
-        self.close_record(ERROR)
-        raise self.error
+        self.close_record(OK if self.error is None else ERROR)
+        if self.error is not None:
+            raise self.error
+        return True
 
     def _block(self, timeout: Any) -> None:
         clock = self.rank.clock
-        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else NEVER if timeout is None else float(timeout)
+        limit_s = NEVER if timeout is None else timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         end_s = clock.now + limit_s
         try:
             while self.done_s > clock.now:
@@ -223,12 +225,16 @@ class Operation:
         if self.done_s > clock.now:
             return False
         if self.error is None:  # an error is for its wait to tell
-            for slot in self.slots:
-                self.rank.recorder.wait(slot)
-            self.close_record(OK)
+            self._close_done()
         return True
 
     # -- its record
+
+    def _close_done(self) -> None:
+        """Records that the operation was done when its rank came to wait for it."""
+        slots, self.slots = self.slots, ()
+        for slot in slots:
+            self.rank.recorder.complete_at_once(slot)
 
     def close_record(self, status: int) -> None:
         """Records that the operation is done, or has failed; once."""

@@ -285,11 +285,10 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {reason}. Measure again.") from error
 
 
-def _are_loads(value: Any) -> bool:
-    return are_all(value, (int, float)) and all(abs(one) < _LARGEST_LOAD for one in value)
-
-
-_FORMS: Final[Forms] = {"paths": OBJECT, "load": (_are_loads, "a list of numbers")}
+_FORMS: Final[Forms] = {
+    "paths": OBJECT,
+    "load": (lambda value: are_all(value, (int, float)) and all(abs(one) < _LARGEST_LOAD for one in value), "a list of numbers"),
+}
 
 
 def _read_columns(value: Any) -> dict[str, Ints]:
@@ -307,14 +306,12 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         raise ValueError("the columns differ in length")
     if not set(columns["kind"].tolist()) <= set(KINDS):
         raise ValueError(f"a row is none of {', '.join(KINDS)}")
-    for name in (name for name, dtype in COLUMNS.items() if dtype == "<f8"):
-        known = columns[name][~np.isnan(columns[name]) & (columns[name] != 0)]
-        if ((known < SMALLEST) | (known > LARGEST)).any():
-            raise ValueError(f"the column {name} holds a number outside {SMALLEST:g} to {LARGEST:g}")
-    if (columns["size_bytes"] < 0).any() or (columns["n"] < 0).any():
-        raise ValueError("a size or a number of repetitions is negative")
-    if (columns["size_bytes"] > MOST_BYTES).any():
-        raise ValueError(f"a size is more than {MOST_BYTES} bytes")
+    limits: dict[str, tuple[float, float]] = {name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"}
+    limits |= {"size_bytes": (0, MOST_BYTES), "n": (0, math.inf)}
+    for name, (low, high) in limits.items():
+        known = columns[name][columns[name] != 0]
+        if ((known < low) | (known > high)).any():
+            raise ValueError(f"the column {name} holds a number outside {low:g} to {high:g}")
     return columns
 
 

@@ -116,6 +116,7 @@ class Recorder:
         wait: ``wait(slot)`` writes down that the program begins to wait for an operation.
         complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with ERROR that it raised; what raised
             before the program waited was refused. ``waited`` is False for what blocked the program from its posting until now.
+        complete_at_once: ``complete_at_once(slot)`` does both, where the program begins to wait for what is done.
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
@@ -146,6 +147,7 @@ class Recorder:
     make_post: Callable[..., Post]
     wait: Callable[[int], None]
     complete: Callable[..., None]
+    complete_at_once: Callable[[int], None]
 
     def __init__(
         self,
@@ -258,6 +260,10 @@ class Recorder:
         def wait(slot: int) -> None:
             words[slot + 1] = now()
 
+        def complete_at_once(slot: int) -> None:
+            words[slot + 1] = words[slot + 2] = now()
+            memory[slot * 8 + _STATUS_AT] = OK
+
         def complete(slot: int, status: int = OK, *, waited: bool = True) -> None:
             if not waited:
                 words[slot + 1] = words[slot]
@@ -265,7 +271,7 @@ class Recorder:
             memory[slot * 8 + _STATUS_AT] = status
 
         self._memory = memory
-        self.make_post, self.wait, self.complete, self._use = make_post, wait, complete, use
+        self.make_post, self.wait, self.complete, self.complete_at_once, self._use = make_post, wait, complete, complete_at_once, use
 
     def _post_anew(
         self, slot: int, who: int, group: int, payload: int, label: int, place: int, peer: Any, tag: Any, state: int
