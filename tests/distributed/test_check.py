@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 import test_check_messages as messages
 import test_check_pipeline as pipeline
 import test_check_reading as reading
+import torch
 from verdicts import never_ends, verdict
 
 import ringsim
 from ringsim import check
+from ringsim import comm as dist
 from ringsim.check import CheckResult, examination, fits
 from ringsim.errors import Interrupted
 
@@ -25,6 +28,23 @@ pytestmark = pytest.mark.timeout(60)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]
+
+
+def loses_keywords(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args) if args else function(kwargs["tensor"])
+
+
+def looks_until_it_is_done(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = function(*args, **kwargs)
+    while hasattr(result, "wait") and not result.is_completed():
+        time.sleep(0.01)
+    return result
+
+
+def sent_as_it_lies(tensor: torch.Tensor) -> None:
+    ring = ringsim.current_ring()
+    if ring.rank < ring.world_size - 1:
+        dist.send(tensor, ring.succ, group=ring.succ_group)
 
 
 RIGHT: list[tuple[Answer, Answer]] = [
@@ -62,7 +82,7 @@ def test_a_right_answer_passes(examine: Answer, results: dict[Answer, CheckResul
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (messages.around(messages.loses_keywords), "share_gradients must get the arguments that it was called with"),
+        (messages.around(loses_keywords), "share_gradients must get the arguments that it was called with"),
         (messages.spans(around_the_call=False), "Rank 0 of 3 called share_gradients outside of its span."),
     ],
 )
@@ -92,7 +112,7 @@ def test_a_rank_that_dies_is_a_reason() -> None:
         (check.hello, never_ends, "3 ranks"),
         (check.pair_groups, never_ends, "1 rank"),
         (check.no_deadlock, never_ends, "3 ranks"),  # which looks at the trace of a run that was ended
-        (check.timed_op, messages.around(messages.looks_until_it_is_done), "3 ranks"),  # waiting by looking
+        (check.timed_op, messages.around(looks_until_it_is_done), "3 ranks"),  # waiting by looking
     ],
 )
 def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, examine: Answer, answer: Answer, size: str) -> None:
@@ -101,7 +121,7 @@ def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, exam
 
 
 def test_what_gloo_refuses_is_a_reason() -> None:
-    result = verdict(check.hand_over, pipeline.sent_as_it_lies)
+    result = verdict(check.hand_over, sent_as_it_lies)
     assert "contiguous" in result.reason
     assert "must be contiguous" in result.hint
 
