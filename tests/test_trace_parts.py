@@ -239,6 +239,31 @@ def test_a_live_part_is_followed_record_by_record(tmp_path: Path) -> None:
     assert not reader.replaced
 
 
+@pytest.mark.parametrize("before", [62, 63, 64, 63 + 256])
+@pytest.mark.parametrize("bookmarks", [1, 100])
+def test_bookmarks_end_no_record(tmp_path: Path, before: int, bookmarks: int) -> None:
+    """Also where they are the last that a look reads in one go."""
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    post, group = recorder.make_post(OP_CODES["isend"]), recorder.group("world", [0])
+    for tag in range(before):
+        post(group, 0, tag, NONE)
+    for _ in range(bookmarks):
+        recorder.bookmark()
+    for tag in range(before, before + 200):
+        post(group, 0, tag, NONE)
+    assert read_parts(tmp_path)[0].tag.tolist() == list(range(before + 200))
+    reader = PartReader(tmp_path, 0, 1)
+    assert reader.advance().records["tag"].tolist() == list(range(before + 200))
+    assert not reader.more
+
+
+def test_a_record_that_a_thread_still_writes_ends_no_record(tmp_path: Path) -> None:
+    """Slot 63 is the last that a look reads first; whoever was killed while writing it leaves those behind it."""
+    records = [{"op": OP_CODES["isend"], "peer": 0, "tag": tag, "status": 0 if tag == 63 else OK, "post_ns": tag} for tag in range(200)]
+    write(tmp_path, 0, records, meta(world_size=1))
+    assert read_parts(tmp_path)[0].tag.tolist() == [tag for tag in range(200) if tag != 63]
+
+
 STEPS = st.tuples(
     st.integers(0, 2),  # rank
     st.sampled_from(["isend", "irecv", "any", "barrier", "all_reduce", "skip", "wait", "wait", "finish", "finish", "fail", "span"]),

@@ -207,17 +207,17 @@ class PartReader:
         return watched[kept], self._seen[kept], _concatenate(read)
 
     def _read_new(self, file: int) -> Ints:
-        """Returns the records behind the last that was seen written, up to the last that is by now."""
+        """Returns the records behind the last that was seen, up to the last by now; a bookmark is one, without a status."""
         read, self.more = [], True
         while self.more:
             width = self._width
             records = _read_settled(file, self._next, width)
-            written = np.flatnonzero(records["status"])
-            seen = int(written[-1]) + 1 if len(written) else 0
+            there = np.flatnonzero((records["status"] != 0) | (records["post_ns"] == NONE))
+            seen = int(there[-1]) + 1 if len(there) else 0
             read.append(records[:seen])
             self._next += seen
-            self.more = seen == width
-            self._width = min(4 * width, _WINDOW) if self.more else _FIRST_WINDOW
+            self.more = seen > 0  # another thread may still be writing the last one, with more behind it
+            self._width = min(4 * width, _WINDOW) if seen == width else _FIRST_WINDOW
             if width == _WINDOW:
                 break
         return _concatenate(read)

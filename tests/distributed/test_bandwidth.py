@@ -42,16 +42,12 @@ def test_every_pattern_on_every_edge() -> None:
     found: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for pattern, backend, src, dst in table.series():
         found.setdefault((backend, pattern), set()).add((src, dst))
-    expected = {
+    assert found == {
         **{("gloo", pattern): {(0, 1), (1, 2), (2, 0)} for pattern in ("pingpong", "oneway", "exchange", "shift")},
         ("gloo", "all_reduce"): {(-1, -1)},
         ("tcp", "pingpong"): {(0, 1)},
         ("memcpy", "copy"): {(-1, -1)},
     }
-    missing = [(key, edge) for key, edges in expected.items() for edge in edges - found.get(key, set())]
-    said_missing = [note for note in table.metadata["notes"] if "measurements are not there" in note]
-    assert [note.partition(" ")[0] for note in said_missing] == ([str(len(missing))] if missing else []), table.metadata["notes"]
-    assert all(edges <= expected[key] for key, edges in found.items())
     all_reduce = table.select(table.columns["pattern"] == "all_reduce")
     np.testing.assert_allclose(all_reduce.columns["busbw_gb_per_s"], all_reduce.columns["algbw_gb_per_s"] * 4 / 3)
     said = table.metadata
