@@ -115,6 +115,24 @@ def simulate(
         ([2.0, 0.0, 1.0], 0.001000004)
     """
     check_worker(worker)
+    world_size, seed = _check_settings(world_size, seed, link, record=record)
+    check_costs(None if _is_measured(compute) else compute)
+    injections = check_injections(inject, world_size)
+    packed = pack_worker(worker, args, kwargs)
+    metadata = {
+        "format": 1,
+        "source": "simulated",
+        "world_size": world_size,
+        "backend": f"virtual clock, {semantics}",
+        "comm_device": "cpu",
+        "constants": _list_constants(semantics, seed, link, topology, compute, injections),
+        "versions": {"ringsim": __version__},
+    }
+    return _Simulation(packed, _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)).finish()
+
+
+def _check_settings(world_size: Any, seed: Any, link: Any, *, record: Any) -> tuple[int, int]:
+    """Checks what a simulation is told of its ranks and links; returns ``world_size`` and ``seed`` as plain integers."""
     if get_state().clock is not None:
         raise RingError("simulate must be called outside of simulated ranks, got a call from one. Simulate one after the other.")
     if not is_integer(world_size) or not 1 <= world_size <= _WORLD_SIZE_MAX:
@@ -129,19 +147,7 @@ def simulate(
         check_links(link, world_size)
         for each in [link] if isinstance(link, Link) else link.values():
             check_duration("alpha_s of link", each.alpha_s)
-    check_costs(None if _is_measured(compute) else compute)
-    injections = check_injections(inject, world_size)
-    packed = pack_worker(worker, args, kwargs)
-    metadata = {
-        "format": 1,
-        "source": "simulated",
-        "world_size": world_size,
-        "backend": f"virtual clock, {semantics}",
-        "comm_device": "cpu",
-        "constants": _list_constants(semantics, seed, link, topology, compute, injections),
-        "versions": {"ringsim": __version__},
-    }
-    return _Simulation(packed, _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)).finish()
+    return world_size, seed
 
 
 def _is_measured(compute: Any) -> bool:
