@@ -29,7 +29,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 __all__ = [
     "ArgumentError",
@@ -127,7 +127,7 @@ LONGEST_S: Final = 9e9  # of any time in a trace: it counts nanoseconds in 64 bi
 _MOST_SHOWN: Final = 200  # characters of a value in a message
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Tells whether a value is a whole number, of Python or numpy; True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -142,7 +142,7 @@ def is_one_of(value: object, names: Sequence[str]) -> bool:
     return isinstance(value, str) and value in names
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Tells whether a value is a number that a float can hold, not NaN or infinite; True and False are not.
 
     Example:
@@ -161,7 +161,7 @@ def check_integer(name: str, value: object, least: int, hint: str) -> None:
     """Checks that an argument is a whole number of at least ``least``; the error ends with ``hint``."""
     if not is_integer(value):
         raise ArgumentError(f"{name} must be an integer from {least}, got {say(value)}. {hint}")
-    if value < least:  # type: ignore[operator]
+    if value < least:
         raise ArgumentError(f"{name} must be {least} or more, got {say(value)}. {hint}")
 
 
@@ -192,7 +192,7 @@ def read_whole(name: str, value: Any, least: int, most: int | None = None, where
 
 def check_duration(name: str, value: object) -> None:
     """Checks that an argument is a time in seconds that a trace can hold."""
-    if not is_number(value) or not 0 <= value <= LONGEST_S:  # type: ignore[operator]
+    if not is_number(value) or not 0 <= value <= LONGEST_S:
         raise ArgumentError(
             f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, which counts ns, holds 285 years."
         )

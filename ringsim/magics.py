@@ -167,7 +167,7 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
     space = {"__name__": "__main__", "ring": ringsim.current_ring(), "ringsim": ringsim, **variables}
     tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, filename, "exec"), space)
+    exec(compile(tree, filename, "exec"), space)  # the cell, which is what the user asked to have run
     value = eval(compile(ast.Expression(last.value), filename, "eval"), space) if isinstance(last, ast.Expr) else None
     try:
         cloudpickle.dumps(value)

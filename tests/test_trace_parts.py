@@ -264,6 +264,28 @@ def test_a_record_that_a_thread_still_writes_ends_no_record(tmp_path: Path) -> N
     assert read_parts(tmp_path)[0].tag.tolist() == [tag for tag in range(200) if tag != 63]
 
 
+def test_what_is_in_flight_was_so_when_the_newest_record_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that goes on while it is looked at posts the next message only when the one before is done."""
+    recorder = Recorder(tmp_path, rank=0, world_size=1)
+    post, group, pread = recorder.make_post(OP_CODES["recv"]), recorder.group("world", [0]), os.pread
+    slots = [post(group, 0, 0, NONE)]
+
+    def go_on_and_read(*where: int) -> bytes:
+        for _ in range(7):
+            recorder.complete(slots[-1] or 0)
+            slots.append(post(group, 0, len(slots), NONE))
+        return pread(*where)
+
+    reader, status = PartReader(tmp_path, 0, 1), np.zeros(10_000, dtype=np.int64)
+    monkeypatch.setattr(os, "pread", go_on_and_read)
+    for _ in range(60):  # looks that end everywhere in a window
+        before = len(slots)
+        batch = reader.advance()
+        assert len(slots) - before < 100  # no look goes on for as long as the rank does
+        status[batch.slots] = batch.records["status"]
+        assert (status[: batch.slots.max()] == OK).all()
+
+
 STEPS = st.tuples(
     st.integers(0, 2),  # rank
     st.sampled_from(["isend", "irecv", "any", "barrier", "all_reduce", "skip", "wait", "wait", "finish", "finish", "fail", "span"]),

@@ -37,7 +37,7 @@ from itertools import groupby
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though torch lists it nowhere
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.errors import ArgumentError, RendezvousFailed
@@ -61,7 +61,7 @@ class BackgroundCall(Generic[T]):
             raise TimeoutError(f"no answer within {limit_s:.1f} s") from None
         if error is not None:
             raise error
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # no error: it returned a T
 
     def _run(self, call: Callable[[], T]) -> None:
         try:

@@ -401,7 +401,7 @@ def find_own(backend: Backend, op: str) -> Callable[..., Any] | None:
         op: as torch.distributed spells it.
     """
     if backend.supports(op):
-        return getattr(backend, op)  # type: ignore[no-any-return]
+        return getattr(backend, op)  # type: ignore[no-any-return]  # named at run time
     spellings = READINGS[op].names if op in READINGS else ()
     return next((getattr(backend, name) for name in spellings if backend.supports(name)), None)
 
@@ -414,7 +414,8 @@ def _collective(name: str) -> Callable[..., Any]:
         return handle
 
     first = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY)
-    by_messages.__signature__ = inspect.Signature([first, *list(READINGS[name].signature.parameters.values())])  # type: ignore[attr-defined]
+    parameters = [first, *READINGS[name].signature.parameters.values()]
+    by_messages.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it from any callable
     by_messages.__doc__ = f"``{name}`` by messages; the arguments are torch's."
     return by_messages
 

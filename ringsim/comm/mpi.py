@@ -40,7 +40,7 @@ class _Exit(SystemExit):
     on_end: Callable[[Any], None]
 
     @property
-    def code(self) -> Any:  # type: ignore[override]
+    def code(self) -> Any:  # type: ignore[override]  # a field there, to be overheard here
         """The status, for whoever caught this; the interpreter, which ends the process with it, is overheard."""
         status = _CODE.__get__(self)
         frame = inspect.currentframe()

@@ -500,7 +500,7 @@ class _Hooks:
         meet_message, keep, begin_on_gpu = self.meet_message, self.keep, self.begin_on_gpu
 
         # The two methods call the third argument differently; a parameter costs less than a dictionary of them.
-        def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, dstRank: Any = None, srcRank: Any = None) -> Any:  # noqa: N803
+        def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, dstRank: Any = None, srcRank: Any = None) -> Any:  # noqa: N803 - torch's
             if rank is None:
                 rank = dstRank if method == "send" else srcRank
             try:
@@ -654,7 +654,7 @@ class _Hooks:
                 recorder.complete(slot, ERROR)
             raise
         if other.ranks:
-            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]
+            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]  # None is no key
         for slot in other.slots:
             recorder.complete(slot)
         if begun is not None:

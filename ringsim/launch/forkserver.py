@@ -134,7 +134,7 @@ class Server:
             for other in (*others, self._control.fileno(), self._wake_read.fileno(), self._wake_write.fileno()):
                 os.close(other)
             os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing in Python asks the kernel to end a child with its parent
             if os.getppid() != server:  # it died before the line above
                 os._exit(1)
             from ringsim.launch import rank

@@ -283,7 +283,7 @@ class StoreBoard(Board):
         if store is None:
             raise RingError("this version of torch must tell its default store, got none. Use a version that ringsim was tested with.")
         entered = store.add(f"ringsim/recording/entered/{rank}", 1)
-        self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
+        self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]  # public, though torch lists it nowhere
 
     def post(self, rank: int, text: str) -> None:
         """See ``Board``."""

@@ -266,7 +266,7 @@ class _Supervisor:
         while open_channels and len(self._results) + len(self._reports) < self._size:
             for channel in wait(open_channels, timeout=pause_s):
                 if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
-                    open_channels.remove(channel)  # type: ignore[arg-type]
+                    open_channels.remove(channel)  # type: ignore[arg-type]  # likewise
             now = time.monotonic()
             if now >= next_follow:
                 next_follow = now + _POLL_S
@@ -396,7 +396,7 @@ class _Supervisor:
         while asked - self._places.keys() and channels and (left_s := deadline - time.monotonic()) > 0:
             for channel in wait(channels, timeout=left_s):
                 if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
-                    channels.remove(channel)  # type: ignore[arg-type]
+                    channels.remove(channel)  # type: ignore[arg-type]  # likewise
 
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._follow_outputs(last=True)

@@ -145,7 +145,7 @@ class Adapter(ABC):
             hidden: shape (batch, tokens, hidden).
             context: from `context`.
         """
-        return layer(hidden, **context)  # type: ignore[no-any-return]
+        return layer(hidden, **context)
 
     def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
         """Returns how wide the attention of a layer is, heads of queries times the size of a head; 0 for a layer without attention.
@@ -243,7 +243,7 @@ class SmallTransformerAdapter(_PathAdapter):
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns embedding plus position embedding."""
-        return model.embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))  # type: ignore[no-any-return]
+        return model.embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns the mask, if there is padding or a past, and the cache."""
@@ -270,7 +270,7 @@ class _TransformersAdapter(_PathAdapter):
 
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
         """Returns the hidden states after one layer."""
-        return layer(hidden, **context)[0]  # type: ignore[no-any-return]
+        return layer(hidden, **context)[0]
 
     def cache(self, model: Any) -> Any:
         """Returns an empty ``DynamicCache``."""
@@ -292,7 +292,7 @@ class LlamaAdapter(_TransformersAdapter):
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns the embedding of the tokens."""
-        return model.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
+        return model.model.embed_tokens(token_ids)
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns rotary tables, masks by kind of layer, and the cache."""
@@ -307,7 +307,7 @@ class LlamaAdapter(_TransformersAdapter):
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
         """Returns the hidden states after one layer, with the mask of its kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
-        return layer(hidden, **{**context, "attention_mask": mask})  # type: ignore[no-any-return]
+        return layer(hidden, **{**context, "attention_mask": mask})
 
 
 class GPT2Adapter(_TransformersAdapter):
@@ -322,7 +322,7 @@ class GPT2Adapter(_TransformersAdapter):
         """Returns embedding plus position embedding."""
         body = model.transformer
         positions = announced.positions(token_ids.shape[1], token_ids.device)
-        return body.drop(body.wte(token_ids) + body.wpe(positions))  # type: ignore[no-any-return]
+        return body.drop(body.wte(token_ids) + body.wpe(positions))
 
 
 class OPTAdapter(_TransformersAdapter):
@@ -343,7 +343,7 @@ class OPTAdapter(_TransformersAdapter):
         hidden = body.embed_tokens(token_ids)
         if body.project_in is not None:
             hidden = body.project_in(hidden)
-        return hidden + body.embed_positions(mask, seen, position_ids=announced.position_ids)  # type: ignore[no-any-return]
+        return hidden + body.embed_positions(mask, seen, position_ids=announced.position_ids)
 
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
         """Returns the hidden states after one layer, or as they came if training skips the layer (``layerdrop``)."""

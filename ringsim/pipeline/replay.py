@@ -36,7 +36,7 @@ class LayerReplay:
         output = None if key is None else self._outputs[key]
         if output is None:
             return adapter.run_layer(model, layer, hidden, context)
-        replayed: Tensor = _Replayed.apply(*output, hidden, *layer.parameters())  # type: ignore[no-untyped-call]
+        replayed: Tensor = _Replayed.apply(*output, hidden, *layer.parameters())  # type: ignore[no-untyped-call]  # torch types no apply
         return replayed
 
     def _find_key(self, adapter: Adapter, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]) -> Hashable:

@@ -453,7 +453,7 @@ def check_single_rank(
         with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []), torch.enable_grad():
             for index, (x, target) in enumerate(zip(inputs, targets, strict=True)):
                 mask = None if attention_masks is None else attention_masks[index]
-                _step(stages, x, mask, lambda logits, target=target: loss_fn(logits, target) / len(inputs))  # type: ignore[misc]
+                _step(stages, x, mask, lambda logits, target=target: loss_fn(logits, target) / len(inputs))  # type: ignore[misc]  # a default fixes it
         found = {name: parameter.grad for name, parameter in model.named_parameters()}
     finally:
         for name, parameter in model.named_parameters():

@@ -227,7 +227,7 @@ class _Microbatches:
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
                 seed_stage(stage, self.dropout_seed, microbatch)
-            return stage(x, None if self.masks is None else self.masks[microbatch])  # type: ignore[no-any-return]
+            return stage(x, None if self.masks is None else self.masks[microbatch])
 
         def run(x: Tensor, microbatch: int) -> Tensor:
             y: Tensor = recompute(compute, x, microbatch, use_reentrant=False) if self.checkpoint else compute(x, microbatch)

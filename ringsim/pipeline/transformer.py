@@ -79,7 +79,7 @@ class CausalAttention(nn.Module):
             keys, values = cache.update(self.layer, keys, values)  # (B, H, S, D)
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
-        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -103,7 +103,7 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
         """Returns the hidden states for the next layer, shape (batch, tokens, hidden); the arguments are those of `CausalAttention`."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), mask, cache))
-        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))  # type: ignore[no-any-return]
+        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
 
 
 class SmallTransformer(nn.Module):
@@ -157,11 +157,11 @@ class SmallTransformer(nn.Module):
             token_ids: shape (batch, tokens), int64.
             position_ids: place of each token in its sequence, shape (batch or 1, tokens).
         """
-        return self.dropout(self.embedding(token_ids) + self.positions(position_ids))  # type: ignore[no-any-return]
+        return self.dropout(self.embedding(token_ids) + self.positions(position_ids))
 
     def finish(self, hidden: Tensor) -> Tensor:
         """Returns the logits, shape (batch, tokens, vocabulary), for what leaves the last block, shape (batch, tokens, hidden)."""
-        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
+        return self.head(self.norm(hidden))
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Returns the logits of the token after each token, shape (batch, tokens, vocabulary).

@@ -325,8 +325,7 @@ class TimeAxis:
 
     def at(self, time_ns: Ints | float) -> Ints:
         """Place of a time, or of many, on the axis."""
-        place: Ints = (time_ns - self.first_ns) / self.unit_ns  # type: ignore[assignment]
-        return place
+        return np.asarray((time_ns - self.first_ns) / self.unit_ns)
 
 
 LEAST_TEXTURED: Final = 8 / SLOTS  # of the axis: in a narrower box neither texture nor outline can be seen

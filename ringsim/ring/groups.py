@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though torch lists it nowhere
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 

@@ -17,7 +17,7 @@ of some ranks and some time only.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -205,9 +205,9 @@ class Sensitivity:
 
 def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
     """Returns how long the critical path spends on each stage, each link and on the size of messages, the longest first."""
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, Any] = defaultdict(int)  # numbers of the costs' kind: whole, float or Fraction
     for (stage, kind, _), rank, source, start, end, _ in path.hops:
-        spent[f"stage {stage}" if source < 0 else f"link {source}>{rank}"] += end - start  # type: ignore[assignment]
+        spent[f"stage {stage}" if source < 0 else f"link {source}>{rank}"] += end - start
         if source >= 0:
             receiver = (0, stage + 1) if kind == "SEND_F" else (1, stage - 1)
             spent["message size"] += prices.occupancy[receiver]

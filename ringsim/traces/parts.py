@@ -46,6 +46,7 @@ _FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
 _FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where they are full
 _WINDOW: Final = 1 << 16
+_MOST_CLAIMED: Final = 32  # slots one after the other that threads may have claimed and not written yet
 _GAP: Final = 64  # slots between two that are read in one go
 _PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
 _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(("start_ns", "start_unix_ns", "end_ns"), range(2**63))
@@ -178,33 +179,37 @@ class PartReader:
             if self.replaced:
                 self._begin()
             self._file = about.st_dev, about.st_ino
-            slots, was, records = self._read_watched(file)
-            first, fresh = self._next, self._read_new(file)
+            slots, was, records = self._read_changes(file)
         finally:
             os.close(file)
         self.read_names()  # after the records: names are written before the records that bear them
-        if not len(slots) and not len(fresh):
-            return Batch(slots, fresh)
-        if len(fresh):
-            slots = np.concatenate([slots, np.arange(first, self._next)])
-            was, records = _concatenate([was, np.zeros(len(fresh), dtype=RECORD)]), _concatenate([records, fresh])
+        if not len(slots):
+            return Batch(slots, records)
         written = records["status"] != 0
-        # Where nothing will come, a bookmark says so.
-        watched = np.where(written, records["status"] == IN_FLIGHT, records["post_ns"] != NONE)
+        watched = _may_change(records)
         self._watched, self._seen = slots[watched], records[watched]
         changed = written & np.logical_or.reduce([was[name] != records[name] for name in ("status", "wait_ns", "peer")])
         return self._drop_damage(slots[changed], records[changed])
 
-    def _read_watched(self, file: int) -> tuple[Ints, Ints, Ints]:
-        """Returns the watched slots that the file still has, how they looked, and how they look."""
-        watched, kept, read = self._watched, np.zeros(len(self._watched), dtype=bool), []
-        ends = [*(np.flatnonzero(np.diff(watched) > _GAP) + 1).tolist(), len(watched)] if len(watched) else []
-        for begin, end in pairwise([0, *ends]):
-            places = watched[begin:end] - watched[begin]
-            records = _read_settled(file, int(watched[begin]), int(places[-1]) + 1)
-            kept[begin:end] = there = places < len(records)
-            read.append(records[places[there]])
-        return watched[kept], self._seen[kept], _concatenate(read)
+    def _read_changes(self, file: int) -> tuple[Ints, Ints, Ints]:
+        """Returns the slots that are watched or new, how they looked, and how they look.
+
+        What may change is read last: where it is in flight, it was so when the newest record had been written.
+        """
+        first, fresh = self._next, self._read_new(file)
+        slots, was, records = self._watched, self._seen, self._seen
+        if len(fresh):
+            slots = np.concatenate([slots, np.arange(first, self._next)])
+            was, records = _concatenate([was, np.zeros(len(fresh), dtype=RECORD)]), _concatenate([records, fresh])
+        again = np.flatnonzero(_may_change(records))
+        if not len(again):
+            return slots, was, records
+        there, now = _read_slots(file, slots[again])
+        records = records.copy()
+        records[again[there]] = now
+        kept = np.ones(len(slots), dtype=bool)
+        kept[again[~there]] = False
+        return slots[kept], was[kept], records[kept]
 
     def _read_new(self, file: int) -> Ints:
         """Returns the records behind the last that was seen, up to the last by now; a bookmark is one, without a status."""
@@ -216,7 +221,7 @@ class PartReader:
             seen = int(there[-1]) + 1 if len(there) else 0
             read.append(records[:seen])
             self._next += seen
-            self.more = seen > 0  # another thread may still be writing the last one, with more behind it
+            self.more = width - seen < _MOST_CLAIMED  # else what is empty is not claimed
             self._width = min(4 * width, _WINDOW) if seen == width else _FIRST_WINDOW
             if width == _WINDOW:
                 break
@@ -278,6 +283,24 @@ class PartReader:
         except (OSError, ValueError, IndexError, AttributeError):  # the process is gone; or this is not Linux
             return False
         return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
+
+
+def _may_change(records: Ints) -> Ints:
+    """Tells which records are in flight, or claimed by another thread and still empty. Where nothing will come, a bookmark says so."""
+    status = records["status"]
+    return np.asarray((status == IN_FLIGHT) | ((status == 0) & (records["post_ns"] != NONE)))
+
+
+def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
+    """Returns which of the slots, in ascending order and at least one, the file has; and the records in these."""
+    there, read = np.zeros(len(slots), dtype=bool), []
+    ends = [0, *(np.flatnonzero(np.diff(slots) > _GAP) + 1).tolist(), len(slots)]
+    for begin, end in pairwise(ends):
+        places = slots[begin:end] - slots[begin]
+        records = _read_settled(file, int(slots[begin]), int(places[-1]) + 1)
+        there[begin:end] = here = places < len(records)
+        read.append(records[places[here]])
+    return there, _concatenate(read)
 
 
 def _read_settled(file: int, first: int, count: int) -> Ints:

@@ -73,7 +73,7 @@ FIRST_CHUNK: Final = 512  # records that a file has room for at the start: every
 CHUNK: Final = 4096  # records by which it grows: 72 pages
 
 _WORDS: Final = RECORD_BYTES // 8
-_PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
+_PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]  # None for a dtype without fields
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
