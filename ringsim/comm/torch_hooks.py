@@ -28,6 +28,7 @@ from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
+from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
     NEW_GROUP,
@@ -286,7 +287,7 @@ def _record_new_groups(recorder: Recorder, compared: bool) -> Hook:
     return new_group
 
 
-def _record_end_of_groups(recorder: Recorder) -> Hook:
+def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
     """Makes the replacement for torch's function that sets the default group: to None when all groups are destroyed."""
     call, destroyed = getattr(*SET_DEFAULT), False
 
@@ -295,6 +296,7 @@ def _record_end_of_groups(recorder: Recorder) -> Hook:
         if group is None or destroyed:
             destroyed = group is None
             recorder.mark(DESTROYED if destroyed else MADE_ANEW)
+        on_new_world()
         return call(group, *args, **kwargs)
 
     return set_default
@@ -330,13 +332,13 @@ def install(recorder: Recorder, check: str = "basic") -> None:
         replacements |= guard.wrap(replacements)
         guard.start()
         recorder.check_end = guard.check_end
-    originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
-    put(replacements)
+    hooks.replace(replacements)
+    hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
     dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin
 
     def undo() -> None:
-        put(originals)
+        put(hooks.originals)
         hooks.forget_completed()
         dispatcher.listener = dispatcher.on_wait = None
         hooks.late.stop()
@@ -344,6 +346,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
             guard.stop()
 
     recorder.undo_hooks = undo
+    recorder.on_imports = hooks.look_for_pipelining
     recorder.on_growth = hooks.forget_completed
     recorder.on_reading = hooks.read_gpu_times
     recorder.complete_with = hooks.complete_with
@@ -406,10 +409,11 @@ class _Hooks:
         self.nccl_groups: set[int] = set()  # by number
         waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.late = LateWaits(recorder, lambda work: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work))
-        self.replacements: dict[Place, Hook] = self.checks.replacements if self.checks else {}
+        self.originals: dict[Place, Any] = {}  # what stood in torch's places
+        self.replacements: dict[Place, Hook] = {**make_replacements(recorder), **(self.checks.replacements if self.checks else {})}
         makers: dict[Place, Callable[[], Hook]] = {
             NEW_GROUP: lambda: _record_new_groups(recorder, compared),
-            SET_DEFAULT: lambda: _record_end_of_groups(recorder),
+            SET_DEFAULT: lambda: _record_end_of_groups(recorder, self.look_for_pipelining),
             START_COALESCING: self.make_start_coalescing,
             END_COALESCING: self.make_end_coalescing,
             (ProcessGroup, "send"): lambda: self.make_message("send", "isend", _SENDS),
@@ -421,10 +425,22 @@ class _Hooks:
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
 
+    def replace(self, replacements: Mapping[Place, Hook]) -> None:
+        """Puts functions into torch's places, and remembers what stood there."""
+        self.originals.update({(owner, name): vars(owner)[name] for owner, name in replacements})
+        put(replacements)
+
+    def look_for_pipelining(self) -> None:
+        """Makes torch's pipeline stages have spans, from when the program has imported them; called whenever a group is new."""
+        schedules = find_pipelining()
+        if schedules is not None and (schedules.PipelineScheduleSingle, "step") not in self.originals:
+            self.replace(make_stage_replacements(schedules))
+
     # -- what is remembered
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group. From the first one of NCCL on, all operations go through ``keep``, which knows of GPUs."""
+        self.look_for_pipelining()
         entry = self.names.meet_group(group)
         if entry[0] not in self.nccl_groups and is_nccl(group):
             self.say_what_is_missing(NOT_READ)
