@@ -1,9 +1,9 @@
 """Shows the collectives that C++ issues to the recorder: those of DistributedDataParallel, of functional collectives, of DTensor.
 
-They pass by the methods of Python's ``ProcessGroup``, but through torch's dispatcher, as operators ``c10d::allreduce_``, ``c10d::broadcast_``
-and so on. Its key ``BackendSelect`` is free for them: what is registered there is called first, and hands on to what would have been called
-without it. That is done once in the life of a process, and while nothing is recorded a call is handed on at once: neither registering nor
-removing is safe while another thread is in an operator.
+They never call the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as operators ``c10d::allreduce_``,
+``c10d::broadcast_`` and so on. Its key ``BackendSelect`` is free for them: what is registered there is called first, and hands on to what
+would have been called without it. That is done once in the life of a process, and while nothing is recorded a call is handed on at once:
+neither registering nor removing is safe while another thread is in an operator.
 
 An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
 

@@ -1,6 +1,6 @@
-"""Makes spans of what a program says of itself already: ``record_function`` blocks, NVTX ranges, stages of ``torch.distributed.pipelining``.
+"""Makes spans of what a program says of itself already: ``record_function`` blocks, NVTX ranges, torch's own pipelines.
 
-torch itself names optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with ``record_function``. The schedules
+torch itself names optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with ``record_function``. Schedules
 of ``torch.distributed.pipelining`` call three methods of a stage for each microbatch: these become the spans "forward", "backward",
 "input_grad" and "weight_grad" within a span "step NAME", which is what ``Trace.bubble`` and the picture of a step read.
 """
@@ -34,8 +34,10 @@ _SCHEDULES: Final = {
 
 def make_replacements(recorder: Recorder) -> dict[Place, Callable[..., Any]]:
     """Makes the functions that record ``record_function`` blocks and NVTX ranges."""
-    enter, leave = record_function.__enter__, record_function.__exit__
-    push, pop = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+    enter: Callable[..., Any] = record_function.__enter__
+    leave: Callable[..., Any] = record_function.__exit__
+    push: Callable[..., Any] = torch.cuda.nvtx.range_push
+    pop: Callable[..., Any] = torch.cuda.nvtx.range_pop
     blocks: dict[int, int | None] = {}  # slots, by the id of the block
     ranges = threading.local()  # a thread's ranges nest
 

@@ -49,7 +49,9 @@ from ringsim.traces.recorder import Post, Recorder, fail_posting
 
 Hook = Callable[..., Any]
 
-FROM_CPP: Final = "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded with this torch."
+FROM_CPP: Final = (
+    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded with this torch."
+)
 UNAWAITED: Final = (
     "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight."
 )

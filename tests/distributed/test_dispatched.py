@@ -89,7 +89,9 @@ def test_buckets_are_recorded_once_with_their_bytes(runs: dict[str, Trace]) -> N
     reductions = frame[frame["op"] == "all_reduce"]
     for rank in range(runs["data_parallel"].world_size):
         mine, spans = (each[each["rank"] == rank] for each in (reductions, frame[frame["op"] == "span"]))
-        steps = [mine[mine["post_ns"].between(*times)]["size_bytes"].tolist() for times in zip(spans["post_ns"], spans["done_ns"], strict=True)]
+        steps = [
+            mine[mine["post_ns"].between(*times)]["size_bytes"].tolist() for times in zip(spans["post_ns"], spans["done_ns"], strict=True)
+        ]
         assert [sum(sizes) for sizes in steps] == [BYTES] * 3
         assert len(steps[0]) == 1  # torch makes its buckets in the first step
         assert len(steps[1]) == len(steps[2]) > 1
