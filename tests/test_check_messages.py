@@ -13,7 +13,7 @@ import IPython.display
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import tests_of, verdict
+from verdicts import make_tests, verdict
 
 import ringsim
 from ringsim import check
@@ -505,7 +505,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
 }
 
 
-test_a_right_answer_passes, test_a_wrong_answer_is_told_why = tests_of(RIGHT, WRONG)
+test_a_right_answer_passes, test_a_wrong_answer_is_told_why = make_tests(RIGHT, WRONG)
 
 
 def test_an_answer_for_one_size_alone_does_not_pass() -> None:

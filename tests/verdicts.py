@@ -53,7 +53,7 @@ def never_ends(*_: Any) -> None:
         time.sleep(0.1)
 
 
-def tests_of(right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]) -> tuple[Answer, Answer]:
+def make_tests(right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]) -> tuple[Answer, Answer]:
     """Returns the tests that each right answer passes, and that each wrong one fails with some words in its reason, and in its hint."""
 
     @pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in right.items() for answer in answers])
