@@ -52,6 +52,7 @@ Hook = Callable[..., Any]
 FROM_CPP: Final = (
     "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded with this torch."
 )
+UNSEEN_ON_GPUS: Final = "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
 UNAWAITED: Final = (
     "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight."
 )
@@ -646,7 +647,11 @@ class _Hooks:
             except BaseException as error:
                 fail_posting(recorder, slot, error)
                 raise
-            late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made)
+            if group in self.nccl_groups and any(tensor.is_cuda for tensor in issued.made):
+                recorder.complete(slot)  # to wait for it would make the program's stream wait
+                self.missing.add(UNSEEN_ON_GPUS)
+            else:
+                late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made)
             return result
 
         return listen
