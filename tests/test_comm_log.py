@@ -32,28 +32,31 @@ SOME = [11, 13, 17, 19, 23, 29, 400]
 US = 1000  # ns
 
 
-def operations(rows: list[tuple[Any, ...]]) -> Events:
-    """Makes events from (rank, op, group, payload, label, post, wait, done), times in microseconds."""
-    names = ("rank", "op", "group", "payload", "label", "post_ns", "wait_ns", "done_ns")
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
-    columns["op"] = [OP_CODES[op] for op in columns["op"]]
-    for name in ("post_ns", "wait_ns", "done_ns"):
-        columns[name] = [NONE if value is None else value * US for value in columns[name]]
-    columns["status"] = [IN_FLIGHT if value == NONE else OK for value in columns["done_ns"]]
-    return make_events(columns, TABLES)
+def operations(text: str, **columns: list[int]) -> Events:
+    """Makes events from lines such as "0,1 isend 1 0 - 10 20 30".
 
-
-def reductions(ranks: tuple[int, ...], group: int, durations: list[int]) -> Events:
-    return operations(
-        [(rank, "all_reduce", group, 0, NONE, 1000 * k, 1000 * k, 1000 * k + each) for rank in ranks for k, each in enumerate(durations)]
-    )
-
-
-def with_values(events: Events, **columns: list[int]) -> Events:
-    """Overwrites the first values of some columns."""
+    Ranks, operation, group, payload, label, post, wait and done, times in microseconds; "-" is none. ``columns`` replaces first values.
+    """
+    table: dict[str, list[int]] = {name: [] for name in ("rank", "op", "group", "payload", "label", "post_ns", "wait_ns", "done_ns")}
+    for line in text.strip().splitlines():
+        ranks, op, *numbers = line.split()
+        for rank in ranks.split(","):
+            values = [NONE if number == "-" else int(number) * (US if place > 2 else 1) for place, number in enumerate(numbers)]
+            for column, value in zip(table.values(), (int(rank), OP_CODES[op], *values), strict=True):
+                column.append(value)
+    table["status"] = [IN_FLIGHT if value == NONE else OK for value in table["done_ns"]]
     for name, values in columns.items():
-        getattr(events, name)[: len(values)] = values
-    return events
+        table[name] = values + table.get(name, [])[len(values) :]
+    return make_events(table, TABLES)
+
+
+def reductions(ranks: str, group: int, durations: list[int]) -> Events:
+    lines = [
+        f"{rank} all_reduce {group} 0 - {1000 * k} {1000 * k} {1000 * k + each}"
+        for rank in ranks.split(",")
+        for k, each in enumerate(durations)
+    ]
+    return operations("\n".join(lines))
 
 
 def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, ...]:
@@ -61,7 +64,7 @@ def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, 
 
 
 NAN = math.nan
-FOUR = (0, 1, 2, 3)
+FOUR = "0,1,2,3"
 # What the program did, and what its one row says.
 ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
     # DeepSpeed 0.19.8 logs five operations of 10 ms as 13.8, 23.9, 37.7, 47.8 and 57.8 ms: its timer is read without being reset.
@@ -78,10 +81,10 @@ ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
     ),
     # DeepSpeed 0.19.8 takes the size of the world for every group, and doubles the algorithm bandwidth of all_reduce.
     "bus bandwidth of four": (reductions(FOUR, 0, [10]), None, {"group_size": 4, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.15}),
-    "bus bandwidth of a pair": (reductions((1, 3), 1, [10]), None, {"group_size": 2, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.1}),
+    "bus bandwidth of a pair": (reductions("1,3", 1, [10]), None, {"group_size": 2, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.1}),
     # DeepSpeed 0.19.8 takes the full input and multiplies it by the number of ranks.
     "reduce_scatter is not multiplied by the ranks again": (
-        operations([(rank, "reduce_scatter_tensor", 0, 1, NONE, 0, 0, 10) for rank in FOUR]),
+        operations("0,1,2,3 reduce_scatter_tensor 0 1 - 0 0 10"),
         None,
         {"size_bytes": 4000, "algbw_gb_per_s": 0.4, "busbw_gb_per_s": 0.3},
     ),
@@ -98,7 +101,7 @@ ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
     # DeepSpeed 0.19.8 times an asynchronous operation on the CPU at the moment it is posted only.
     #   post 0 ........ wait 80 === done 100
     "an asynchronous operation keeps post, wait and done apart": (
-        operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]),
+        operations("0 isend 1 0 - 0 80 100"),
         None,
         {"mean_us": 100, "overlap_mean_us": 80, "blocked_mean_us": 20, "lower_bound": True},
     ),
@@ -108,10 +111,7 @@ ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
         {"name": "all_reduce", "count": 1},
     ),
     "what is not done is counted and not timed": (
-        with_values(
-            operations([(0, "isend", 1, 0, NONE, 0, 0, 90), (0, "isend", 1, 0, NONE, 0, 0, 10), (0, "isend", 1, 0, NONE, 20, None, None)]),
-            status=[ERROR],
-        ),
+        operations("0 isend 1 0 - 0 0 90\n0 isend 1 0 - 0 0 10\n0 isend 1 0 - 20 - -", status=[ERROR]),
         None,
         {"count": 3, "in_flight": 1, "failed": 1, "mean_us": 10, "total_us": 10},
     ),
@@ -126,15 +126,13 @@ def test_the_row_says(what: str) -> None:
 
 
 def test_rows_are_by_name_operation_group_size_and_size() -> None:
-    events = operations(
-        [
-            (0, "all_reduce", 0, 0, NONE, 0, 0, 5),
-            (0, "all_reduce", 0, 1, NONE, 10, 10, 15),
-            (0, "all_reduce", 0, 0, 0, 20, 20, 25),
-            (1, "all_reduce", 1, 0, NONE, 30, 30, 35),
-            (1, "isend", 1, 0, NONE, 40, 40, 45),
-        ]
-    )
+    events = operations("""
+        0 all_reduce 0 0 - 0 0 5
+        0 all_reduce 0 1 - 10 10 15
+        0 all_reduce 0 0 0 20 20 25
+        1 all_reduce 1 0 - 30 30 35
+        1 isend 1 0 - 40 40 45
+    """)
     assert [(row.name, row.op, row.group_size, row.size_bytes) for row in rows_of(events)] == [
         ("all_reduce", "all_reduce", 2, 1000),
         ("all_reduce", "all_reduce", 4, 1000),
@@ -144,37 +142,36 @@ def test_rows_are_by_name_operation_group_size_and_size() -> None:
     ]
     # DeepSpeed 0.19.8 ends the process where its table lacks an operation (all_gather_object, monitored_barrier, ...).
     every = sorted(set(OP_NAMES) - {"mark"})
-    rows = rows_of(operations([(0, op, 0, 0, 1, 0, 0, 10) for op in every]))
+    rows = rows_of(operations("\n".join(f"0 {op} 0 0 1 0 0 10" for op in every)))
     assert [(row.name, row.op, row.count) for row in rows] == [("mine", op, 1) for op in every]
 
 
 # When each operation waited for another rank, us, and the mean in its row.
 STRAGGLERS: dict[str, tuple[Events, list[int], dict[str, float]]] = {
-    # rank 0  post 0  ==============.. done 100     waits 60 for rank 2
-    # rank 1     post 20 ===========.. done 100     waits 40
-    # rank 2              post 60 ==.. done 100     is the straggler
-    # rank 3         post 40 =======.. done 100     waits 20
     "the wait for the last rank": (
-        operations([(rank, "barrier", 0, NONE, NONE, post, post, 100) for rank, post in enumerate((0, 20, 60, 40))]),
+        operations("""
+            0 barrier 0 - -  0  0 100
+            1 barrier 0 - - 20 20 100
+            2 barrier 0 - - 60 60 100
+            3 barrier 0 - - 40 40 100
+        """),
         [60, 40, 0, 20],
         {"barrier": 30},
     ),
     "the wait for a message's other side": (
-        with_values(operations([(1, "isend", 1, 0, NONE, 50, 50, 90), (3, "irecv", 1, 0, NONE, 0, 0, 90)]), peer=[3, 1]),
+        operations("1 isend 1 0 - 50 50 90\n3 irecv 1 0 - 0 0 90", peer=[3, 1]),
         [0, 50],
         {"isend": 0, "irecv": 50},
     ),
     # DeepSpeed 0.19.8 reduces the list of records over all ranks, and hangs or fails where one has more than another.
     "no equal records": (
-        operations(
-            [
-                (0, "barrier", 0, NONE, NONE, 0, 0, 9),
-                (0, "barrier", 0, NONE, NONE, 10, 10, 19),
-                (1, "barrier", 0, NONE, NONE, 5, 5, 9),
-                (1, "all_reduce", 1, 0, NONE, 6, 6, 9),
-                (3, "all_reduce", 1, 0, NONE, 8, 8, 9),
-            ]
-        ),
+        operations("""
+            0 barrier    0 - -  0  0  9
+            0 barrier    0 - - 10 10 19
+            1 barrier    0 - -  5  5  9
+            1 all_reduce 1 0 -  6  6  9
+            3 all_reduce 1 0 -  8  8  9
+        """),
         [NONE, NONE, NONE, 2, 0],
         {"barrier": NAN, "all_reduce": 1},
     ),
@@ -190,13 +187,13 @@ def test_straggler_time_is(what: str) -> None:
 
 
 def test_spans_and_marks_of_the_program_are_no_operations() -> None:
-    events = operations([(0, "span", NONE, NONE, 0, 0, None, 5), (0, "span", 0, 0, 1, 0, None, 5), (0, "mark", NONE, NONE, 0, 0, None, 0)])
+    events = operations("0 span - - 0 0 - 5\n0 span 0 0 1 0 - 5\n0 mark - - 0 0 - 0")
     assert is_operation(events).tolist() == [False, True, False]
 
 
 def test_joining_keeps_what_names_mean() -> None:
     other = Tables((PAIR, Group("third", (0, 2))), (Payload("int8", (3,), 3), TABLES.payloads[1]), ("mine", "yours"))
-    left = operations([(0, "barrier", 1, 1, 0, 0, 0, 1)])
+    left = operations("0 barrier 1 1 0 0 0 1")
     right = make_events({"rank": [1, 0], "op": [OP_CODES["barrier"]] * 2, "group": [0, 1], "payload": [0, 1], "label": [1, NONE]}, other)
     joined = join_events([left, right])
     tables = joined.tables
