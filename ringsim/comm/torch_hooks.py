@@ -52,7 +52,9 @@ Hook = Callable[..., Any]
 FROM_CPP: Final = (
     "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded with this torch."
 )
-UNSEEN_ON_GPUS: Final = "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
+UNSEEN_ON_GPUS: Final = (
+    "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
+)
 UNAWAITED: Final = (
     "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight."
 )
