@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import functools
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -29,6 +32,7 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 
+NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
 JOIN_S: Final = 2.0  # what is still under way when recording ends gets this long
 
 
@@ -90,7 +94,7 @@ class Dispatcher:
                 return hand_on(keys & below, *args)
             try:
                 tensors = find_tensors(reading, args[:group_at], {})
-                real = all(type(each) in (torch.Tensor, torch.nn.Parameter) and not each.is_meta for each in tensors)
+                real = all(map(_holds_data, tensors))
                 root = NONE if root_at is None else int(args[root_at])
                 group = ProcessGroup.unbox(args[group_at])
             except Exception:
@@ -106,11 +110,16 @@ class Dispatcher:
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
             on_wait = self.on_wait
-            if on_wait is not None:
+            if on_wait is not None and _holds_data(tensor):
                 on_wait(tensor)
             return hand_on(keys & below, tensor)
 
         return kernel
+
+
+def _holds_data(tensor: torch.Tensor) -> bool:
+    """Tells a tensor from one that only has a shape, as compilers pass through here."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
 @functools.cache
@@ -119,31 +128,48 @@ def get_dispatcher() -> Dispatcher:
     return Dispatcher()
 
 
+class _UnderWay(NamedTuple):
+    """A collective that nobody in Python waits for: its record, what it fills, and where the thread was that issued it."""
+
+    work: Work
+    slot: int
+    places: list[int]
+    thread: int
+    frame: tuple[int, int]
+
+
 class LateWaits:
     """Waits for collectives that the program waits for in C++, one after the other, and writes down when each was done.
 
     Args:
         recorder: where they are recorded.
-        wait: waits for a handle, unseen.
+        wait: waits for a handle, unseen; may be given a limit.
     """
 
-    def __init__(self, recorder: Recorder, wait: Callable[[Work], Any]) -> None:
+    def __init__(self, recorder: Recorder, wait: Callable[..., Any]) -> None:
         self._recorder, self._wait = recorder, wait
-        self._under_way: queue.SimpleQueue[tuple[Work, int, list[int]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._slots: dict[int, int] = {}  # by the address of what a collective makes
+        self._slots: dict[int, int] = {}  # by the address of what a collective fills
 
-    def add(self, work: Work, slot: int, made: list[torch.Tensor]) -> None:
-        """Writes down when ``work``, which makes these tensors, is done, in the record at ``slot``."""
-        places = [tensor.data_ptr() for tensor in made]
-        self._slots.update(dict.fromkeys(places, slot))
+    def add(self, work: Work, slot: int, made: list[torch.Tensor], frame: FrameType | None) -> None:
+        """Writes down when a collective is done, in the record at ``slot``.
+
+        Args:
+            work: its handle.
+            slot: its record.
+            made: the tensors that it fills.
+            frame: of the Python function that called into C++, where there is one.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ringsim-late-waits", daemon=True)
             self._thread.start()
-        self._under_way.put((work, slot, places))
+        places = [tensor.data_ptr() for tensor in made]
+        self._slots.update(dict.fromkeys(places, slot))
+        self._queue.put(_UnderWay(work, slot, places, threading.get_ident(), _where(frame)))
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """Writes down that the program begins to wait for what makes ``tensor``, where that is under way."""
+        """Writes down that the program begins to wait for what fills ``tensor``, where that is under way."""
         slot = self._slots.get(tensor.data_ptr())
         if slot is not None:
             self._recorder.wait(slot)
@@ -151,18 +177,33 @@ class LateWaits:
     def stop(self) -> None:
         """Ends when what was added is done, or has had its time."""
         if self._thread is not None:
-            self._under_way.put(None)
+            self._queue.put(None)
             self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        while (item := self._under_way.get()) is not None:
-            work, slot, places = item
+        while (item := self._queue.get()) is not None:
             try:
-                self._wait(work)
+                self._wait_for(item)
             except Exception:
-                self._recorder.wait(slot)  # it broke while somebody waited: it was not refused
-                self._recorder.complete(slot, ERROR)
+                self._recorder.wait(item.slot)  # it broke while somebody waited: it was not refused
+                self._recorder.complete(item.slot, ERROR)
                 continue
-            for place in places:
+            for place in item.places:
                 self._slots.pop(place, None)  # first: nobody begins to wait for what is done
-            self._recorder.complete(slot)
+            self._recorder.complete(item.slot)
+
+    def _wait_for(self, item: _UnderWay) -> None:
+        """Waits for a collective. After a while a thread that has not come back from C++ since it issued it counts as waiting, too."""
+        try:
+            self._wait(item.work, timedelta(seconds=NOTICED_S))
+        except Exception:
+            if item.work.is_completed():
+                raise
+            if _where(sys._current_frames().get(item.thread)) == item.frame:
+                self._recorder.wait(item.slot)
+            self._wait(item.work)
+
+
+def _where(frame: FrameType | None) -> tuple[int, int]:
+    """Returns at which instruction of which call a thread is, without keeping what it holds alive."""
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)

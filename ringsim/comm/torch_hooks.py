@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -413,7 +414,9 @@ class _Hooks:
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
         waits = {kind: kind.wait for kind in find_handle_types(Work)}
-        self.late = LateWaits(recorder, lambda work: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work))
+        self.late = LateWaits(
+            recorder, lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
+        )
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {**make_replacements(recorder), **(self.checks.replacements if self.checks else {})}
         makers: dict[Place, Callable[[], Hook]] = {
@@ -653,7 +656,7 @@ class _Hooks:
                 recorder.complete(slot)  # to wait for it would make the program's stream wait
                 self.missing.add(UNSEEN_ON_GPUS)
             else:
-                late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made)
+                late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made, sys._getframe(2))
             return result
 
         return listen
