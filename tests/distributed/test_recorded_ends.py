@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_server import RankServer
+from rank_server import Ended, RankServer, results
 from test_recording import join
 
 import ringsim
 from ringsim.launch.recording import gather_ends, hold_back_sigterm
 
 pytestmark = pytest.mark.timeout(90)
+RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
+DIED = r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"
+CASES = [  # which rank leaves, how, when, and the kind and the words of the finding
+    (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
+    (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
+    (1, "exits", "while they wait", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
+    (1, "dies", "while they wait", "peer_exited", DIED),
+    (1, "dies", "before they wait", "peer_exited", DIED),
+    (1, "is done", "before they wait", "peer_exited", "but rank 1 has left the recorded block"),
+    (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),
+    (0, "raises", "before they wait", "rank_failed", f"rank 0 {RAISED}"),
+]
 
 
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:
@@ -41,7 +52,7 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
                     os.kill(os.getpid(), signal.SIGKILL)
             if rank != who:
                 if when == "before they wait":
-                    time.sleep(1.2)
+                    time.sleep(0.6)
                 store.set("waiting", "")
                 dist.recv(torch.zeros(3), who)
     except (RuntimeError, ValueError, SystemExit) as error:
@@ -51,81 +62,79 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
     os._exit(0)
 
 
-RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
+@pytest.fixture(scope="module")
+def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, list[Ended]]]:
+    """All cases at once, three ranks each: where each left its file, and how its ranks ended."""
+    places = [tmp_path_factory.mktemp("case") for _ in CASES]
+    asked = [(str(place), rank, *case[:3]) for place, case in zip(places, CASES, strict=True) for rank in range(3)]
+    found = server.run(ends_early, asked, limit_s=60)
+    return [(place, found[3 * number : 3 * number + 3]) for number, place in enumerate(places)]
 
 
-@pytest.mark.parametrize(
-    ("who", "how", "when", "kind", "words"),
-    [
-        (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
-        (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
-        (1, "exits", "while they wait", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
-        (1, "dies", "while they wait", "peer_exited", r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"),
-        (1, "dies", "before they wait", "peer_exited", r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"),
-        (1, "is done", "before they wait", "peer_exited", "but rank 1 has left the recorded block"),
-        (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),
-        (0, "raises", "before they wait", "rank_failed", f"rank 0 {RAISED}"),
-    ],
-)
-def test_the_file_says_who_ended_and_why(server: RankServer, tmp_path: Path, who: int, how: str, kind: str, words: str, when: str) -> None:
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"rank {who} {how} {when}" for who, how, when, _, _ in CASES])
+def test_the_file_says_who_ended_and_why(ended: list[tuple[Path, list[Ended]]], number: int) -> None:
     """0.1.0 found nothing wrong, or a rank that was busy."""
-    ended = server.run(ends_early, [(str(tmp_path), rank, who, how, when) for rank in range(3)])
-    trace = ringsim.load(tmp_path / "run.ringtrace")
-    findings = trace.explain().findings
+    (who, how, _, kind, words), (directory, ranks) = CASES[number], ended[number]
+    trace = ringsim.load(directory / "run.ringtrace")
+    (finding,) = trace.explain().findings
     if how == "dies":
         assert not trace.metadata["complete"]
         assert any("ranks [1] had not left" in note for note in trace.metadata["notes"])
-        assert (tmp_path / "run.ringtrace.parts" / "rank-1.events").exists()  # the evidence stays
-    assert [each.kind for each in findings] == [kind]
-    assert who in findings[0].ranks
-    assert re.search(words, findings[0].message)
-    if kind == "rank_failed":
-        assert len(findings[0].consequences) == 2
-    notes = [note for each in ended if each.how == "returned" for note in each.value]
-    assert len(notes) == 2
-    assert all(note.startswith(f"ringsim: rank {who} ") for note in notes)
+        assert (directory / "run.ringtrace.parts" / "rank-1.events").exists()  # the evidence stays
+    assert (finding.kind, who in finding.ranks) == (kind, True)
+    assert re.search(words, finding.message)
+    assert len(finding.consequences) == 2 or kind != "rank_failed"
+    notes = [note for each in ranks if each.how == "returned" for note in each.value]
+    assert [note.startswith(f"ringsim: rank {who} ") for note in notes] == [True, True]
 
 
-def under_torchrun(directory: Path, block: str) -> str:
-    """Runs a script of two ranks under torchrun, which ends the other once one has failed; returns what they wrote as errors."""
-    begin = "import os, time, torch, torch.distributed as dist, ringsim\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
-    script = begin + "with ringsim.trace('run.ringtrace'):\n" + textwrap.indent(textwrap.dedent(block), "    ")
-    (directory / "script.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=80)
-    assert done.returncode != 0
-    return done.stderr
+SCRIPT = """
+import time, torch, torch.distributed as dist, ringsim
+dist.init_process_group("gloo")
+with ringsim.trace("run.ringtrace"):
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        raise ValueError("boom")
+    dist.recv(torch.zeros(3), 1)
+"""
 
 
-def test_under_torchrun_stuck_ranks_raise_the_verdict_and_the_trace_is_kept(tmp_path: Path) -> None:
-    errors = under_torchrun(tmp_path, "dist.recv(torch.zeros(3), 1 - rank)")
-    assert "ringsim.errors.Deadlock: deadlock: ranks 0 and 1 wait for each other: " in errors
-    assert 'script.py", line 5, in <module>' in errors
-    findings = ringsim.load(tmp_path / "run.ringtrace").explain().findings
-    assert [(each.kind, set(each.ranks)) for each in findings] == [("deadlock", {0, 1})]
+def says_who_raised(path: str | Path) -> bool:
+    (finding,) = ringsim.load(path).explain().findings
+    return finding.kind == "rank_failed" and finding.message.startswith("rank 1 raised ValueError: boom (")
 
 
 def test_torchrun_does_not_end_rank_0_before_the_file_is_there(tmp_path: Path) -> None:
-    under_torchrun(tmp_path, "if rank == 1:\n    time.sleep(0.5); raise ValueError('boom')\ndist.recv(torch.zeros(3), 1)")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=80).returncode != 0
     assert (tmp_path / "run.ringtrace").exists()
-    (finding,) = ringsim.load(tmp_path / "run.ringtrace").explain().findings
-    assert finding.kind == "rank_failed"
-    assert finding.message.startswith("rank 1 raised ValueError: boom (")
+    assert says_who_raised(tmp_path / "run.ringtrace")
 
 
-def test_where_no_file_was_written_the_parts_tell_who_died(tmp_path: Path) -> None:
-    """Rank 0 computes when torchrun ends it."""
-    under_torchrun(tmp_path, "if rank == 1:\n    time.sleep(0.5); raise ValueError('boom')\ntime.sleep(60)")
+def ended_at_work(directory: str, rank: int) -> None:
+    """Rank 1 raises; rank 0 computes when it is ended for that, as a launcher would do."""
+    path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
+    try:
+        with ringsim.trace(path):
+            if rank == 1:
+                store.wait(["pid"])
+                raise ValueError("boom")
+            store.set("pid", str(os.getpid()))
+            time.sleep(60)
+    finally:
+        os.kill(int(store.get("pid")), signal.SIGTERM)
+
+
+def test_where_no_file_was_written_the_parts_tell_who_died(server: RankServer, tmp_path: Path) -> None:
+    assert [each.how for each in server.run(ended_at_work, [(str(tmp_path), rank) for rank in range(2)])] == ["killed", "raised"]
     assert not (tmp_path / "run.ringtrace").exists()
     for path in (tmp_path / "run.ringtrace", tmp_path / "run.ringtrace.parts", f"{tmp_path}/run.ringtrace.parts/"):
-        (finding,) = ringsim.load(path).explain().findings
-        assert finding.kind == "rank_failed"
-        assert finding.message.startswith("rank 1 raised ValueError: boom (")
+        assert says_who_raised(path)
 
 
 def left_and_at_work(directory: str, rank: int) -> None:
-    path = join(directory, rank, 2)
-    with ringsim.trace(path):
+    with ringsim.trace(join(directory, rank, 2)):
         work: Any = dist.isend(torch.zeros(3), 1 - rank)
         dist.recv(torch.zeros(3), 1 - rank)
     work.wait()
@@ -133,8 +142,7 @@ def left_and_at_work(directory: str, rank: int) -> None:
 
 
 def test_who_left_in_peace_is_not_accused(server: RankServer, tmp_path: Path) -> None:
-    ended = server.run(left_and_at_work, [(str(tmp_path), rank) for rank in range(2)])
-    assert [each.how for each in ended] == ["returned", "returned"]
+    results(server.run(left_and_at_work, [(str(tmp_path), rank) for rank in range(2)]))
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert "ends" not in trace.metadata
     assert not {each.kind for each in trace.explain().findings} - {"late_sender", "late_receiver", "straggler"}
