@@ -14,6 +14,7 @@ from torch import nn
 
 import ringsim
 from ringsim.comm.torch_hooks import install, uninstall
+from ringsim.errors import MessageMismatch
 from ringsim.state import get_state
 from ringsim.traces.value import Trace
 
@@ -88,7 +89,7 @@ def test_buckets_are_recorded_once_with_their_bytes(runs: dict[str, Trace]) -> N
     frame = runs["data_parallel"].to_pandas()
     reductions = frame[frame["op"] == "all_reduce"]
     for rank in range(runs["data_parallel"].world_size):
-        mine, spans = (each[each["rank"] == rank] for each in (reductions, frame[frame["op"] == "span"]))
+        mine, spans = (each[each["rank"] == rank] for each in (reductions, frame[frame["label"] == "backward"]))
         steps = [
             mine[mine["post_ns"].between(*times)]["size_bytes"].tolist() for times in zip(spans["post_ns"], spans["done_ns"], strict=True)
         ]
@@ -123,3 +124,25 @@ def test_nothing_is_said_to_be_missing_where_nothing_is(runs: dict[str, Trace]) 
     for trace in runs.values():
         assert trace.metadata["not_recorded"] == []
         assert {finding.kind for finding in trace.explain().findings} <= {"straggler"}  # which a busy machine makes
+
+
+def unequal() -> None:
+    """Rank 1 has one batch more."""
+    train(2 + dist.get_rank())
+    dist.barrier()
+
+
+def on_one_rank() -> None:
+    if dist.get_rank() == 0:
+        train(1)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(("worker", "op"), [(unequal, "all_reduce"), (on_one_rank, "all_gather")])
+def test_a_rank_that_waits_in_cpp_is_seen_to_wait(worker: Callable[[], Any], op: str) -> None:
+    with pytest.raises(MessageMismatch) as caught:
+        ringsim.trace(worker, world_size=2, limit_s=60)
+    (finding,) = caught.value.diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
+    assert {operation.op for operation in finding.operations} == {op, "barrier"}
+    assert {operation.file for operation in finding.operations} == {__file__}
