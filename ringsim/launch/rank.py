@@ -93,6 +93,8 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
 
 def warm_up() -> None:
     """Does once, before ranks are forked, what each would have to do: loads the parts of numpy and torch that load on first use."""
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  # takes 0.3 s: the first backward pass from a gradient loads it
+
     _seed(0)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))
