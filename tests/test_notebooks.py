@@ -92,7 +92,6 @@ def executed(lesson: Path) -> tuple[dict[str, Cell], frozenset[int]]:
     """Runs a lesson; returns its code cells with their outputs, and the processes that its kernel had started."""
     notebook = nbformat.read(lesson, as_version=4)
     client = NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(lesson.parent)}})
-    client.shutdown_kernel = "immediate"  # `test_kernel` looks at what a kernel leaves that is asked to end
     # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply, and then sometimes sleeps through the
     # reply until its time-out. Left unanswered, a slider's output is shown under the cell, where it is looked at like any other.
     client.comm_open_handlers.clear()
