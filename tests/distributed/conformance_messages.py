@@ -220,3 +220,15 @@ def objects_are_scattered(dist: Any, rank: int, size: int) -> None:
         objects: list[Any] = [None]
         dist.scatter_object_list(objects, [thing(each) for each in range(size)] if rank == root else None, root)
         assert objects == [thing(rank)]
+
+
+@rule(least=2)
+def objects_travel_in_a_group(dist: Any, rank: int, size: int) -> None:
+    group = dist.new_group([size - 1, 0])
+    if rank in (0, size - 1):
+        everybodys: list[Any] = [None] * 2
+        dist.all_gather_object(everybodys, thing(rank), group=group)
+        assert everybodys == [thing(0), thing(size - 1)]
+        objects = [thing(rank)]
+        dist.broadcast_object_list(objects, group=group, group_src=1)
+        assert objects == [thing(size - 1)]
