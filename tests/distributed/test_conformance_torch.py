@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import conformance
-import pytest
 import torch.distributed as dist
 from conformance_collectives import WAYS
 
@@ -65,8 +64,8 @@ class Least(Backend):
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 COLUMNS = ["op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "status"]
-# What Gloo lacks is built; it takes complex numbers as pairs; it tells of a coalesced operation, and of one nobody waits for, in wait() alone;
-# and a refusal comes from below the recorder.
+# What Gloo lacks is built; it takes complex numbers as pairs; it tells only in wait() that a coalesced operation, or one that nobody waits
+# for, is done; and it refuses below the recorder.
 RECORDED_OTHERWISE = re.compile(
     r"^gather_(single|into_tensor)|complex|_coalesced\[(async|in a group)|without_a_wait|future|"
     r"_needs_|_must_exist|_that_exist|_is_given_once|_is_not_negative"
