@@ -47,18 +47,20 @@ def isend_and_irecv_go_to(dist: Any, rank: int, size: int, named: str) -> None:
     pass_on(dist, rank, size, named=named)
 
 
-@rule(least=2, each={"recv": False, "irecv": True})
-def anybody_may_send_and_is_named_by(dist: Any, rank: int, size: int, at_once: bool) -> None:
+@rule(least=2, each={"recv": 3, "irecv": 4})
+def anybody_may_send_and_is_named_by(dist: Any, rank: int, size: int, tag: int) -> None:
     if rank:
-        dist.send(torch.tensor([float(rank)]), 0, tag=3)
+        dist.send(torch.tensor([float(rank)]), 0, tag=tag)
         return
     sources = set()
     for _ in range(size - 1):
         token = torch.empty(1)
-        if at_once:
-            handle = dist.irecv(token, tag=3)
+        if tag == 3:
+            source = dist.recv(token, tag=tag)
+        else:
+            handle = dist.irecv(token, tag=tag)
             handle.wait()
-        source = source_of(handle) if at_once else dist.recv(token, tag=3)
+            source = source_of(handle)
         assert token.item() == source
         sources.add(source)
     assert sources == set(range(1, size))
