@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {  # and the arguments th
     "simulate_schedule, written out": (partial(ringsim.simulate_schedule, "zb_h1", num_ranks=20, num_microbatches=20), STEP),
     "sensitivity": (RUN.sensitivity, "by most"),
     "trace of a schedule": (RUN.trace, "ranks between"),
-    "calibrate": (ringsim.calibrate, "trace"),
+    "calibrate": (lambda trace: ringsim.calibrate(trace), "trace"),
     "compare": (partial(ringsim.compare, real=TRACE, virtual=TRACE), "real virtual"),
     "scale": (partial(ringsim.scale, trace=TRACE, world_size=4), "trace world_size num_microbatches"),
     "make_schedule": (
