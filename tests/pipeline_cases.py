@@ -14,6 +14,7 @@ from ringsim.pipeline.training import cross_entropy, train_step_pipeline
 from ringsim.pipeline.transformer import SmallTransformer
 from ringsim.schedules.generation import can_finish
 
+torch.set_num_threads(1)  # two threads for tensors this small wait for each other most of the time
 VOCABULARY = 13
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}
 
@@ -85,7 +86,6 @@ def difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
 
 def train_all(cases: Sequence[Case]) -> list[tuple[float, dict[str, Tensor]]]:
     """Runs on each rank: the loss and the gradients of each case."""
-    torch.set_num_threads(1)  # two threads for tensors this small wait for each other most of the time
     found = []
     for case in cases:
         model = make_model(case)

@@ -22,7 +22,7 @@ from ringsim.pipeline.executor import rehearse
 from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Evaluation, Semantics, evaluate
-from ringsim.schedules.lowering import get_needs, get_recv, lower
+from ringsim.schedules.lowering import get_recv, lower
 from ringsim.schedules.schedule import Action, Schedule, parse_action
 from ringsim.simulator import critical_path
 from ringsim.simulator.critical_path import REASONS, Hop
@@ -203,7 +203,7 @@ def check_reason(before: Hop | None, hop: Hop, lowered: Schedule) -> None:
 
 def test_critical_paths_hold_together() -> None:
     seen = dict.fromkeys(REASONS, 0)
-    for seed, semantics, ahead in product(range(60), SEMANTICS, (0, 1)):
+    for seed, semantics, ahead in product(range(70), SEMANTICS, (0, 1)):
         schedule, costs, _, run = draw_run(seed, semantics, ahead)
         path, lowered = run.critical_path, lower(schedule, ahead=ahead)
         assert (path.hops[0].start, path.hops[-1].end) == (0, run.makespan)
@@ -403,33 +403,21 @@ def draw_schedule(chance: random.Random) -> Schedule:
     """Draws a whole step that nobody has named: any placement, whole and split backwards, in any order that can end."""
     ranks, microbatches = chance.randint(1, 4), chance.randint(1, 5)
     stage_ranks = tuple(chance.randrange(ranks) for _ in range(chance.randint(1, 6)))
-    todo = set()
-    for stage in range(len(stage_ranks)):
-        for microbatch in range(microbatches):
-            todo |= {Action(stage, kind, microbatch) for kind in chance.choice(("FB", "FIW"))}
+    stages = range(len(stage_ranks))
+    # Each microbatch goes up through the stages and comes down again, in one order; only the gradients of weights may wait.
+    todo = [
+        [Action(stage, "F", each) for stage in stages] + [Action(stage, chance.choice("BI"), each) for stage in reversed(stages)]
+        for each in range(microbatches)
+    ]
     rows: list[list[Action]] = [[] for _ in range(ranks)]
-    done: set[Action] = set()
     while todo:
-        ready = sorted(action for action in todo if _is_ready(action, stage_ranks, done))
-        action = chance.choice(ready)
-        todo.remove(action)
-        done.add(action)
+        chain = chance.choice(todo)
+        action = chain.pop(0)
         rows[stage_ranks[action.stage]].append(action)
+        if action.kind == "I":
+            todo.append([action._replace(kind="W")])
+        todo = [chain for chain in todo if chain]
     return Schedule("drawn", microbatches, stage_ranks, tuple(map(tuple, rows)))
-
-
-def _is_ready(action: Action, stage_ranks: tuple[int, ...], done: set[Action]) -> bool:
-    """Whether all that a computation needs is done, wherever that is."""
-    for need in get_needs(action, stage_ranks):
-        if need[0].is_compute:
-            if done.isdisjoint(need):
-                return False
-        else:
-            made = need[0].other_side
-            makers = {Action(made.stage, kind, made.microbatch) for kind in (("F",) if made.kind == "SEND_F" else ("B", "I"))}
-            if done.isdisjoint(makers):
-                return False
-    return True
 
 
 def move_posts(lowered: Schedule, chance: random.Random) -> Schedule:
@@ -532,6 +520,9 @@ def compare(schedule: Schedule, chance: random.Random, ahead: int, semantics: Se
     assert [mine.list_actions(rank) for rank in mine.ranks] == [theirs.list_actions(rank) for rank in theirs.ranks]
     for name in ("start", "end"):
         assert np.abs(getattr(mine, name) - getattr(theirs, name)).max() <= 1, name
+    sends = worked.events.select(worked.messages.send)
+    about = [(action.stage, action.microbatch) for row in lower(schedule).actions for action in row if action.kind.startswith("SEND")]
+    assert sorted(zip(sends.stage.tolist(), sends.microbatch.tolist(), strict=True)) == sorted(about)
     for name in ("send", "recv"):
         ours, others = (trace.events.select(getattr(trace.messages, name)) for trace in (alone, worked))
         assert where(ours) == where(others)
@@ -553,3 +544,18 @@ def test_schedules_of_ones_own_when_rehearsed() -> None:
     chance = random.Random(11)
     schedules = [schedule for schedule in (draw_schedule(chance) for _ in range(40)) if all(schedule.actions)]
     assert sum(compare(schedule, chance, chance.randint(0, 2)) for schedule in schedules) > 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"costs": Costs(latency=1)}, "latency must be 0, got 1"),
+        ({"size_bytes": -1}, "size_bytes must be 0 or more, got -1"),
+        ({"steps": 0}, "steps must be 1 or more, got 0"),
+        ({"schedule": make_schedule("gpipe", 2, 1)}, "schedule must be for the 1 ranks of the ring, got one for 2"),
+    ],
+)
+def test_rehearsals_that_cannot_be_are_refused(changes: dict[str, Any], what: str) -> None:
+    arguments = {"schedule": make_schedule("gpipe", 1, 1), "costs": Costs(forward=0, backward=0), **changes}
+    with pytest.raises(ArgumentError, match=what):
+        simulate(rehearse, world_size=1, kwargs=arguments, link=Link(0, 0))
