@@ -529,3 +529,9 @@ def test_rehearsals_that_cannot_be_are_refused(changes: dict[str, Any], what: st
     arguments = {"schedule": make_schedule("gpipe", 1, 1), "costs": Costs(forward=0, backward=0), **changes}
     with pytest.raises(ArgumentError, match=what):
         simulate(rehearse, world_size=1, kwargs=arguments, link=Link(0, 0))
+
+
+def test_rehearsals_post_in_one_order_where_messages_go_one_after_the_other() -> None:
+    schedule, costs = make_schedule("1f1b", 2, 4), Costs(1e-3, 1e-3, 1e-3)
+    trace = simulate(rehearse, world_size=2, args=(schedule, costs), kwargs={"size_bytes": 8}, link=Link(0, 0), semantics="grouped")
+    assert (len(trace.messages), trace.unmatched) == (8, [])
