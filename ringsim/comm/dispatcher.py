@@ -151,6 +151,7 @@ class LateWaits:
         self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._slots: dict[int, int] = {}  # by the address of what a collective fills
+        self._latest: dict[int, int] = {}  # by thread, what it issued last
 
     def add(self, work: Work, slot: int, made: list[torch.Tensor], frame: FrameType | None) -> None:
         """Writes down when a collective is done, in the record at ``slot``.
@@ -166,7 +167,9 @@ class LateWaits:
             self._thread.start()
         places = [tensor.data_ptr() for tensor in made]
         self._slots.update(dict.fromkeys(places, slot))
-        self._queue.put(_UnderWay(work, slot, places, threading.get_ident(), _where(frame)))
+        thread = threading.get_ident()
+        self._latest[thread] = slot
+        self._queue.put(_UnderWay(work, slot, places, thread, _where(frame)))
 
     def begin(self, tensor: torch.Tensor) -> None:
         """Writes down that the program begins to wait for what fills ``tensor``, where that is under way."""
@@ -190,7 +193,9 @@ class LateWaits:
                 continue
             for place in item.places:
                 self._slots.pop(place, None)  # first: nobody begins to wait for what is done
-            self._recorder.complete(item.slot)
+            # DistributedDataParallel waits when it has issued its last bucket; so does what C++ does at once.
+            waited_from_the_start = self._latest.get(item.thread) == item.slot and self._is_still_there(item)
+            self._recorder.complete(item.slot, waited=not waited_from_the_start)
 
     def _wait_for(self, item: _UnderWay) -> None:
         """Waits for a collective. After a while a thread that has not come back from C++ since it issued it counts as waiting, too."""
@@ -199,9 +204,13 @@ class LateWaits:
         except Exception:
             if item.work.is_completed():
                 raise
-            if _where(sys._current_frames().get(item.thread)) == item.frame:
+            if self._is_still_there(item):
                 self._recorder.wait(item.slot)
             self._wait(item.work)
+
+    def _is_still_there(self, item: _UnderWay) -> bool:
+        """Whether the thread that issued a collective has not come back from C++ since."""
+        return _where(sys._current_frames().get(item.thread)) == item.frame
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:

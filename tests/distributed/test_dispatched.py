@@ -146,3 +146,18 @@ def test_a_rank_that_waits_in_cpp_is_seen_to_wait(worker: Callable[[], Any], op:
     assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
     assert {operation.op for operation in finding.operations} == {op, "barrier"}
     assert {operation.file for operation in finding.operations} == {__file__}
+
+
+def late() -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    for _ in range(4):
+        if dist.get_rank() == 1:
+            with ringsim.span("slow data"):
+                ringsim.compute(0.3)
+        model(torch.randn(4, 8)).sum().backward()
+
+
+def test_the_rank_that_comes_late_is_named() -> None:
+    first = ringsim.trace(late, world_size=3).explain().findings[0]
+    assert (first.kind, first.ranks) == ("straggler", (1,))
+    assert "slow data" in first.message
