@@ -71,6 +71,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
             install_with(job.inject, recorder, job.check)
             change_state(slowdown=slowed_by(job.inject, config.rank), jitter=jitter_of(job.inject, config.rank))
         function = _load(job)
+        recorder.on_imports()
         say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"
         try:
