@@ -60,8 +60,7 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(bench: Bench, idle: bool, settle_s: float, after_s: float) -> None:
     bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=settle_s)
     bench.threads[0] = bench.threads[0]._replace(idle=idle)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     verdict, after = bench.look_for(10.0)
     assert (kind_of(verdict), after) == ("deadlock", pytest.approx(after_s, abs=2 * TICK_S))
 
@@ -78,8 +77,7 @@ def test_what_a_rank_left_behind_still_arrives_unless_it_was_refused(bench: Benc
 
 
 def test_something_that_happens_between_two_looks_begins_the_proof_anew(bench: Bench) -> None:
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     for _ in range(50):
         assert bench.look() is None
         bench.now_s += TICK_S
@@ -88,8 +86,7 @@ def test_something_that_happens_between_two_looks_begins_the_proof_anew(bench: B
 
 
 def test_a_message_that_is_there_ends_the_suspicion(bench: Bench) -> None:
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     assert bench.look() is None
     bench.writers[0].post("isend", 0, 1, 0)
     assert bench.look_for(1.0)[0] is None
@@ -97,8 +94,7 @@ def test_a_message_that_is_there_ends_the_suspicion(bench: Bench) -> None:
 
 def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
     bench.silent = {1}
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     assert bench.look_for(20.0)[0] is None
     bench.watcher.hear(1, bench.threads[1])
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
@@ -106,8 +102,7 @@ def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
 
 def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     bench.threads[1] = Threads(bench.threads[1].busy | {7}, idle=False)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     assert bench.look_for(20.0)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
@@ -149,8 +144,7 @@ def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(be
         bench.writers[0].recorder.mark("step")
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(POLL_S * POLL_MAX)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     assert bench.look() is None
     assert bench.watcher.pause_s == POLL_S
 

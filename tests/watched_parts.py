@@ -61,6 +61,10 @@ class Bench(AbstractContextManager["Bench"]):
         self.writers[rank].post(op, 0, peer, tag)
         self.writers[rank].act("wait", -1)
 
+    def both_receive(self) -> None:
+        self.waits(0, "recv", 1)
+        self.waits(1, "recv", 0)
+
     def look(self) -> Verdict | None:
         return self.watcher.look(self.states)
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_be
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 POLL_S = 0.002  # the watcher looks ten times as often as by default
-AT_ONCE = 3
+AT_ONCE = 5
 LIMIT_S = 60
 SIZE = 3  # ranks of programs that are compared
 LATE = {"late_sender", "late_receiver", "straggler"}

@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_beh
 for module in (sys.modules[__name__], causes):
     cloudpickle.register_pickle_by_value(module)  # ranks need not import pytest
 
-AT_ONCE = 5
+AT_ONCE = 8
 LONG_S = 60.0
 LIMIT_S = 3.0  # of runs that only a limit ends
 WITHOUT_A_WATCHER = RunOptions(limit_s=1.0, poll_s=None)

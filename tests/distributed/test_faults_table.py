@@ -29,7 +29,7 @@ ALIKE: tuple[str, ...] = ("1", "2b", "4b", "6a", "8", "9", "18", "23a", "24", "2
 ALIKE += ("53a", "65", "66a")
 # Correct programs, which run one behind the other.
 FINE = ("15", "44c", "51c", "56", "58", "62", "66b", "67a", "71a", "71b", "55a", "55b")
-AT_ONCE = 6  # runs that wait for their limits do so side by side
+AT_ONCE = 12  # runs that wait for their limits do so side by side
 
 
 class Outcome(NamedTuple):
