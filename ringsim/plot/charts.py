@@ -611,9 +611,9 @@ _PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str]
 )
 
 FIGURES: Final = tuple(
-    PublishedFigure(link, date, f"{project} #{number}", _ISSUES.format(project, number), *values, remark)
+    PublishedFigure(link, date, f"{project} #{number}", _ISSUES.format(project, number), size, time_us, rate, remark)
     for link, project, number, date, said, remark in _PUBLISHED
-    for values in ([(size, time_us, None) for size, time_us in said.items()] if isinstance(said, dict) else [(None, None, said)])
+    for size, time_us, rate in ([(*time, None) for time in said.items()] if isinstance(said, dict) else [(None, None, said)])
 )
 
 PUBLISHED_SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand

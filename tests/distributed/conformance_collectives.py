@@ -342,3 +342,17 @@ def tensors_with_gradients_are_carried(dist: Any, rank: int, size: int) -> None:
     dist.all_gather(tensors, weights * 2)
     same(tensors[-1], make(size - 1) * 2)
     assert not tensors[-1].requires_grad
+
+
+@rule()
+def inputs_and_outputs_may_be_parts_of_one_tensor(dist: Any, rank: int, size: int) -> None:
+    turned = torch.stack([make(each) for each in reversed(range(size))])
+    rows = torch.stack([make(rank)] * size)
+    dist.all_gather(list(rows)[::-1], rows[rank])
+    same(rows, turned)
+    rows = torch.stack([make(rank, salt=row) for row in range(size)])
+    dist.scatter(rows[-1], list(rows) if rank == 0 else None)
+    same(rows[-1], make(0, salt=rank))
+    rows = torch.stack([make(rank)] * size)
+    dist.gather(rows[0], list(rows)[::-1] if rank == 0 else None)
+    same(rows, turned if rank == 0 else rows)
