@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 PIP_INSTALL = -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-# Tests that start no ranks, and lessons, do not disturb each other; what belongs together (a lesson's tests) stays in one process.
+# Tests that start no ranks, and lessons, do not disturb each other; what belongs together (those on real ranks, a lesson's) stays in one process.
 TWO_AT_A_TIME := --numprocesses 2 --dist loadgroup
 
 # Only what is installed in .venv counts.
@@ -30,9 +30,8 @@ install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependenc
 demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
-test: test-quick ## run all tests: quick ones, then those on real ranks, then the lessons
-	$(BIN)/python -m pytest -m distributed
-	$(BIN)/python -m pytest -m notebooks $(TWO_AT_A_TIME)
+test: $(INSTALLED) ## run all tests: those on real ranks one after the other, and beside them the lessons and the quick ones
+	$(BIN)/python -m pytest $(TWO_AT_A_TIME)
 
 test-quick: $(INSTALLED) ## run the tests that start no ranks
 	$(BIN)/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)

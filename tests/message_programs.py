@@ -1,7 +1,4 @@
-"""Programs of messages drawn at random, as the lists of operations that ``run_programs`` evaluates, and what must be said of them.
-
-A tag is (group, tag): messages of two groups never meet, whatever their tags, and that is all that a group is to the evaluator.
-"""
+"""Programs of messages drawn at random, for a ``Machine`` or for real ranks, and what must be said of those that get stuck."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypothesis import strategies as st
+from rendezvous_machine import Instruction, Machine
 
-from ringsim.schedules.engine import Blocked, Operation, Receive, Run, Send, Wait
-from ringsim.traces.events import SEND
+from ringsim.traces.events import ANY_SOURCE, SEND, Group
 from ringsim.traces.findings import Diagnosis
 
-Programs = list[list[Operation]]
-Groups = dict[str, tuple[int, ...]]  # members by name
+Programs = list[list[Instruction]]
 
 
 class Awaits(NamedTuple):
@@ -29,97 +25,105 @@ class Awaits(NamedTuple):
 
 
 @st.composite
-def programs_of_messages(draw: st.DrawFn, size: int, groups: Groups, most: int = 8, tags: int = 2) -> Programs:
+def programs_of_messages(
+    draw: st.DrawFn,
+    groups: Sequence[Group],
+    *,
+    collectives: bool = False,
+    anybody: bool = False,
+    apart: bool = False,
+    at_once: bool = False,
+) -> Programs:
     """Draws programs of which about half come to an end: whole messages, some spoilt, waited for in any order, never, or twice.
 
     Args:
         draw: hypothesis's.
-        size: number of ranks.
-        groups: those that messages may use.
-        most: messages at most.
-        tags: number of tags.
+        groups: those that messages may use; the first holds all ranks.
+        collectives: whether ranks meet in some, too.
+        anybody: whether some messages may be received from anybody.
+        apart: whether those have a tag of their own.
+        at_once: whether programs end by waiting for all that is open at once.
     """
-    posts: list[list[Send | Receive]] = [[] for _ in range(size)]
-    for _ in range(draw(st.integers(0, most))):
-        group = draw(st.sampled_from(sorted(groups)))
-        source, target = draw(st.permutations(groups[group]))[:2]
-        tag = group, draw(st.integers(0, tags - 1))
-        posts[source].append(Send(target, tag))
-        posts[target].append(Receive(source, tag))
-    spoil = st.sampled_from(["no"] * 12 + ["drop", "swap", "tag", "again"])
-    programs: Programs = []
-    for mine in posts:
-        what = draw(spoil) if mine else "no"
-        at = draw(st.integers(0, len(mine) - 1)) if mine else 0
-        if what == "drop":
-            del mine[at]
-        elif what == "swap":
-            mine.insert(0, mine.pop(at))
-        elif what == "again":
-            mine.insert(0, mine[at])
-        elif what == "tag":
-            group, tag = mine[at].tag  # type: ignore[misc]  # the tags of these programs are pairs
-            mine[at] = type(mine[at])(mine[at].peer, (group, (tag + 1) % tags))
-        programs.append(draw(_with_waits(mine)))
-    return programs
+    posts: Programs = [[] for _ in groups[0].ranks]
+    for _ in range(draw(st.integers(0, 8))):
+        number = draw(st.integers(0, len(groups) - 1))
+        if collectives and draw(st.integers(0, 3)) == 0:
+            for rank in groups[number].ranks:
+                posts[rank].append((draw(st.sampled_from(["barrier"] * 7 + ["all_reduce"])), number))
+            continue
+        source, target = draw(st.permutations(groups[number].ranks))[:2]
+        from_any = anybody and draw(st.booleans())
+        tag = 9 if from_any and apart else draw(st.integers(0, 1))
+        posts[source].append(("isend", target, tag, number))
+        posts[target].append(("irecv", ANY_SOURCE if from_any else source, tag, number))
+    return [draw(_with_waits(draw(_spoilt(mine)), at_once)) for mine in posts]
 
 
 @st.composite
-def _with_waits(draw: st.DrawFn, posts: Sequence[Send | Receive]) -> list[Operation]:
-    """Puts waits behind posts: at once (a blocking call), a few posts later, at the end in any order, never, or twice."""
-    program: list[Operation] = []
-    later: list[int] = []  # positions of posts that are still to be waited for
-    patient = draw(st.booleans())  # waits for nothing before all is posted
-    for post in posts:
-        position = len(program)
-        program.append(post)
-        how = "later" if patient else draw(st.sampled_from(["at once", "at once", "later", "later", "later", "twice", "never"]))
-        if how in ("at once", "twice"):
-            program.append(Wait(position))
-        if how in ("later", "twice"):
-            later.append(position)
+def _spoilt(draw: st.DrawFn, posts: list[Instruction]) -> list[Instruction]:
+    """Drops a post now and then, or moves it to the front, or posts it once more, or under another tag."""
+    what = draw(st.sampled_from(["no"] * 12 + ["drop", "swap", "tag", "again"])) if posts else "no"
+    if what == "no":
+        return posts
+    at = draw(st.integers(0, len(posts) - 1))
+    op, *about = posts[at]
+    rest = posts[:at] + posts[at + 1 :]
+    if what == "tag" and len(about) == 3:
+        peer, tag, number = about
+        return [*posts[:at], (op, peer, tag ^ 1, number), *posts[at + 1 :]]
+    return {"drop": rest, "swap": [posts[at], *rest]}.get(what, [posts[at], *posts])
+
+
+@st.composite
+def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> list[Instruction]:
+    """Puts waits behind posts: at once (or a blocking call), a few posts later, at the end in any order, never, or twice."""
+    program: list[Instruction] = []
+    later: list[int] = []  # handles that are still to be waited for
+    handles, patient = 0, draw(st.booleans())  # the patient wait for nothing before all is posted
+    for op, *about in posts:
+        how = "later" if patient else draw(st.sampled_from(["blocks", "blocks", "later", "later", "later", "twice", "never"]))
+        if op not in ("isend", "irecv"):
+            program.append((op, *about))
+        elif how == "blocks" and draw(st.booleans()):
+            program.append((op[1:], *about))
+        else:
+            program += [(op, *about), *[("wait", handles)] * (how in ("blocks", "twice"))]
+            later += [handles] * (how in ("later", "twice"))
+            handles += 1
         if later and not patient and draw(st.integers(0, 3)) == 0:
-            program.append(Wait(later.pop(draw(st.integers(0, len(later) - 1)))))
-    return program + [Wait(position) for position in draw(st.permutations(later))]
+            program.append(("wait", later.pop(draw(st.integers(0, len(later) - 1)))))
+    return [*program, ("wait_all",)] if at_once else program + [("wait", handle) for handle in draw(st.permutations(later))]
 
 
 def joined(parts: Sequence[Programs], size: int) -> Programs:
-    """Writes programs one behind the other, each with tags of its own."""
+    """Writes programs of messages one behind the other, each with tags of its own."""
     whole: Programs = [[] for _ in range(size)]
     for number, part in enumerate(parts):
         for program, mine in zip(whole, part, strict=True):
-            begin = len(program)
-            for operation in mine:
-                if isinstance(operation, Wait):
-                    program.append(Wait(begin + operation.position))
-                elif isinstance(operation, Send | Receive):
-                    group, tag = operation.tag  # type: ignore[misc]
-                    program.append(type(operation)(operation.peer, (group, tag + 10 * number)))
+            handles = sum(op in ("isend", "irecv") for op, *_ in program)
+            for op, *about in mine:
+                if op == "wait":
+                    program.append(("wait", about[0] + handles))
+                else:
+                    peer, tag, group = about
+                    program.append((op, peer, tag + 10 * number, group))
     return whole
 
 
-def awaited(programs: Programs, run: Run) -> set[Awaits]:
-    """Returns who waits for ever, and in what, by the evaluator."""
-    found = set()
-    for blocked in run.blocked:
-        post = programs[blocked.rank][blocked.post]
-        assert isinstance(post, Send | Receive)
-        group, tag = post.tag  # type: ignore[misc]
-        found.add(Awaits(blocked.rank, blocked.peer, isinstance(post, Send), group, tag))
-    return found
+def run_to_the_end(programs: Programs, groups: Sequence[Group]) -> Machine:
+    machine = Machine(programs, groups)
+    machine.run(lambda ranks: ranks[0])
+    return machine
 
 
-def circles(run: Run) -> set[frozenset[int]]:
-    """Returns all circles of ranks that wait for each other: each waits for one other, so no two of them touch."""
-    left, found = list(run.blocked), set()
-    while cycle := _first_cycle(run, left):
-        found.add(frozenset(blocked.rank for blocked in cycle))
-        left = [blocked for blocked in left if blocked not in cycle]
-    return found
-
-
-def _first_cycle(run: Run, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
-    return Run(run.times, run.messages, tuple(blocked)).cycle
+def awaited(machine: Machine) -> set[Awaits]:
+    """Returns who waits, and in what message, by the machine: at the end, for ever."""
+    return {
+        Awaits(op.rank, op.peer, op.op.endswith("send"), machine.groups[op.group].name, op.tag)
+        for ops in machine.awaited
+        for op in ops
+        if not machine.is_matched(op)
+    }
 
 
 def said(diagnosis: Diagnosis) -> set[Awaits]:
@@ -131,16 +135,25 @@ def said(diagnosis: Diagnosis) -> set[Awaits]:
     }
 
 
-def said_circles(diagnosis: Diagnosis) -> set[frozenset[int]]:
-    """Returns the circles that a diagnosis marks."""
-    following = {edge.rank: edge.peer for edge in diagnosis.edges if edge.in_cycle}
+def circles(following: dict[int, int]) -> set[frozenset[int]]:
+    """Returns the circles of ranks of which each waits for one other."""
     found = set()
     for rank in following:
-        circle = [rank]
-        while following[circle[-1]] not in circle:
-            circle.append(following[circle[-1]])
-        found.add(frozenset(circle))
+        way = [rank]
+        while following.get(way[-1], rank) not in way:
+            way.append(following[way[-1]])
+        if following.get(way[-1]) == rank:
+            found.add(frozenset(way))
     return found
+
+
+def circles_of(machine: Machine) -> set[frozenset[int]]:
+    return circles({one.rank: one.peer for one in awaited(machine)})
+
+
+def said_circles(diagnosis: Diagnosis) -> set[frozenset[int]]:
+    """Returns the circles that a diagnosis marks."""
+    return circles({edge.rank: edge.peer for edge in diagnosis.edges if edge.in_cycle})
 
 
 def named(diagnosis: Diagnosis) -> set[int]:

@@ -1,8 +1,8 @@
 """A small machine that runs programs of sends, recvs and collectives as Gloo does: an independent answer to who can go on.
 
 A program is a list of instructions for each rank. What a rank may do next never depends on time, so which ranks finish does not depend on
-the order in which the machine lets them run. A recv from any rank is the exception: it gets whichever message was sent first. Its tag must
-not be that of a recv from one rank.
+the order in which the machine lets them run. Recvs from any rank are the exception: which message they get is settled when the later of
+the two is posted, and stays so.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ Instruction = tuple[Any, ...]
 BLOCKING = ("send", "recv", "barrier", "all_reduce")
 
 
-def wait_for_each(program: Sequence[Instruction]) -> list[Instruction]:
-    """Returns the instructions that wait for all handles of a program, one after the other."""
-    return [("wait", handle) for handle in range(sum(instruction[0] in ("isend", "irecv") for instruction in program))]
-
-
-@dataclass
+@dataclass(eq=False)
 class Op:
     rank: int
     op: str
@@ -35,6 +30,7 @@ class Op:
     post: int
     wait: int = -1
     done: int = -1
+    partner: Op | None = None  # the other side of a message
 
     @property
     def is_collective(self) -> bool:
@@ -43,10 +39,11 @@ class Op:
 
 @dataclass
 class Machine:
-    """Runs ``programs``; ``groups`` are numbered, with their members."""
+    """Runs ``programs``; ``groups`` are numbered, with their members; ``choose`` picks one of several that a message may belong to."""
 
     programs: Sequence[Sequence[Instruction]]
     groups: Sequence[Group]
+    choose: Callable[[list[Op]], Op] = lambda others: min(others, key=lambda op: op.post)
     posted: list[list[Op]] = field(default_factory=list)
     awaited: list[list[Op]] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
@@ -65,44 +62,31 @@ class Machine:
     def unfinished(self) -> set[int]:
         return set(range(len(self.programs))) - set(self.finished)
 
-    def is_stuck(self, rank: int) -> bool:
-        """Tells whether a rank waits for something that has no other side yet."""
-        return not all(map(self._matched, self.awaited[rank]))
+    def is_matched(self, op: Op) -> bool:
+        if not op.is_collective:
+            return op.partner is not None
+        index = self._calls(op.rank, op.group).index(op)
+        theirs = [self._calls(member, op.group)[index : index + 1] for member in self.groups[op.group].ranks]
+        return all(calls and calls[0].op == op.op for calls in theirs)
 
-    def _matched(self, op: Op) -> bool:
-        if op.is_collective:
-            index = [one for one in self.posted[op.rank] if one.is_collective and one.group == op.group].index(op)
-            for member in self.groups[op.group].ranks:
-                theirs = [one for one in self.posted[member] if one.is_collective and one.group == op.group]
-                if len(theirs) <= index or theirs[index].op != op.op:
-                    return False
-            return True
-        if op.peer == ANY_SOURCE:
-            return self.source(op) is not None
-        if any(one.peer == ANY_SOURCE for one in self.posted[op.peer] if (one.tag, one.group) == (op.tag, op.group)):
-            return any(self._sent_to(recv) is op for recv in self.posted[op.peer] if recv.peer == ANY_SOURCE)
-        mine = self._channel(op.rank, op.op.lstrip("i"), op.peer, op.tag, op.group)
-        other = "recv" if op.op.lstrip("i") == "send" else "send"
-        return len(self._channel(op.peer, other, op.rank, op.tag, op.group)) > mine.index(op)
+    def _calls(self, rank: int, group: int) -> list[Op]:
+        return [one for one in self.posted[rank] if one.is_collective and one.group == group]
 
-    def source(self, recv: Op) -> int | None:
-        """Returns whose message a recv from any rank gets, None where there is none yet."""
-        send = self._sent_to(recv)
-        return send.rank if send is not None else None
-
-    def _sent_to(self, recv: Op) -> Op | None:
-        index = self._channel(recv.rank, "recv", ANY_SOURCE, recv.tag, recv.group).index(recv)
-        sends = [op for rank in range(len(self.programs)) for op in self._channel(rank, "send", recv.rank, recv.tag, recv.group)]
-        return sorted(sends, key=lambda op: op.post)[index] if len(sends) > index else None
-
-    def _channel(self, rank: int, kind: str, peer: int, tag: int, group: int) -> list[Op]:
-        return [one for one in self.posted[rank] if (one.op.lstrip("i"), one.peer, one.tag, one.group) == (kind, peer, tag, group)]
+    def _others(self, op: Op) -> list[Op]:
+        """Returns what the other side of a new operation may be: of each kind the first that has none."""
+        found: dict[tuple[int, int], Op] = {}
+        for rank in range(len(self.programs)) if op.peer == ANY_SOURCE else [op.peer]:
+            for one in self.posted[rank]:
+                same = (one.tag, one.group, one.partner) == (op.tag, op.group, None)
+                if same and one.peer in (op.rank, ANY_SOURCE) and {one.op[-4:], op.op[-4:]} == {"send", "recv"}:
+                    found.setdefault((rank, one.peer), one)
+        return list(found.values())
 
     def step(self, rank: int) -> bool:
         """Lets a rank do one thing; False where it cannot do any."""
         self.clock += 1
         if self.awaited[rank]:
-            if self.is_stuck(rank):
+            if not all(map(self.is_matched, self.awaited[rank])):
                 return False
             for op in self.awaited[rank]:
                 op.done = self.clock
@@ -120,6 +104,10 @@ class Machine:
         else:
             peer, tag, group = (-1, -1, about[0]) if len(about) == 1 else about
             op = Op(rank, what, peer, tag, group, line, self.clock)
+            others = [] if op.is_collective else self._others(op)
+            if others:
+                op.partner = self.choose(others)
+                op.partner.partner = op
             self.posted[rank].append(op)
             self.awaited[rank] = [op] if what in BLOCKING else []
         for op in self.awaited[rank]:
@@ -146,7 +134,7 @@ class Machine:
             "rank": [op.rank for op in rows],
             "op": [OP_CODES[op.op] for op in rows],
             "group": [op.group for op in rows],
-            "peer": [self.source(op) if op.peer == ANY_SOURCE and op.done >= 0 else op.peer for op in rows],
+            "peer": [op.partner.rank if op.partner is not None and op.done >= 0 else op.peer for op in rows],
             "tag": [op.tag for op in rows],
             "payload": [0 for _ in rows],
             "file": [0 for _ in rows],

@@ -190,7 +190,7 @@ WAYS = ([flip], [change_meta], [change_metadata], [change_rows], [change_rows, c
 
 
 @settings(max_examples=2 * settings.default.max_examples)
-@given(st.data(), st.sampled_from(WAYS), st.booleans())
+@given(st.data(), st.sampled_from(WAYS), st.sampled_from([False, False, False, True]))  # drawing takes long
 def test_random_damage(data: st.DataObject, ways: list[Any], draw: bool) -> None:
     """A damaged file is refused, or its table says everything that it can say; no error but ringsim's own comes out."""
     damaged = WHOLE

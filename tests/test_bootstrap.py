@@ -11,8 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringsim.comm import bootstrap
 from ringsim.comm.bootstrap import (
     BackgroundCall,
     Card,
@@ -33,7 +35,7 @@ from ringsim.comm.bootstrap import (
     listen,
     meet,
 )
-from ringsim.errors import RendezvousFailed
+from ringsim.errors import RendezvousFailed, RingError
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))
@@ -55,23 +57,21 @@ def test_a_card_survives_its_text(world_size: int, data: st.DataObject) -> None:
     assert Card.from_json(whole.to_json().encode()) == whole
 
 
+def pair(other: Card) -> list[Card]:
+    return [Card(2, other.comm_device if other.gpu else "cpu", (0, 1), "A" if other.gpu else ""), other]
+
+
 @pytest.mark.parametrize(
     ("cards", "fault"),
     [
-        ([Card(2, "cpu", (0, 1)), Card(2, "cpu", (0, 1))], None),
-        ([Card(4, "cpu", (0, 2)), Card(4, "cpu", (1, 3)), Card(4, "cpu", (0, 2)), Card(4, "cpu", (1, 3))], None),
+        (pair(Card(2, "cpu", (0, 1))), None),
+        ([Card(4, "cpu", (rank % 2, rank % 2 + 2)) for rank in range(4)], None),
         ([Card(3, "cpu", (1, 0)), Card(3, "cpu", (1, 0)), Card(3, "cpu", (2,))], None),
-        ([Card(2, "gpu", (0, 1), "A"), Card(2, "gpu", (0, 1), "B")], None),
-        ([Card(2, "cpu", (0, 1)), Card(3, "cpu", (0, 1))], "world_size must be the same on every rank, got 2 on rank 0 and 3 on rank 1"),
-        (
-            [Card(2, "cpu", (0, 1)), Card(2, "gpu", (0, 1))],
-            "comm_device must be the same on every rank, got 'cpu' on rank 0 and 'gpu' on rank 1",
-        ),
-        (
-            [Card(2, "cpu", (0, 1)), Card(2, "cpu", (1,))],
-            r"ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [1] on rank 1",
-        ),
-        ([Card(2, "gpu", (0, 1), "A"), Card(2, "gpu", (0, 1), "A")], "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A"),
+        (pair(Card(2, "gpu", (0, 1), "B")), None),
+        (pair(Card(3, "cpu", (0, 1))), "world_size must be the same on every rank, got 2 on rank 0 and 3 on rank 1"),
+        (pair(Card(2, "gpu", (0, 1))), "comm_device must be the same on every rank, got 'cpu' on rank 0 and 'gpu' on rank 1"),
+        (pair(Card(2, "cpu", (1,))), "ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [1] on rank 1"),
+        (pair(Card(2, "gpu", (0, 1), "A")), "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A"),
     ],
 )
 def test_find_fault(cards: list[Card], fault: str | None) -> None:
@@ -101,122 +101,90 @@ for method in ("set", "get", "multi_get", "add", "compare_set", "check", "wait")
     setattr(CountingStore, method, _counted(method))
 
 
-def together(parts: list[Callable[[], Any]], *, limit_s: float = 20) -> list[Any]:
+@pytest.fixture(autouse=True)
+def hasty_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This store outlives its host, who need not stay for the others to read why it failed."""
+    monkeypatch.setattr(bootstrap, "_READERS_GRACE_S", 0.05)
+
+
+def together(parts: list[Callable[[], Any]]) -> list[Any]:
     """Runs one part for each rank in threads; returns what each returned or raised."""
-    ended: list[Any] = [None] * len(parts)
-
-    def run(index: int) -> None:
-        try:
-            ended[index] = parts[index]()
-        except Exception as error:
-            ended[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(limit_s)
-        assert not thread.is_alive(), "a rank never came back"
-    return ended
+    with ThreadPoolExecutor(len(parts)) as pool:
+        ended = [pool.submit(part) for part in parts]
+        return [each.exception(20) or each.result() for each in ended]
 
 
 def start(store: dist.Store, rank: int, card: Card, *, limit_s: float = 10, reused: bool = True) -> Any:
     return RollCall(store, rank, card.world_size, hosts=rank == 0, reused=reused).start(card, time.monotonic() + limit_s)
 
 
-def starts(store: dist.Store, ranks: list[int], card: Card, **options: Any) -> list[Any]:
-    """Starts these ranks with the same card but a token of their own."""
-    cards = [replace(card, token=str(place)) for place in range(len(ranks))]
-    return together([lambda rank=rank, card=card: start(store, rank, card, **options) for rank, card in zip(ranks, cards, strict=True)])
+def starts(store: dist.Store, cards: dict[int, Card], **options: Any) -> list[Any]:
+    """Starts a rank with each card."""
+    return together([lambda rank=rank, card=card: start(store, rank, card, **options) for rank, card in cards.items()])
 
 
-def test_everybody_learns_of_every_ring() -> None:
-    store = CountingStore()
+def whole_world(count: int) -> dict[int, Card]:
+    return {rank: Card(count, "cpu", tuple(range(count))) for rank in range(count)}
+
+
+def test_everybody_learns_of_every_ring_by_a_fixed_number_of_questions() -> None:
     rings = [(0, 2), (3, 1)]
-    cards = [Card(4, "cpu", rings[rank % 2]) for rank in range(4)]
-    assert together([lambda rank=rank: start(store, rank, cards[rank]) for rank in range(4)]) == [rings] * 4
-
-
-def test_a_rank_asks_a_fixed_number_of_times() -> None:
-    asked = {}
-    for count in (2, 8, 64):
+    assert starts(CountingStore(), {rank: Card(4, "cpu", rings[rank % 2]) for rank in range(4)}) == [rings] * 4
+    asked = []
+    for count in (64, 8, 2):
         store = CountingStore()
-        starts(store, list(range(count)), Card(count, "cpu", tuple(range(count))))
-        asked[count] = store.operations / count
-    assert asked[64] <= asked[8] <= asked[2]
-
-
-def test_one_store_serves_one_roll_call_after_another() -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    for _ in range(3):
-        assert starts(store, [0, 1, 2], Card(3, "cpu", (0, 1, 2))) == [[(0, 1, 2)]] * 3
+        for _ in range(2):  # one store serves one roll-call after another
+            assert starts(store, whole_world(count)) == [[tuple(range(count))]] * count
+        asked.append(store.operations / count)
+    assert asked == sorted(asked)
 
 
 def test_those_present_and_those_missing_are_named_with_the_same_words() -> None:
-    ended = starts(CountingStore(), [0, 1, 4], Card(6, "cpu", tuple(range(6))), limit_s=0.3)
-    assert {type(error) for error in ended} == {RendezvousFailed}
-    for rank, error in zip([0, 1, 4], ended, strict=True):
-        assert str(error).startswith(
-            f"every rank must be there in time, got a time-out: ranks 0-1, 4 present, ranks 2-3, 5 missing (rank {rank} of 6)"
-        )
+    present = {rank: card for rank, card in whole_world(6).items() if rank in (0, 1, 4)}
+    for rank, error in zip(present, starts(CountingStore(), present, limit_s=0.3), strict=True):
+        assert type(error) is RendezvousFailed
+        words = f"every rank must be there in time, got a time-out: ranks 0-1, 4 present, ranks 2-3, 5 missing (rank {rank} of 6)"
+        assert str(error).startswith(words)
 
 
-def test_a_rank_that_comes_twice_ends_it_for_all() -> None:
+def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
     store = CountingStore()
-    zero, one, other = (Card(3, "cpu", (0, 1, 2), token=str(place)) for place in range(3))
 
-    def start_after_rank_0(card: Card) -> Any:
+    def start_after_rank_0() -> Any:
         store.wait(["ringsim/0/start/0"], timedelta(seconds=10))  # else who is present when the verdict falls is a matter of luck
-        return start(store, 1, card)
+        return start(store, 1, whole_world(3)[1])
 
-    ended = together([lambda: start(store, 0, zero), lambda: start_after_rank_0(one), lambda: start_after_rank_0(other)])
+    ended = together([lambda: start(store, 0, whole_world(3)[0]), start_after_rank_0, start_after_rank_0])
     assert ["two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error) for error in ended] == [True] * 3
-
-
-def test_a_rank_too_many_does_not_end_what_runs() -> None:
-    store, card = CountingStore(), Card(2, "cpu", (0, 1))
-    assert starts(store, [0, 1], card, reused=False) == [[(0, 1)]] * 2
-    assert "two processes that say they are rank 1" in str(starts(store, [1], card, reused=False)[0])
+    store = CountingStore()
+    assert starts(store, whole_world(2), reused=False) == [[(0, 1)]] * 2
+    assert "two processes that say they are rank 1" in str(starts(store, {1: whole_world(2)[1]}, reused=False)[0])
 
 
 @pytest.mark.parametrize(("odd", "size"), [(0, 3), (0, 5), (1, 3), (3, 5)])
 def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) -> None:
-    store = CountingStore()
-    cards = [Card(size if rank == odd else 4, "cpu", (rank,)) for rank in range(4)]
-    ended = together([lambda rank=rank: start(store, rank, cards[rank], reused=False) for rank in range(4)])
+    cards = {rank: Card(size if rank == odd else 4, "cpu", (rank,)) for rank in range(4)}
+    ended = starts(CountingStore(), cards, reused=False)
     assert {type(error) for error in ended} == {RendezvousFailed}
     (words,) = {str(error).partition(":")[0] for error in ended}
     named = odd or int(words.rpartition(" ")[2])  # where rank 0 is the odd one, whoever came first is named
-    assert (
-        words
-        == f"world_size must be the same on every rank, got {cards[0].world_size} on rank 0 and {cards[named].world_size} on rank {named}"
-    )
+    sides = f"{cards[0].world_size} on rank 0 and {cards[named].world_size} on rank {named}"
+    assert words == f"world_size must be the same on every rank, got {sides}"
 
 
 def test_a_rank_that_cannot_build_ends_it_for_all() -> None:
     store = CountingStore()
-    card = Card(3, "cpu", (0, 1, 2))
 
-    def build(rank: int) -> Any:
+    def build(rank: int, card: Card) -> Any:
         roll = RollCall(store, rank, 3, hosts=rank == 0, reused=False)
         roll.start(card, time.monotonic() + 10)
         return roll.finish(time.monotonic() + 10, "rank 2 must reach its peers, got no route" if rank == 2 else None)
 
-    ended = together([lambda rank=rank: build(rank) for rank in range(3)])
+    ended = together([partial(build, rank, card) for rank, card in whole_world(3).items()])
     assert ["rank 2 must reach its peers, got no route" in str(error) for error in ended] == [True] * 3
 
 
-def test_who_asks_a_store_that_is_being_left_is_sent_away() -> None:
-    store = CountingStore()
-    card = Card(1, "cpu", (0,))
-    roll = RollCall(store, 0, 1, hosts=True, reused=False)
-    roll.start(card, time.monotonic() + 10)
-    roll.leave(1.0)
-    with pytest.raises(LeftAlready):
-        RollCall(store, 0, 1, hosts=True, reused=False)
-
-
-def test_the_host_stays_until_the_others_have_left() -> None:
+def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() -> None:
     store = CountingStore()
     rolls = [RollCall(store, rank, 2, hosts=rank == 0, reused=False) for rank in range(2)]
     head = threading.Thread(target=rolls[0].leave, args=(10,), daemon=True)
@@ -226,6 +194,8 @@ def test_the_host_stays_until_the_others_have_left() -> None:
     rolls[1].leave(10)
     head.join(5)
     assert not head.is_alive()
+    with pytest.raises(LeftAlready):
+        RollCall(store, 0, 1, hosts=True, reused=False)
 
 
 # -- what a name leads to
@@ -287,6 +257,45 @@ def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> N
     with pytest.raises(RendezvousFailed) as caught:
         meet_alone("127.0.0.1", world_size=2, timeout_s=0.3)
     assert "own machine" not in str(caught.value)
+
+
+ELSEWHERE = "head_ip must be an address of rank 0's own machine, got"
+UNKNOWN = "head_ip must be an address or a name that this machine knows, got"
+EVERYWHERE = "head_ip must be one address that the ranks can reach"
+
+
+@pytest.mark.parametrize(
+    ("head", "rank", "words"),
+    [
+        ("192.0.2.1", 0, ELSEWHERE),
+        ("2001:db8::1", 0, ELSEWHERE),
+        ("no-such-machine.invalid", 0, UNKNOWN),
+        ("a name with spaces", 1, UNKNOWN),
+        ("x" * 300, 1, UNKNOWN),
+        ("0.0.0.0", 0, EVERYWHERE),
+        ("::", 1, EVERYWHERE),
+    ],
+)
+def test_a_head_that_cannot_be(head: str, rank: int, words: str) -> None:
+    with pytest.raises(RingError, match=f"^{words}"):
+        meet(head, 0, rank, 2, Card(2, "cpu", (0, 1)), 0.3)
+
+
+@pytest.mark.parametrize("head", ["127.0.0.1", "::1", "localhost"])
+def test_listen_on_loopback_only_and_once(head: str) -> None:
+    with listen(head, 0) as listener:
+        address, port = listener.getsockname()[:2]
+        assert address in ("127.0.0.1", "::1")
+        with pytest.raises(RendezvousFailed, match=f"^port must be free on rank 0's machine, got {port}"):
+            listen(head, port)
+
+
+def test_a_name_that_is_not_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))
+    with pytest.raises(RendezvousFailed, match=r"this machine knows, got 'slow\.example': no answer within"):
+        listen("slow.example", 0, timeout_s=0.1)
+    never.set()
 
 
 # -- calls that may never return

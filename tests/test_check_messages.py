@@ -13,7 +13,7 @@ import IPython.display
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import each_wrong, verdict
+from verdicts import make_tests, verdict
 
 import ringsim
 from ringsim import check
@@ -175,13 +175,6 @@ def returns_before_it_is_there(mine: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def gathers(mine: torch.Tensor) -> torch.Tensor:
-    ring = ringsim.current_ring()
-    every = [torch.empty_like(mine) for _ in range(ring.world_size)]
-    dist.all_gather(every, mine)
-    return every[ring.pred]
-
-
 def turns_round(mine: torch.Tensor) -> torch.Tensor:
     ring = ringsim.current_ring()
     received = torch.empty_like(mine)
@@ -340,11 +333,6 @@ def waits(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return result
 
 
-def loses_the_handle(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    result = function(*args, **kwargs)
-    return None if hasattr(result, "wait") else result
-
-
 def swallows_errors(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return function(*args, **kwargs)
@@ -395,18 +383,13 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
     check.hello: [
         (lambda numbers: None, "Rank 0 of 3 must return the sum of its share, "),
         (lambda numbers: 7, "All 3 ranks returned 7, and each must return the sum of its own share."),
-        (lambda numbers: "7", "got '7'."),
         (sharing(lambda numbers, _: sum(numbers)), "Every rank added up all the numbers"),
         (sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])), "Rank 0 of 3 took every 4th number, and must take every 3rd"),
         (
             sharing(lambda numbers, ring: sum(numbers[(ring.rank + 1) % ring.world_size :: ring.world_size])),
             "Rank 0 of 3 returned the share of rank 1.",
         ),
-        (lambda numbers: -share(numbers), "Rank 0 of 3 must return the sum of its share, "),
-        (on_rank_0(share), "Rank 1 of 3 must return the sum of its share, "),
         (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
-        (on_rank_0(share, share_without_span), 'Rank 1 of 3 must record one span named "share", got 0.'),
-        (lambda numbers: share(numbers) + share(numbers) - share(numbers), "got 3."),
         (lambda numbers: numbers[len(numbers)], "of 3 raised IndexError: list index out of range (line "),
         (lambda: 3, "takes 0 positional arguments but 1 was given"),
         (3, "The answer must be a function, got 3."),
@@ -414,29 +397,22 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
     check.pair_groups: [
         (lambda n: [], "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got none."),
         (lambda n: None, "For 1 rank the answer must be a list of pairs of ranks, got None."),
-        (lambda n: "01", "must be a list of pairs of ranks, got '01'."),
         (lambda n: list(range(n)), "must be a list of pairs of ranks, got [0]."),
         (lambda n: [(0, 1), (1, 2), (2, 3), (3, 0)], "A ring of 1 rank has no pairs, got 4"),
         (lambda n: [(rank, (rank + 1) % n) for rank in range(n)], "A ring of 1 rank has no pairs, got 1: (0, 0)."),
         (lambda n: [(rank, rank + 1) for rank in range(n - 1)], "The ring of 2 ranks is not closed: (1, 0) is missing."),
         (lambda n: [(rank, rank + 1) for rank in range(n)] if n > 1 else [], "The ring of 2 ranks has no pair (1, 2)"),
-        (lambda n: pairs(n) if n != 2 else [(0, 1), (0, 1)], "A ring of 2 ranks has 2 pairs"),
         (lambda n: pairs(n) if n != 2 else [(0, 1)], "(1, 0) is missing."),
-        (lambda n: [(b, a) for a, b in pairs(n)], "must come in order"),
         (lambda n: [(b, a) for a, b in pairs(n)] if n > 2 else pairs(n), "the wrong way round: (1, 0) instead of (0, 1)."),
         (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, got 4: some are there twice."),
         (lambda n: pairs(n)[::-1] if n > 2 else pairs(n), "must come in order"),
         (lambda n: pairs(n) if n < 5 else pairs(4), "has no pair (3, 0), because rank 3's successor is not rank 0."),
         (lambda n: pairs(n) if n < 5 else pairs(n)[:3], "lacks"),
-        (lambda n: pairs(n) if n < 10 else [], "lacks"),
     ],
     check.ring: [
         (lambda token: None, "Rank 0 of 3 must send 2 tokens to its successor, sent none."),
-        (lambda token: 6.0, "Rank 0 of 3 must send 2 tokens to its successor, sent none."),
         (lambda token: (pass_round(token), None)[1], "Rank 0 of 3 must return the sum of all numbers, "),
-        (lambda token: (pass_round(token), 1234.0)[1], ", got 1234."),
         (lambda token: (token.clone(), pass_round(token))[0], ", its own number alone."),
-        (on_rank_0(pass_round), "waited in vain: rank 0 in recv from rank 2 (line "),
         (with_calls(more=-1), "Rank 0 of 3 must send 2 tokens to its successor, sent 1."),
         (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, sent 3."),
         (with_calls(to="pred", on="pred_group", source="succ", source_on="succ_group"), "Rank 0 of 3 sent to rank 2, its predecessor"),
@@ -449,9 +425,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),
     ],
     check.no_deadlock: [
-        (lambda mine: mine, "Rank 0 of 3 must send 3 tensors to its successor, sent none."),
         (turns_round, "Rank 0 of 3 must send 3 tensors to its successor, sent none, and 3 others."),
-        (gathers, "Rank 0 of 3 called all_gather, and only messages between neighbours are allowed."),
         (lambda mine: (by_isend(mine), None)[1], "Rank 0 of 3 must return the tensor of its predecessor, of shape (1,), got None."),
         (lambda mine: (by_isend(mine), mine)[1], "of shape (1,), got its own."),
         (lambda mine: by_isend(mine)[:1], ", got one of shape (1,)."),
@@ -459,22 +433,19 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
     ],
     check.ring_all_reduce: [
         (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent none."),
-        (all_reduce(lambda n: n - 1), "must send 2 * 2/3 * 492 = 656 bytes, sent 328 in 2 messages."),
-        (all_reduce(lambda n: n - 1, whole=True), "must send 2 * 2/3 * 492 = 656 bytes, sent 984 in 2 messages."),
-        (all_reduce(lambda n: 2 * n), "sent 984 in 6 messages."),
+        (all_reduce(lambda n: n - 1), "must send 2 * 2/3 * 492 = 656 bytes, sent 328 in 2 messages.", "That is one of the two halves."),
+        (
+            all_reduce(lambda n: n - 1, whole=True),
+            "must send 2 * 2/3 * 492 = 656 bytes, sent 984 in 2 messages.",
+            "The whole tensor goes round here.",
+        ),
         (lambda tensor: dist.all_reduce(tensor), "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
-        (all_reduce(to="pred", on="pred_group", source="succ", source_on="succ_group"), "Rank 0 of 3 sent to rank 2, its predecessor"),
         (all_reduce(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
         (all_reduce(always_add=True), "must return the sum of all tensors: number "),
-        (lambda tensor: (reduced(tensor), tensor)[1], "number 0, in chunk 0, must be "),
-        (lambda tensor: (reduced(tensor), tensor)[1], ", its own number alone."),
+        (lambda tensor: (reduced(tensor), tensor)[1], "must return the sum of all tensors: number 0, in chunk 0, must be "),
         (lambda tensor: (reduced(tensor), None)[1], "must return a tensor of shape (123,), got None."),
-        (all_reduce(end=lambda chunks: chunks[0]), "must return a tensor of shape (123,), got a tensor of shape (41,)."),
         (all_reduce(end=lambda chunks: chunks), "must return a tensor of shape (123,), got [tensor(["),
         (meets_itself, "A single rank has nobody to talk to, and called barrier."),
-        (lambda tensor: reduced(tensor) if ringsim.current_ring().world_size > 1 else None, "Rank 0 of 1 must return a tensor of shape ("),
-        (all_reduce(lambda n: n - 1), "", "That is one of the two halves."),
-        (all_reduce(lambda n: n - 1, whole=True), "", "The whole tensor goes round here."),
     ],
     check.token_ring: [
         (all_send_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1", "if every rank sends first"),
@@ -510,7 +481,6 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             around(lambda function, args, kwargs: (calls(function, args, kwargs), None)[1]),
             "the decorated share_gradients must return what the function returns, got None.",
         ),
-        (around(loses_the_handle), " must return the handle, got None."),
         (around(swallows_errors), " must raise what the function raises, and nothing was raised."),
         (around(raises_another_error), " must raise what the function raises, and got KeyError: 'failed'."),
         (
@@ -521,7 +491,6 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             around(lambda function, args, kwargs: (calls(function, args, kwargs), calls(function, args, kwargs))[1]),
             "each of 4 calls must call the function once, and it was called 7 times.",
         ),
-        (around(lambda function, args, kwargs: None), "each of 4 calls must call the function once, and it was called 0 times."),
         (
             around(lambda function, args, kwargs: (dist.barrier(), calls(function, args, kwargs))[1]),
             "Rank 0 of 3 called barrier in the decorator, which must not communicate.",
@@ -532,23 +501,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             lambda function: functools.wraps(function)(lambda tensor: function(tensor)),
             "raised TypeError: share_gradients() got an unexpected keyword argument 'group'.",
         ),
-        (lambda: None, "takes 0 positional arguments but 1 was given"),
     ],
 }
 
 
-@pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in RIGHT.items() for answer in answers])
-def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
-    result = verdict(examine, answer, seed=None)  # which it says where it fails
-    assert result.passed, result
-
-
-@pytest.mark.parametrize(("examine", "answer", "words", "hint"), list(each_wrong(WRONG)))
-def test_a_wrong_answer_is_told_why(examine: Answer, answer: Any, words: str, hint: str) -> None:
-    result = verdict(examine, answer)
-    assert not result.passed
-    assert words in result.reason
-    assert hint in result.hint
+test_a_right_answer_passes, test_a_wrong_answer_is_told_why = make_tests(RIGHT, WRONG)
 
 
 def test_an_answer_for_one_size_alone_does_not_pass() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from verdicts import each_wrong, verdict
+from verdicts import make_tests, verdict
 
 import ringsim
 from ringsim import check
@@ -31,6 +31,7 @@ from ringsim.pipeline import (
 )
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
+pytestmark.append(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"))
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]
@@ -174,12 +175,6 @@ def forgets_the_first_microbatches(stage: Any, inputs: list[Tensor], targets: li
         step(stage, [x], [target], loss_fn, scale=len(inputs))
 
 
-def first_stage_forgets_the_backward(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
-    step(stage, inputs, targets, loss_fn)
-    if ringsim.current_ring().rank == 0:
-        stage.zero_grad()
-
-
 def first_stage_mixes_up(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
     turned = ringsim.current_ring().rank == 0
     step(stage, inputs, targets, loss_fn, backwards=lambda m: list(range(m))[:: -1 if turned else 1])
@@ -278,7 +273,6 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda layers, stages: [range(2), range(2, 4), range(4, 6), range(6, 7)], "1 layer is lost, the first of them layer 7."),
         (lambda layers, stages: [len(each) for each in by_count(layers, stages)], "must be a list of ranges, one for each stage, got [2"),
         (lambda layers, stages: None, "must be a list of ranges, one for each stage, got None."),
-        (lambda layers, stages: "0123", "must be a list of ranges, one for each stage, got '0123'."),
     ],
     check.hand_over: [
         (dimension_by_dimension, "messages to rank 1, a header and a payload, sent ", "A message for each dimension"),
@@ -286,7 +280,6 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (all_round_the_ring, "must ", ""),
         (changed(torch.flatten), "must return a tensor of shape (", "the shape from the header"),
         (changed(lambda received: received.flatten().flip(0).view(received.shape)), "must return the numbers that rank ", ""),
-        (lambda tensor: (hand_over(tensor), None)[1], "must return a tensor of shape (", ""),
         (lambda tensor: (hand_over(tensor), tensor)[1], "Rank 0 of 3 has nobody before it and must return None, got a tensor.", ""),
         (lambda tensor: hand_over(tensor, group_of=lambda ring: None), 'on the group "world"', "Name the group"),
     ],
@@ -295,37 +288,21 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda *args: step(*args, scale=1), "The gradients of stage 0 of 3 are 4 times those of one process", "divide each one's loss"),
         (lambda *args: step(*args, scale=16), "The gradients of stage 0 of 3 are 0.25 times those of one process", "divided twice"),
         (lambda *args: step(*args, leaf=lambda x: x), "must be a tensor, got None", "requires_grad_()"),
-        (lambda *args: step(*args, leaf=lambda x: x.requires_grad_().clone()), "must be a tensor, got None", "requires_grad_()"),
         (forgets_the_first_microbatches, "Stage 0 of 3 has another gradient for 0.weight than one process", "nothing may be set to zero"),
-        (first_stage_forgets_the_backward, "Stage 0 of 3 has no gradient for its parameter 0.weight", "recv_gradient"),
         (lambda *args: step(*args, leaf=zeroed), "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
         (first_stage_mixes_up, "Stage 0 of 3 has another gradient for 0.weight than one process", "microbatch i goes with the x and the y"),
     ],
     check.schedule: [
         (all_forwards_first, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
-        (
-            lambda rank, p, m: written_down(rank, p + 1, m),
-            "With 2 ranks and 4 microbatches rank 0 holds 3 live activations at a time, and may hold 2.",
-        ),
         (one_at_a_time, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
-        (
-            lambda rank, p, m: written_down(rank, max(p - 1, rank + 1), m),
-            "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most.",
-        ),
         (only_with_enough, "With 4 ranks and 2 microbatches the step takes 24 units, and must take 15 at most."),
         (with_halves, "1F1B does a backward in one piece, got 0I0."),
         (in_a_circle, "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch 2, got none (rank 1). Add 1F2."),
-        (lambda rank, p, m: written_down(rank, p, m)[:-1], "stage 0 must do the backward pass of microbatch 3, got none (rank 0)."),
-        (lambda rank, p, m: written_down(rank, p, m) * 2, "must be done once, got a second one (rank 0, position 8). Take one out."),
-        (lambda rank, p, m: written_down(rank, p, m)[::-1], "0B3 must come after 0F3, got it before or without (rank 0, position 0)."),
-        (lambda rank, p, m: written_down(rank, p, m + 1), "0F4 must be of a microbatch below 4, got 4 (rank 0, position 7)."),
-        (lambda rank, p, m: written_down(0, p, m), "0F0 must be done by rank 0, which has stage 0, got rank 1"),
         (lambda rank, p, m: ["forward 0", "backward 0"], "an action must be a stage, one of F, B, I, W, "),
         (lambda rank, p, m: None, "With 2 ranks and 4 microbatches the answer must be a list of actions, got None."),
     ],
     check.fast_schedule: [
         (written_down, "With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most."),
-        (with_halves, "With 2 ranks and 4 microbatches the step takes 14 units, and must take 13 at most."),
         (all_weights_at_the_end, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
         (lambda rank, p, m: zero_bubble(rank, p, m)[:-1], "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3"),
         (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
@@ -336,44 +313,24 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.",
         ),
         (lambda *case: by_simulation(*case) + 1, "26 microbatches are more than needed: 25 would do."),
-        (lambda *case: 1, "With 4 ranks, F 1, B 2 and 0 a message, 1 microbatch has a bubble of 75.0 %, and 11 % is allowed."),
-        (lambda *case: 10**15, "25 would do."),
         (lambda *case: 0, "must be a number of microbatches, got 0."),
         (lambda *case: None, "must be a number of microbatches, got None."),
-        (lambda *case: 27.5, "must be a number of microbatches, got 27.5."),
     ],
     check.inner_iterations: [
         (
             lambda stages: (stages, False),
             "With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would",
         ),
-        (lambda stages: (stages - 1, True), "With 10 stages (9, True) keeps a stage at work 90 % of the time, and 8 inner iterations"),
         (lambda stages: (1, False), "With 10 stages (1, False) never finishes."),
         (lambda stages: (stages + 1, False), "With 10 stages (11, False) never finishes."),
-        (lambda stages: (2 * stages, True), "With 10 stages (20, True) never finishes."),
         (lambda stages: (math.ceil(0.8 * stages), False), "(8, False) keeps a stage at work 78 % of the time, which is less than 80 %."),
-        (lambda stages: (max(stages // 2, 1), True), "(5, True) keeps a stage at work 50 % of the time, which is less than 80 %."),
         (lambda stages: stages, "the answer must be a number of 1 or more and True or False, got 10."),
-        (lambda stages: (0.8 * stages + 0.5, True), "got (8.5, True)."),
         (lambda stages: (0, True), "got (0, True)."),
-        (lambda stages: None, "got None."),
     ],
 }
 
 
-@pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in RIGHT.items() for answer in answers])
-def test_a_right_answer_passes(examine: Answer, answer: Answer) -> None:
-    result = verdict(examine, answer, seed=None)  # which it says where it fails
-    assert result.passed, result
-
-
-@pytest.mark.parametrize(("examine", "answer", "words", "hint"), list(each_wrong(WRONG)))
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_wrong_answer_is_told_why(examine: Answer, answer: Any, words: str, hint: str) -> None:
-    result = verdict(examine, answer)
-    assert not result.passed
-    assert words in result.reason
-    assert hint in result.hint
+test_a_right_answer_passes, test_a_wrong_answer_is_told_why = make_tests(RIGHT, WRONG)
 
 
 def test_hand_over_passes_a_right_answer() -> None:

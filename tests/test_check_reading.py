@@ -81,7 +81,6 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
     ("kind", "ranks", "event", "reason"),
     [
         ("", (), None, "The kind must be the name of a fault, got ''."),
-        ("dead lock", (2, 3), 0, "got 'dead lock'."),
         ("straggler", (2, 3), 0, "A straggler is found in runs that finished, and this one did not: some operations were never done."),
         (
             "tag_mismatch",
@@ -91,9 +90,7 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
         ),
         ("race", (2, 3), 0, "It is no race: nothing of the kind was recorded."),
         ("deadlock", (1, 2), 0, "It is a deadlock, and it concerns 2 ranks, not those that you named: 1, 2."),
-        ("deadlock", 2, 0, "not those that you named: 2."),
         ("deadlock", (3, 2), 0, "Kind and ranks are right, and event 0 does not show it."),
-        ("deadlock", [2, 3], 10**6, "event 1000000 does not show it."),
         ("deadlock", (2, 3), None, "event None does not show it."),
         ("deadlock", (2, 3), -1, "event -1 does not show it."),
     ],

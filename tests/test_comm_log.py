@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from ringsim.comm.built import Handle
 from ringsim.comm.log import read_settings
 from ringsim.comm.log_table import LogRow, LogTable, is_operation, make_rows, straggler_ns
 from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, MpiRecords
+from ringsim.comm.torch_hooks import uninstall
 from ringsim.errors import ArgumentError, RunTimeout
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, OP_NAMES, Events, Group, Payload, Tables, make_events
@@ -32,21 +35,31 @@ SOME = [11, 13, 17, 19, 23, 29, 400]
 US = 1000  # ns
 
 
-def operations(rows: list[tuple[Any, ...]]) -> Events:
-    """Makes events from (rank, op, group, payload, label, post, wait, done), times in microseconds."""
-    names = ("rank", "op", "group", "payload", "label", "post_ns", "wait_ns", "done_ns")
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
-    columns["op"] = [OP_CODES[op] for op in columns["op"]]
-    for name in ("post_ns", "wait_ns", "done_ns"):
-        columns[name] = [NONE if value is None else value * US for value in columns[name]]
-    columns["status"] = [IN_FLIGHT if value == NONE else OK for value in columns["done_ns"]]
-    return make_events(columns, TABLES)
+def operations(text: str, **columns: list[int]) -> Events:
+    """Makes events from text such as "0,1 barrier 0 - - 10 10 30; 1 isend 1 0 - 40 50 60".
+
+    Ranks, operation, group, payload, label, post, wait and done, times in microseconds; "-" is none. ``columns`` replaces first values.
+    """
+    table: dict[str, list[int]] = {name: [] for name in ("rank", "op", "group", "payload", "label", "post_ns", "wait_ns", "done_ns")}
+    for line in text.split(";"):
+        ranks, op, *numbers = line.split()
+        for rank in ranks.split(","):
+            values = [NONE if number == "-" else int(number) * (US if place > 2 else 1) for place, number in enumerate(numbers)]
+            for column, value in zip(table.values(), (int(rank), OP_CODES[op], *values), strict=True):
+                column.append(value)
+    table["status"] = [IN_FLIGHT if value == NONE else OK for value in table["done_ns"]]
+    for name, values in columns.items():
+        table[name] = values + table.get(name, [])[len(values) :]
+    return make_events(table, TABLES)
 
 
-def reductions(ranks: tuple[int, ...], group: int, durations: list[int]) -> Events:
-    return operations(
-        [(rank, "all_reduce", group, 0, NONE, 1000 * k, 1000 * k, 1000 * k + each) for rank in ranks for k, each in enumerate(durations)]
-    )
+def reductions(ranks: str, group: int, durations: list[int]) -> Events:
+    lines = [
+        f"{rank} all_reduce {group} 0 - {1000 * k} {1000 * k} {1000 * k + each}"
+        for rank in ranks.split(",")
+        for k, each in enumerate(durations)
+    ]
+    return operations(";".join(lines))
 
 
 def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, ...]:
@@ -54,55 +67,41 @@ def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, 
 
 
 NAN = math.nan
-# What the program did, and what its one row says.
-ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
+FOUR = "0,1,2,3"
+Case = tuple[Events, list[bool] | None, dict[str, Any]]
+
+
+def case(events: Events, first: list[bool] | None = None, **expected: Any) -> Case:
+    """What the program did, and what its one row says."""
+    return events, first, expected
+
+
+P10, P90 = np.percentile(SOME * 4, [10, 90])
+ASYNCHRONOUS = case(operations("0 isend 1 0 - 0 80 100"), mean_us=100, overlap_mean_us=80, blocked_mean_us=20, lower_bound=True)
+FIRST_ALONE = case(reductions(FOUR, 0, [7]), [True] * 4, first_mean_us=7, mean_us=NAN, algbw_gb_per_s=NAN)
+UNDONE = operations("0 isend 1 0 - 0 0 90; 0 isend 1 0 - 0 0 10; 0 isend 1 0 - 20 - -", status=[ERROR])
+LABELLED = make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, REPEATING)
+ROWS: dict[str, Case] = {
     # DeepSpeed 0.19.8 logs five operations of 10 ms as 13.8, 23.9, 37.7, 47.8 and 57.8 ms: its timer is read without being reset.
-    "each operation counts its own time": (
-        reductions((0, 1, 2, 3), 0, [10_000] * 5),
-        None,
-        {"count": 5, "mean_us": 10_000, "median_us": 10_000, "p10_us": 10_000, "p90_us": 10_000, "total_us": 50_000},
-    ),
-    "statistics are those of numpy": (
-        reductions((0, 1, 2, 3), 0, SOME),
-        None,
-        {"mean_us": np.mean(SOME), "median_us": 19, "total_us": sum(SOME)}
-        | dict(zip(("p10_us", "p90_us"), np.percentile(SOME * 4, [10, 90]), strict=True)),
+    "each operation counts its own time": case(reductions(FOUR, 0, [10] * 5), count=5, mean_us=10, p10_us=10, p90_us=10, total_us=50),
+    "statistics are those of numpy": case(
+        reductions(FOUR, 0, SOME), mean_us=np.mean(SOME), median_us=19, total_us=sum(SOME), p10_us=P10, p90_us=P90
     ),
     # DeepSpeed 0.19.8 takes the size of the world for every group, and doubles the algorithm bandwidth of all_reduce.
-    "bus bandwidth of four": (
-        reductions((0, 1, 2, 3), 0, [10]),
-        None,
-        {"group_size": 4, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.15},
-    ),
-    "bus bandwidth of a pair": (reductions((1, 3), 1, [10]), None, {"group_size": 2, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.1}),
+    "bus bandwidth of four": case(reductions(FOUR, 0, [10]), group_size=4, algbw_gb_per_s=0.1, busbw_gb_per_s=0.15),
+    "bus bandwidth of a pair": case(reductions("1,3", 1, [10]), group_size=2, algbw_gb_per_s=0.1, busbw_gb_per_s=0.1),
     # DeepSpeed 0.19.8 takes the full input and multiplies it by the number of ranks.
-    "reduce_scatter is not multiplied by the ranks again": (
-        operations([(rank, "reduce_scatter_tensor", 0, 1, NONE, 0, 0, 10) for rank in range(4)]),
-        None,
-        {"size_bytes": 4000, "algbw_gb_per_s": 0.4, "busbw_gb_per_s": 0.3},
+    "reduce_scatter is not multiplied by the ranks again": case(
+        operations("0,1,2,3 reduce_scatter_tensor 0 1 - 0 0 10"), size_bytes=4000, algbw_gb_per_s=0.4, busbw_gb_per_s=0.3
     ),
-    "first messages are kept apart": (
-        reductions((0, 1, 2, 3), 0, [700_000, 10, 10]),
-        [True, False, False] * 4,
-        {"first_count": 4, "first_mean_us": 700_000, "count": 3, "mean_us": 10, "p90_us": 10, "total_us": 700_020},
+    "first messages are kept apart": case(
+        reductions(FOUR, 0, [700, 10, 10]), [True, False, False] * 4, first_count=4, first_mean_us=700, count=3, mean_us=10, total_us=720
     ),
-    "only first messages leave no steady state": (
-        reductions((0, 1, 2, 3), 0, [7]),
-        [True] * 4,
-        {"first_mean_us": 7, "mean_us": NAN, "algbw_gb_per_s": NAN},
-    ),
+    "only first messages leave no steady state": FIRST_ALONE,
     # DeepSpeed 0.19.8 times an asynchronous operation on the CPU at the moment it is posted only.
-    #   post 0 ........ wait 80 === done 100
-    "an asynchronous operation keeps post, wait and done apart": (
-        operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]),
-        None,
-        {"mean_us": 100, "overlap_mean_us": 80, "blocked_mean_us": 20, "lower_bound": True},
-    ),
-    "a label that is the name of the operation says nothing more": (
-        make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, REPEATING),
-        None,
-        {"name": "all_reduce", "count": 1},
-    ),
+    "an asynchronous operation keeps post, wait and done apart": ASYNCHRONOUS,
+    "a label that is the name of the operation says nothing more": case(LABELLED, name="all_reduce", count=1),
+    "what is not done is counted and not timed": case(UNDONE, count=3, in_flight=1, failed=1, mean_us=10, total_us=10),
 }
 
 
@@ -113,27 +112,9 @@ def test_the_row_says(what: str) -> None:
     assert {name: getattr(row, name) for name in expected} == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_bandwidth_says_when_it_is_a_lower_bound_or_missing() -> None:
-    assert ">= 0.010" in str(LogTable(rows_of(operations([(0, "isend", 1, 0, NONE, 0, 80, 100)]))))
-    assert "-" in str(LogTable(rows_of(reductions((0, 1, 2, 3), 0, [7]), [True] * 4)))
-
-
-@pytest.mark.parametrize("op", sorted(set(OP_NAMES) - {"mark"}))
-def test_every_operation_can_be_logged(op: str) -> None:
-    # DeepSpeed 0.19.8 ends the process where its table lacks an operation (all_gather_object, monitored_barrier, ...).
-    (row,) = rows_of(operations([(0, op, 0, 0, 1, 0, 0, 10)]))
-    assert (row.name, row.op, row.count) == ("mine", op, 1)
-
-
 def test_rows_are_by_name_operation_group_size_and_size() -> None:
     events = operations(
-        [
-            (0, "all_reduce", 0, 0, NONE, 0, 0, 5),
-            (0, "all_reduce", 0, 1, NONE, 10, 10, 15),
-            (0, "all_reduce", 0, 0, 0, 20, 20, 25),
-            (1, "all_reduce", 1, 0, NONE, 30, 30, 35),
-            (1, "isend", 1, 0, NONE, 40, 40, 45),
-        ]
+        "0 all_reduce 0 0 - 0 0 5; 0 all_reduce 0 1 - 1 1 5; 0 all_reduce 0 0 0 2 2 5; 1 all_reduce 1 0 - 3 3 5; 1 isend 1 0 - 4 4 5"
     )
     assert [(row.name, row.op, row.group_size, row.size_bytes) for row in rows_of(events)] == [
         ("all_reduce", "all_reduce", 2, 1000),
@@ -142,64 +123,51 @@ def test_rows_are_by_name_operation_group_size_and_size() -> None:
         ("gradients", "all_reduce", 4, 1000),
         ("isend", "isend", 2, 1000),
     ]
+    # DeepSpeed 0.19.8 ends the process where its table lacks an operation (all_gather_object, monitored_barrier, ...).
+    every = sorted(set(OP_NAMES) - {"mark"})
+    rows = rows_of(operations(";".join(f"0 {op} 0 0 1 0 0 10" for op in every)))
+    assert [(row.name, row.op, row.count) for row in rows] == [("mine", op, 1) for op in every]
 
 
-def test_what_is_not_done_is_counted_and_not_timed() -> None:
-    events = operations(
-        [(0, "isend", 1, 0, NONE, 0, 0, 10), (0, "isend", 1, 0, NONE, 20, None, None), (0, "isend", 1, 0, NONE, 30, 30, 90)]
-    )
-    events.status[2] = ERROR
-    (row,) = rows_of(events)
-    assert (row.count, row.in_flight, row.failed, row.mean_us, row.total_us) == (3, 1, 1, 10, 10)
-
-
-def test_straggler_time_is_the_wait_for_the_last_rank() -> None:
-    # rank 0  post 0  ==============.. done 100     waits 60 for rank 2
-    # rank 1     post 20 ===========.. done 100     waits 40
-    # rank 2              post 60 ==.. done 100     is the straggler
-    # rank 3         post 40 =======.. done 100     waits 20
-    events = operations([(rank, "barrier", 0, NONE, NONE, post, post, 100) for rank, post in enumerate((0, 20, 60, 40))])
-    assert straggler_ns(events).tolist() == [60 * US, 40 * US, 0, 20 * US]
-    (row,) = rows_of(events)
-    assert row.straggler_mean_us == 30
-
-
-def test_straggler_time_of_a_message_is_the_wait_for_its_other_side() -> None:
-    events = operations([(1, "isend", 1, 0, NONE, 50, 50, 90), (3, "irecv", 1, 0, NONE, 0, 0, 90)])
-    events.peer[:] = [3, 1]
-    assert straggler_ns(events).tolist() == [0, 50 * US]
-
-
-def test_straggler_time_needs_no_equal_records() -> None:
+# When each operation waited for another rank, us, and the mean in its row.
+STRAGGLERS: dict[str, tuple[Events, list[int], dict[str, float]]] = {
+    "the wait for the last rank": (
+        operations("0 barrier 0 - - 0 0 100; 1 barrier 0 - - 20 20 100; 2 barrier 0 - - 60 60 100; 3 barrier 0 - - 40 40 100"),
+        [60, 40, 0, 20],
+        {"barrier": 30},
+    ),
+    "the wait for a message's other side": (
+        operations("1 isend 1 0 - 50 50 90; 3 irecv 1 0 - 0 0 90", peer=[3, 1]),
+        [0, 50],
+        {"isend": 0, "irecv": 50},
+    ),
     # DeepSpeed 0.19.8 reduces the list of records over all ranks, and hangs or fails where one has more than another.
-    events = join_events(
-        [
-            operations([(0, "barrier", 0, NONE, NONE, 0, 0, 9), (0, "barrier", 0, NONE, NONE, 10, 10, 19)]),
-            operations([(1, "barrier", 0, NONE, NONE, 5, 5, 9), (1, "all_reduce", 1, 0, NONE, 6, 6, 9)]),
-            operations([(3, "all_reduce", 1, 0, NONE, 8, 8, 9)]),
-        ]
-    )
-    assert [None if math.isnan(each) else each for each in straggler_ns(events)] == [None, None, None, 2 * US, 0]
+    "no equal records": (
+        operations(
+            "0 barrier 0 - - 0 0 9; 0 barrier 0 - - 10 10 19; 1 barrier 0 - - 5 5 9; 1 all_reduce 1 0 - 6 6 9; 3 all_reduce 1 0 - 8 8 9"
+        ),
+        [NONE, NONE, NONE, 2, 0],
+        {"barrier": NAN, "all_reduce": 1},
+    ),
+}
 
 
-def test_several_clocks_give_no_straggler_time() -> None:
-    (row,) = rows_of(reductions((0, 1, 2, 3), 0, [10]), one_clock=False)
-    assert math.isnan(row.straggler_mean_us)
+@pytest.mark.parametrize("what", STRAGGLERS)
+def test_straggler_time_is(what: str) -> None:
+    events, expected, means = STRAGGLERS[what]
+    assert [NONE if math.isnan(each) else each / US for each in straggler_ns(events)] == expected
+    assert {row.op: row.straggler_mean_us for row in rows_of(events)} == pytest.approx(means, nan_ok=True)
+    assert all(math.isnan(row.straggler_mean_us) for row in rows_of(events, one_clock=False))
 
 
 def test_spans_and_marks_of_the_program_are_no_operations() -> None:
-    events = operations([(0, "span", NONE, NONE, 0, 0, None, 5), (0, "span", 0, 0, 1, 0, None, 5), (0, "mark", NONE, NONE, 0, 0, None, 0)])
+    events = operations("0 span - - 0 0 - 5; 0 span 0 0 1 0 - 5; 0 mark - - 0 0 - 0")
     assert is_operation(events).tolist() == [False, True, False]
-
-
-def test_no_events_no_rows() -> None:
-    assert rows_of(join_events([])) == ()
-    assert str(LogTable(())) == "Communication of 1 rank: nothing was logged"
 
 
 def test_joining_keeps_what_names_mean() -> None:
     other = Tables((PAIR, Group("third", (0, 2))), (Payload("int8", (3,), 3), TABLES.payloads[1]), ("mine", "yours"))
-    left = operations([(0, "barrier", 1, 1, 0, 0, 0, 1)])
+    left = operations("0 barrier 1 1 0 0 0 1")
     right = make_events({"rank": [1, 0], "op": [OP_CODES["barrier"]] * 2, "group": [0, 1], "payload": [0, 1], "label": [1, NONE]}, other)
     joined = join_events([left, right])
     tables = joined.tables
@@ -210,58 +178,57 @@ def test_joining_keeps_what_names_mean() -> None:
     assert joined.seq.tolist() == [0, 0, 1]
 
 
-def test_table_survives_the_store() -> None:
-    rows = rows_of(reductions((0, 1, 2, 3), 0, [7, 9]), [True, False] * 4, one_clock=False)
+def test_the_table_as_text_through_the_store_and_in_pandas() -> None:
+    rows = rows_of(reductions(FOUR, 0, [7, 9]), [True, False] * 4, one_clock=False)
     table = LogTable(rows, 4, (0, 1), ("ranks 2 and 3 are late",), True)
     back = LogTable.from_json(table.to_json())
     assert json.dumps(back.to_dict()) == json.dumps(table.to_dict())  # NaN is not equal to itself
     assert str(back) == str(table)
     assert "note: ranks 2 and 3 are late" in str(back)
-
-
-def test_table_as_pandas_has_a_column_for_each_field() -> None:
-    table = LogTable(rows_of(reductions((0, 1, 2, 3), 0, [7, 9])))
     frame = table.to_pandas()
-    assert frame.loc[0, ["name", "count", "mean_us"]].tolist() == ["all_reduce", 2, 8.0]
-    assert list(LogTable(()).to_pandas()) == list(frame)
+    assert frame.loc[0, ["name", "count", "mean_us"]].tolist() == ["all_reduce", 2, 9.0]
+    empty = LogTable(rows_of(join_events([])))
+    assert (empty.rows, str(empty)) == ((), "Communication of 1 rank: nothing was logged")
+    assert list(empty.to_pandas()) == list(frame)
+    assert ">= 0.010" in str(LogTable(rows_of(*ASYNCHRONOUS[:2])))
+    assert str(LogTable(rows_of(*FIRST_ALONE[:2]))).split()[-2:] == ["-", "-"]
 
 
 # -- settings
 
 
-def test_settings_come_from_arguments_before_the_configuration() -> None:
-    section = {"enabled": True, "prof_all": True, "verbose": False, "prof_ops": ["isend"]}
-    settings = read_settings({"comms_logger": section, "train_batch_size": 8}, None, False, None, None, None)
-    assert settings == {"enabled": True, "prof_all": False, "verbose": False, "prof_ops": frozenset({"isend"})}
+class Section:  # as in DeepSpeed's own objects
+    enabled, prof_all, prof_ops, verbose, debug = True, False, ("all_reduce",), False, True
 
 
-def test_settings_are_read_from_deepspeeds_own_objects() -> None:
-    class Section:
-        enabled, prof_all, prof_ops, verbose, debug = True, False, ("all_reduce",), False, True
-
-    class Comms:
-        comms_logger = Section()
-
-    class Config:
-        comms_config = Comms()
-
-    assert read_settings(Config(), None, None, None, None, None)["prof_ops"] == frozenset({"all_reduce"})
-    assert read_settings(object(), None, None, None, True, None) == {"verbose": True}
+DEEPSPEED = SimpleNamespace(comms_config=SimpleNamespace(comms_logger=Section()))
+SECTION = {"comms_logger": {"enabled": True, "prof_all": True, "prof_ops": ["isend"]}, "train_batch_size": 8}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "settings"),
     [
+        ((SECTION, None, False, None, None, None), {"enabled": True, "prof_all": False, "prof_ops": frozenset({"isend"})}),
+        (
+            (DEEPSPEED, None, None, None, True, None),
+            {"enabled": True, "prof_all": False, "prof_ops": frozenset({"all_reduce"}), "verbose": True, "debug": True},
+        ),
+        ((object(), None, None, None, True, None), {"verbose": True}),
         ((None, "yes", None, None, None, None), "enabled must be True or False, got 'yes'"),
         ((None, None, None, "all_reduce", None, None), "prof_ops must be a list of names, got 'all_reduce'"),
         ((None, None, None, [1], None, None), "prof_ops must be a list of names"),
         (({"comms_logger": {"debug": 1}}, None, None, None, None, None), "debug must be True or False, got 1"),
     ],
 )
-def test_wrong_settings_are_one_clear_error(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        read_settings(*arguments)
+def test_settings_come_from_arguments_before_the_configuration(arguments: tuple[Any, ...], settings: Any) -> None:
+    if isinstance(settings, dict):
+        assert read_settings(*arguments) == settings
+    else:
+        with pytest.raises(ArgumentError, match=settings):
+            read_settings(*arguments)
 
+
+# -- the record of a user's own operation
 
 MPI = SimpleNamespace(Exception=RuntimeError, BYTE="byte")
 
@@ -287,13 +254,11 @@ class Request:
 
 def begin_on_mpi(request: Request) -> MpiHandle:
     """Returns what ``all_reduce(async_op=True)`` of the MPI backend returns."""
-    recorder = get_state().recorder
     group = MpiGroup(SimpleNamespace(Get_rank=lambda: 0), (0, 1), "world", 0, 30.0)
     handle = MpiHandle(MPI, request, "all_reduce", 30.0)
-    if recorder is not None:
-        begun = MpiRecords("MPI").post(OP_CODES["all_reduce"], group, -1, -1, [torch.ones(2)])
-        assert begun is not None
-        handle.record(*begun)
+    begun = MpiRecords("MPI").post(OP_CODES["all_reduce"], group, -1, -1, [torch.ones(2)])
+    assert begun is not None
+    handle.record(*begun)
     return handle
 
 
@@ -307,65 +272,54 @@ def begin_built(request: Request) -> Handle:
     return Handle([], finish)
 
 
-BEGINNERS: dict[str, Callable[[Request], Any]] = {"mpi": begin_on_mpi, "built": begin_built}
-
-
 @timed_op
 def sum_up(tensor: torch.Tensor, begin: Callable[[], Any]) -> Any:
     return begin()
 
 
-def span_of(directory: Path) -> dict[str, int]:
-    """Returns status and times of the one span there is."""
+def last_span(directory: Path) -> dict[str, int]:
+    """Returns status and times of the span that began last."""
     events, _ = read_parts(directory)
-    (place,) = [place for place, op in enumerate(events.op) if OP_NAMES[op] == "span"]
+    place = [place for place, op in enumerate(events.op) if OP_NAMES[op] == "span"][-1]
     return {name: int(getattr(events, name)[place]) for name in ("status", "post_ns", "wait_ns", "done_ns")}
 
 
-@pytest.mark.parametrize("kind", BEGINNERS)
-def test_it_ends_with_the_wait_and_one_in_vain_fails_it(kind: str, logged: Recorder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", [begin_on_mpi, begin_built])
+def test_it_ends_with_the_wait_and_one_in_vain_fails_it(begin: Callable[[Request], Any], logged: Recorder, tmp_path: Path) -> None:
     request = Request()
-    handle = sum_up(torch.ones(2), lambda: BEGINNERS[kind](request))
-    assert span_of(tmp_path)["status"] == IN_FLIGHT
+    handle = sum_up(torch.ones(2), lambda: begin(request))
+    assert last_span(tmp_path)["status"] == IN_FLIGHT
     with pytest.raises(RunTimeout):
         handle.wait(0.01)
-    assert span_of(tmp_path)["status"] == ERROR
+    assert last_span(tmp_path)["status"] == ERROR
     request.done, waited_ns = True, time.monotonic_ns()
     handle.wait()
-    span = span_of(tmp_path)
+    span = last_span(tmp_path)
     assert span["status"] == OK
     assert span["done_ns"] >= span["wait_ns"] >= waited_ns - logged.start_ns > span["post_ns"]
     handle.wait()
-    assert span_of(tmp_path) == span
-
-
-@pytest.mark.parametrize("kind", BEGINNERS)
-def test_it_ends_at_return_where_the_function_has_waited(kind: str, logged: Recorder, tmp_path: Path) -> None:
-    request = Request()
-    request.done = True
+    assert last_span(tmp_path) == span
 
     def begin_and_wait() -> Any:
-        handle = BEGINNERS[kind](request)
-        handle.wait()
-        return handle
+        waited = begin(request)
+        waited.wait()
+        return waited
 
     handle = sum_up(torch.ones(2), begin_and_wait)
-    before = span_of(tmp_path)
+    before = last_span(tmp_path)
     assert before["status"] == OK
+    assert before["post_ns"] > span["done_ns"]
     handle.wait()
-    assert span_of(tmp_path) == before
+    assert last_span(tmp_path) == before
 
-
-@pytest.mark.parametrize("kind", BEGINNERS)
-def test_a_handle_that_outlives_the_recorder_writes_nothing(kind: str, logged: Recorder, tmp_path: Path) -> None:
-    request = Request()
-    handle = sum_up(torch.ones(2), lambda: BEGINNERS[kind](request))
+    request.done = False
+    handle = sum_up(torch.ones(2), lambda: begin(request))
     configure(enabled=False)
     change_state(recorder=None)
     logged.close()
     request.done = True
-    assert handle.wait()
-    assert span_of(tmp_path)["status"] == IN_FLIGHT
+    assert handle.wait()  # a handle that outlives the recorder writes nothing
+    assert last_span(tmp_path)["status"] == IN_FLIGHT
 
 
 @pytest.mark.parametrize("result", [None, 3, [1, 2], math.inf])
@@ -373,4 +327,14 @@ def test_what_is_no_handle_ends_it(result: Any, logged: Recorder, tmp_path: Path
     with pytest.raises(TypeError):
         sum_up()  # type: ignore[call-arg]
     assert sum_up(torch.ones(2), lambda: result) is result
-    assert span_of(tmp_path)["status"] == OK
+    assert last_span(tmp_path)["status"] == OK
+
+
+def test_a_log_that_is_never_stopped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    configure(enabled=True)
+    assert [path.name.startswith("ringsim-log-") for path in tmp_path.iterdir()] == [True]
+    uninstall(get_state().log.records.recorder)
+    change_state(log=None)
+    gc.collect()  # as the end of the process does
+    assert list(tmp_path.iterdir()) == []

@@ -23,12 +23,11 @@ from ringsim.diagnose.failure import (
     raise_verdict,
     read_verdict,
     report_exception,
-    text_of,
     write_verdict,
 )
 from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
 from ringsim.diagnose.verdict import judge
-from ringsim.errors import Deadlock, RingError
+from ringsim.errors import Deadlock
 from ringsim.traces.events import Group
 from ringsim.traces.findings import Operation
 
@@ -161,17 +160,6 @@ def test_a_cause_is_found_in_a_circle() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     assert find_cause(first).error is first
-
-
-def test_a_report_can_be_shown_whatever_was_raised() -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RingError("no")
-
-    assert text_of(Mute()) == "<exception str() failed>"
-    report = report_exception(0, caught(lambda: fail_outside(Deadlock("half \udce9, red \x1b[31m"))))
-    for text in (report.text, report.traceback):
-        assert r"half \udce9, red \x1b[31m" in text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,8 @@ def raises_on_rank_1(error: Exception) -> None:
     ask(1)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionResetError("[Errno 104] Connection reset by peer"),
-        BrokenPipeError(32, "Broken pipe"),
-        RuntimeError("Connection closed by peer [127.0.0.1]:80"),
-        RuntimeError("Timed out waiting for my database"),
-    ],
-)
-def test_an_error_of_the_users_is_no_echo_whatever_it_says(error: Exception) -> None:
+def test_an_error_of_the_users_is_no_echo_whatever_it_says() -> None:
+    error = RuntimeError("Connection closed by peer [127.0.0.1]:80")
     said, diagnosis = fail(lambda: raises_on_rank_1(error))
     assert type(said) is RankFailed
     assert said.rank == 1
@@ -99,31 +91,7 @@ def leave_through_a_barrier() -> None:
         raises_on_rank_1(ValueError("root cause"))
 
 
-@contextlib.contextmanager
-def meeting() -> Iterator[None]:
-    try:
-        yield
-    finally:
-        dist.barrier()
-
-
-def leave_a_generator_through_a_barrier() -> None:
-    with meeting():
-        raises_on_rank_1(ValueError("root cause"))
-
-
-def meet_and_raise_again() -> None:
-    try:
-        raises_on_rank_1(ValueError("root cause"))
-    except ValueError:
-        dist.barrier()
-        raise
-
-
-WORKERS = [finish_in_a_barrier, leave_through_a_barrier, leave_a_generator_through_a_barrier, meet_and_raise_again]
-
-
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", [finish_in_a_barrier, leave_through_a_barrier])
 def test_what_a_finally_hides_is_the_cause(worker: Callable[[], None]) -> None:
     check_hidden(*fail(worker))
 

@@ -1,8 +1,7 @@
-"""The house: files say what they are, the lists of dependencies agree, lessons are clean, nothing names the machine it came from."""
+"""The house: the lists of dependencies agree, lessons are clean, nothing names the machine it came from."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -29,7 +28,6 @@ def tracked_files() -> list[Path]:
 
 
 TRACKED = tracked_files()
-PYTHON_FILES = [path for path in TRACKED if path.suffix == ".py"]
 NOTEBOOKS = [path for path in TRACKED if path.suffix == ".ipynb"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -41,12 +39,8 @@ def short(path: Path) -> str:
 # -- files
 
 
-def test_python_files_say_what_they_are() -> None:
-    assert [short(path) for path in PYTHON_FILES if not ast.get_docstring(ast.parse(path.read_text()))] == []
-
-
 def test_package_has_no_drawer_for_odds_and_ends() -> None:
-    names = {path.stem for path in PYTHON_FILES} | {path.parent.name for path in PYTHON_FILES}
+    names = {part for path in TRACKED if path.suffix == ".py" for part in (path.stem, path.parent.name)}
     assert names & {"utils", "util", "helpers", "common", "constants", "misc"} == set()
 
 
@@ -76,20 +70,17 @@ def test_no_text_and_no_committed_trace_names_a_machine() -> None:
     assert [f"{short(path)}: {match.group()}" for path, text in texts for match in MACHINE.finditer(text)] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("cd /" + "home/ada/ringsim", True),
-        ('open("/' + 'work/main/x")', True),
-        ("pip install --extra-index-" + "url https://mirror.example/simple", True),
-        ("https://" + "ada:secret@mirror.example", True),
-        ("--extra-index-url $(TORCH_INDEX)", False),
-        ("https://example.org/home/ada", False),
-        ("./builds/x and docs/builds/y", False),
-    ],
+FOUND = (
+    "cd /" + "home/ada/ringsim",
+    "/" + "work/main/x",
+    "--extra-index-" + "url https://mirror.example/simple",
+    "https://" + "ada:secret@mirror.example",
 )
-def test_machine_pattern(text: str, found: bool) -> None:
-    assert bool(MACHINE.search(text)) is found
+NOT_FOUND = ("--extra-index-url $(TORCH_INDEX)", "https://example.org/home/ada", "./builds/x and docs/builds/y")
+
+
+def test_machine_pattern() -> None:
+    assert [text for text in (*FOUND, *NOT_FOUND) if MACHINE.search(text)] == list(FOUND)
 
 
 # -- dependencies

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+import torch
+import torch.distributed as dist
+from fake_rank import fake_world, recording
 
 from ringsim.comm.injecting import _SlowLinks
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RankFailed
 from ringsim.faults import Degrade, Fail, Jitter, Slow, check_injections, degraded_by, fails_at, jitter_of, make_failure, slowed_by
+from ringsim.traces.events import OP_NAMES
 from ringsim.traces.recorder import Recorder
 
 WORLD_SIZE = 4
@@ -27,44 +32,34 @@ def test_several_multiply_and_the_earliest_failure_counts() -> None:
     assert [fails_at(checked, rank) for rank in range(WORLD_SIZE)] == [None, None, 3, None]
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: Slow(-1, 2), r"rank must be an integer from 0, got -1 \(Slow\)"),
-        (lambda: Slow(True, 2), "rank must be an integer from 0, got True"),
-        (lambda: Slow(0, 0.5), r"factor must be a number from 1, got 0.5 \(Slow\)"),
-        (lambda: Slow(0, math.inf), "factor must be a number from 1, got inf"),
-        (lambda: Slow(0, math.nan), "factor must be a number from 1, got nan"),
-        (lambda: Slow(0, "2"), "factor must be a number from 1, got '2'"),  # type: ignore[arg-type]
-        (lambda: Degrade(0, 0, 2), "src and dst must be two ranks, got Degrade"),
-        (lambda: Degrade(0, 1.0, 2), r"dst must be an integer from 0, got 1.0 \(Degrade\)"),  # type: ignore[arg-type]
-        (lambda: Degrade(0, 1, 0), r"factor must be a number from 1, got 0 \(Degrade\)"),
-        (lambda: Jitter(0), r"fraction must be above 0 and at most 1, got 0 \(Jitter\)"),
-        (lambda: Jitter(1.5), "fraction must be above 0 and at most 1, got 1.5"),
-        (lambda: Jitter(math.nan), "fraction must be above 0 and at most 1, got nan"),
-        (lambda: Jitter(0.1, seed=-1), r"seed must be an integer from 0, got -1 \(Jitter\)"),
-        (lambda: Fail(0, -1), r"at_op must be an integer from 0, got -1 \(Fail\)"),
-    ],
-)
-def test_value_that_breaks_its_rule(make: object, what: str) -> None:
-    with pytest.raises(ArgumentError, match=what):
-        make()  # type: ignore[operator]
+LIST = "inject must be a list of Slow, Degrade, Fail and Jitter, got"
+RANKS = "the ranks of an injection must be from 0 to 3, got"
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Slow(-1, 2), r"rank must be an integer from 0, got -1 \(Slow\)"),
+    (lambda: Slow(True, 2), "rank must be an integer from 0, got True"),
+    (lambda: Slow(0, 0.5), r"factor must be a number from 1, got 0.5 \(Slow\)"),
+    (lambda: Slow(0, math.inf), "factor must be a number from 1, got inf"),
+    (lambda: Slow(0, math.nan), "factor must be a number from 1, got nan"),
+    (lambda: Slow(0, "2"), "factor must be a number from 1, got '2'"),  # type: ignore[arg-type]
+    (lambda: Degrade(0, 0, 2), "src and dst must be two ranks, got Degrade"),
+    (lambda: Degrade(0, 1.0, 2), r"dst must be an integer from 0, got 1.0 \(Degrade\)"),  # type: ignore[arg-type]
+    (lambda: Degrade(0, 1, 0), r"factor must be a number from 1, got 0 \(Degrade\)"),
+    (lambda: Jitter(0), r"fraction must be above 0 and at most 1, got 0 \(Jitter\)"),
+    (lambda: Jitter(1.5), "fraction must be above 0 and at most 1, got 1.5"),
+    (lambda: Jitter(math.nan), "fraction must be above 0 and at most 1, got nan"),
+    (lambda: Jitter(0.1, seed=-1), r"seed must be an integer from 0, got -1 \(Jitter\)"),
+    (lambda: Fail(0, -1), r"at_op must be an integer from 0, got -1 \(Fail\)"),
+    (lambda: check_injections(Slow(0, 2), WORLD_SIZE), f"{LIST} Slow"),  # type: ignore[arg-type]
+    (lambda: check_injections(None, WORLD_SIZE), f"{LIST} None"),  # type: ignore[arg-type]
+    (lambda: check_injections(["slow"], WORLD_SIZE), "inject must hold Slow, Degrade, Fail and Jitter, got 'slow'"),  # type: ignore[list-item]
+    *((lambda each=each: check_injections([each], WORLD_SIZE), RANKS) for each in (Slow(4, 2), Degrade(0, 4, 2), Fail(9, 0))),
+]
 
 
-@pytest.mark.parametrize(
-    ("inject", "what"),
-    [
-        (Slow(0, 2), "inject must be a list of Slow, Degrade, Fail and Jitter, got Slow"),
-        (None, "inject must be a list of Slow, Degrade, Fail and Jitter, got None"),
-        (["slow"], "inject must hold Slow, Degrade, Fail and Jitter, got 'slow'"),
-        ([Slow(4, 2)], "the ranks of an injection must be from 0 to 3, got Slow"),
-        ([Degrade(0, 4, 2)], "the ranks of an injection must be from 0 to 3, got Degrade"),
-        ([Fail(9, 0)], "the ranks of an injection must be from 0 to 3, got Fail"),
-    ],
-)
-def test_list_that_breaks_its_rule(inject: object, what: str) -> None:
+@pytest.mark.parametrize(("make", "what"), WRONG)
+def test_value_or_list_that_breaks_its_rule(make: Callable[[], Any], what: str) -> None:
     with pytest.raises(ArgumentError, match=what):
-        check_injections(inject, WORLD_SIZE)  # type: ignore[arg-type]
+        make()
 
 
 def test_failure_names_rank_and_operation() -> None:
@@ -103,37 +98,43 @@ FACTOR: Final = 5.0
 CHANNEL: Final = (0, "ring:0>1", (0, 1), 0)
 
 
-@pytest.fixture
-def slept_ns(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(round(seconds * 1e9, 3)))
-    return slept
-
-
-def test_message_takes_as_long_as_the_link_is_slow(tmp_path: Path, slept_ns: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path, rank=1, world_size=2)
-    links = _SlowLinks(recorder, {0: FACTOR})
-    sent_ns = [1000, 5000, 20_000, 50_000]
-    monkeypatch.setattr(links._sends[0], "find_post_ns", lambda channel, place: sent_ns[place])
-
-    # sent at 1000, the program has waited from 400, there at 1300: 300 ns become 1500.
-    links._hold_back(CHANNEL, 0, posted_ns=400, size_bytes=8, begun_ns=400, done_ns=1300)
-    # sent at 5000, but the receive came at 6000, there at 6200: 200 become 1000.
-    links._hold_back(CHANNEL, 1, posted_ns=6000, size_bytes=8, begun_ns=6000, done_ns=6200)
-    # sent at 20000, waited for from 20500 on, when it was there: 200 is the least until now, so it comes at 21000.
-    links._hold_back(CHANNEL, 2, posted_ns=19_000, size_bytes=8, begun_ns=20_500, done_ns=20_510)
-    # waited for so late that it would have come over the slow link, too.
-    links._hold_back(CHANNEL, 3, posted_ns=19_000, size_bytes=8, begun_ns=58_000, done_ns=58_010)
-    assert slept_ns == [1200, 800, 490, 0]
-    recorder.close()
-
-
-def test_sizes_are_told_apart(tmp_path: Path, slept_ns: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path, rank=1, world_size=2)
-    links = _SlowLinks(recorder, {0: FACTOR})
-    monkeypatch.setattr(links._sends[0], "find_post_ns", lambda channel, place: 1000)
-    links._hold_back(CHANNEL, 0, posted_ns=0, size_bytes=8, begun_ns=0, done_ns=1100)
+# When the sender posted a message; when the receiver posted, of how many bytes, began to wait and had it; and how long it is held back.
+MESSAGES = {
+    "it travels at a slow link's speed": [
+        (1000, 400, 8, 400, 1300, 1200),  # 300 ns on its way become 1500
+        (5000, 6000, 8, 6000, 6200, 800),  # the receive came later: 200 become 1000
+        (20_000, 19_000, 8, 20_500, 20_510, 490),  # it was there at the wait: 200 is the least until now, so it comes at 21000
+        (50_000, 19_000, 8, 58_000, 58_010, 0),  # waited for so late that it would have come over the slow link, too
+    ],
     # No message of this size was seen on its way: what the wait took is all that is known, and the slow link was done long ago.
-    links._hold_back(CHANNEL, 1, posted_ns=0, size_bytes=800, begun_ns=5000, done_ns=5010)
-    assert slept_ns == [400, 0]
+    "sizes are told apart": [(1000, 0, 8, 0, 1100, 400), (1000, 0, 800, 5000, 5010, 0)],
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_a_message_on_a_slow_link(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_ns: list[float] = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: slept_ns.append(round(seconds * 1e9, 3)))
+    recorder = Recorder(tmp_path, rank=1, world_size=2)
+    links = _SlowLinks(recorder, {0: FACTOR})
+    messages = MESSAGES[what]
+    monkeypatch.setattr(links._sends[0], "find_post_ns", lambda channel, place: messages[place][0])
+    for place, (_, posted_ns, size_bytes, begun_ns, done_ns, _) in enumerate(messages):
+        links._hold_back(CHANNEL, place, posted_ns, size_bytes, begun_ns, done_ns)
+    assert slept_ns == [message[-1] for message in messages]
     recorder.close()
+
+
+def test_later_operations_fail_as_well_and_a_rank_that_does_less_does_not(tmp_path: Path) -> None:
+    for rounds, failures in ((1, 0), (3, 2)):
+        recorder = Recorder(tmp_path / str(rounds), rank=0, world_size=4)
+        with fake_world(), recording(recorder, inject=[Fail(0, 2)]) as stop:
+            said = []
+            dist.barrier()
+            for _ in range(rounds):
+                try:
+                    dist.all_reduce(torch.ones(2))
+                except RankFailed as error:
+                    said.append(str(error).partition(",")[0])
+            assert said == ["rank 0 of 4 was made to fail in place of its operation 2"] * failures
+            assert [OP_NAMES[op] for op in stop()[0].op] == ["barrier", "all_reduce"]

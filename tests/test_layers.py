@@ -2,7 +2,7 @@
 
 Every import of ringsim counts: those inside functions and those for type checkers too. The two tables of dotted names (the contents in
 ``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are not imports: they are resolved on use,
-and a test below names the files that may have one. The examples in the docstrings run, module by module.
+and a test below names the files that may have one.
 
 The examples in the docstrings run, module by module.
 """
@@ -125,11 +125,8 @@ def test_the_house_can_be_drawn_from_memory() -> None:
     assert len(list((ROOT / "ringsim").glob("*.py"))) <= 11
 
 
-@pytest.mark.parametrize("room", FLOOR)
-def test_room_imports_from_below(room: str) -> None:
-    found = {
-        module: complaints(module, path.read_text()) for module, path in MODULES.items() if module != "ringsim" and room_of(module) == room
-    }
+def test_rooms_import_from_below() -> None:
+    found = {module: complaints(module, path.read_text()) for module, path in MODULES.items() if module != "ringsim"}
     assert {module: lines for module, lines in found.items() if lines} == {}
 
 
@@ -173,8 +170,7 @@ def users_of(pattern: str) -> set[str]:
     """Returns the modules whose code, without comments and text, has something of this form."""
     found = set()
     for module, path in MODULES.items():
-        source = path.read_text()
-        if not re.search(pattern, source):
+        if not re.search(pattern, source := path.read_text()):
             continue
         tree = ast.parse(source)
         for node in ast.walk(tree):  # docstrings and messages say what they like
@@ -185,26 +181,12 @@ def users_of(pattern: str) -> set[str]:
     return found
 
 
-def test_names_are_resolved_on_use_in_named_files_only() -> None:
-    assert users_of(r"\b(import_module|__import__)\b") == {"ringsim", "ringsim.pipeline", "ringsim.traces.lazy"}
-
-
-def test_plain_python() -> None:
-    assert not [path for suffix in ("pyx", "pxd", "c", "so") for path in (ROOT / "ringsim").rglob(f"*.{suffix}")]
-    assert not (ROOT / "setup.py").exists()
-
-
 def test_nothing_behind_the_back_of_python_and_torch() -> None:
+    assert users_of(r"\b(import_module|__import__)\b") == {"ringsim", "ringsim.pipeline", "ringsim.traces.lazy"}
     assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # the user's cell
     assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}  # the kernel ends a child with its parent: prctl has no public name
-
-
-def _parameters() -> list[object]:
-    with_examples = [module for module, path in MODULES.items() if ">>> " in path.read_text()]
-    return [
-        pytest.param(module, marks=() if module != "ringsim" and starts_no_ranks(room_of(module)) else pytest.mark.distributed)
-        for module in with_examples
-    ]
+    assert not [path for suffix in ("pyx", "pxd", "c", "so") for path in (ROOT / "ringsim").rglob(f"*.{suffix}")]
+    assert not (ROOT / "setup.py").exists()
 
 
 def starts_no_ranks(room: str) -> bool:
@@ -212,7 +194,14 @@ def starts_no_ranks(room: str) -> bool:
     return FLOOR[room] <= FLOOR["topologies"] or room in {"diagnose", "compute_costs", "simulator", "exchange", "plot"}
 
 
-@pytest.mark.parametrize("module", _parameters())
+EXAMPLES = [
+    pytest.param(module, marks=() if module != "ringsim" and starts_no_ranks(room_of(module)) else pytest.mark.distributed)
+    for module, path in MODULES.items()
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
 def test_examples_run(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)  # examples may save files
     failed, tried = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)

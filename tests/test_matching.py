@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_traces import events as any_events
 
 from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, RECV, SEND, Events, Group, Payload, Tables, make_events
-from ringsim.traces.matching import Waits, describe_unmatched, match, split_waits
+from ringsim.traces.matching import describe_unmatched, match, split_waits
 
 SEND_OPS = [OP_CODES[name] for name in ("send", "isend", "batch_isend", "send_object_list")]
 RECV_OPS = [OP_CODES[name] for name in ("recv", "irecv", "batch_irecv", "recv_object_list")]
@@ -46,6 +46,7 @@ PROGRAMS: dict[str, tuple[list[tuple[int, str, int, int, int]], list[tuple[int, 
     ),
     "a rank may send to itself": ([(0, "isend", 0, 0, 0), (0, "irecv", 0, 0, 0)], [(0, 1)]),
     "collectives take no part": ([(0, "all_reduce", 1, 0, 0), (1, "barrier", 0, 0, 0), (1, "span", 0, 0, 0), (1, "mark", 0, 0, 0)], []),
+    "a source that is known": ([(0, "send", 1, 0, 0), (1, "recv", 0, 0, 0)], [(0, 1)]),
 }
 
 
@@ -56,25 +57,10 @@ def test_which_send_became_which_recv(what: str) -> None:
     assert match(program(*rows)).unmatched.tolist() == []
 
 
-def test_recv_from_any_source_is_unmatched_until_its_source_is_known() -> None:
-    waiting = program((0, "send", 1, 0, 0), (1, "recv", ANY_SOURCE, 0, 0))
-    assert pairs(waiting) == []
-    assert match(waiting).unmatched.tolist() == [0, 1]
-    assert "from any rank" in repr(describe_unmatched(waiting, match(waiting))[1])
-    assert pairs(program((0, "send", 1, 0, 0), (1, "recv", 0, 0, 0))) == [(0, 1)]
-
-
-def test_without_tags_the_order_alone_decides() -> None:
+def test_without_tags_the_order_alone_decides_and_messages_stand_by_the_time_of_sending() -> None:
     events = program((0, "isend", 1, 1, 0), (0, "isend", 1, 2, 0), (1, "irecv", 0, 2, 0), (1, "irecv", 0, 1, 0))
     assert pairs(events) == [(0, 3), (1, 2)]
     assert pairs(events, by_tag=False) == [(0, 2), (1, 3)]
-
-
-def test_no_events_give_no_messages() -> None:
-    assert len(match(make_events({"rank": [], "op": []}))) == 0
-
-
-def test_messages_are_ordered_by_the_time_of_sending() -> None:
     send, recv = OP_CODES["send"], OP_CODES["recv"]
     events = make_events({"rank": [0, 0, 1, 1], "op": [send, recv, send, recv], "peer": [1, 1, 0, 0], "post_ns": [50, 60, 10, 20]})
     assert match(events).src.tolist() == [1, 0]
@@ -87,13 +73,16 @@ def test_stage_and_microbatch_are_the_senders_else_the_receivers(sender: int, re
     assert (messages.stage.tolist(), messages.microbatch.tolist()) == ([expected], [expected])
 
 
-def test_unmatched_operation_reads_as_a_sentence() -> None:
+def test_unmatched_operations_read_as_sentences() -> None:
     tables = Tables((Group("ring:2>3", (2, 3)),), (Payload("float32", (2,), 8),), (), ("ring.py",))
     columns = {"rank": [2], "op": [OP_CODES["isend"]], "peer": [3], "tag": [7], "group": [0], "payload": [0], "file": [0], "line": [12]}
     events = make_events(columns, tables)
     (operation,) = describe_unmatched(events, match(events))
     assert repr(operation) == "rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv"
     assert (operation.rank, operation.peer, operation.tag, operation.line, operation.status) == (2, 3, 7, 12, "ok")
+    waiting = program((0, "send", 1, 0, 0), (1, "recv", ANY_SOURCE, 0, 0))  # until its source is known
+    assert (pairs(waiting), match(waiting).unmatched.tolist()) == ([], [0, 1])
+    assert "from any rank" in repr(describe_unmatched(waiting, match(waiting))[1])
 
 
 def naive(events: Events, by_tag: bool) -> tuple[set[tuple[int, int]], list[int]]:
@@ -133,19 +122,7 @@ def test_equals_the_naive_matcher(rows: list[tuple[int, int, int, int, int]], by
     assert np.array_equal(messages.dst, events.rank[messages.recv])
 
 
-def message(send: tuple[int, int, int], recv: tuple[int, int, int]) -> Events:
-    """One message from rank 0 to rank 1; each side as (post, wait, done)."""
-    post, wait, done = zip(send, recv, strict=True)
-    return make_events(
-        {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "post_ns": post, "wait_ns": wait, "done_ns": done}
-    )
-
-
-def split(events: Events) -> Waits:
-    return split_waits(events, match(events))
-
-
-# (send), (recv) -> late_sender of the recv, its transfer, late_receiver of the send, its transfer
+# (send), (recv) as (post, wait, done) -> late_sender and transfer of the recv, late_receiver and transfer of the send
 CASES = {
     # send          10====50
     # recv  0=============50
@@ -162,31 +139,28 @@ CASES = {
     # send             30
     # recv  0=======20           it gave up before: the wait ends with it
     "done before the partner": ((30, 30, 40), (0, 0, 20), (20, 0, 0, 10)),
+    "not done, and has waited for its late sender already": ((70, 70, NONE), (0, 20, NONE), (50, 0, 0, 0)),
+    "never waited, and was not blocked": ((70, NONE, NONE), (0, NONE, NONE), (0, 0, 0, 0)),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_parts_of_a_wait(case: str) -> None:
     send, recv, expected = CASES[case]
-    waits = split(message(send, recv))
+    post, wait, done = zip(send, recv, strict=True)
+    columns = {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0]}
+    events = make_events(columns | {"post_ns": post, "wait_ns": wait, "done_ns": done})
+    waits = split_waits(events, match(events))
     assert (waits.late_sender_ns[1], waits.transfer_ns[1], waits.late_receiver_ns[0], waits.transfer_ns[0]) == expected
     assert (waits.late_receiver_ns[1], waits.late_sender_ns[0]) == (0, 0)
-
-
-@pytest.mark.parametrize(("waits", "late"), [((70, 20), 50), ((NONE, NONE), 0)])
-def test_a_recv_that_is_not_done_has_waited_for_its_late_sender_already_and_who_never_waited_was_not_blocked(
-    waits: tuple[int, int], late: int
-) -> None:
-    found = split(message((70, waits[0], NONE), (0, waits[1], NONE)))
-    assert found.blocked_ns.tolist() == [NONE, NONE]
-    assert (found.late_sender_ns.tolist(), found.transfer_ns.tolist()) == ([0, late], [0, 0])
+    assert waits.blocked_ns.tolist() == [NONE if end == NONE else end - begin for _, begin, end in (send, recv)]
 
 
 def test_without_a_partner_the_cause_is_unknown() -> None:
     events = make_events({"rank": [0], "op": [OP_CODES["all_reduce"]], "post_ns": [0], "wait_ns": [5], "done_ns": [25]})
-    waits = split(events)
-    assert waits.blocked_ns.tolist() == [20]
-    assert (waits.late_sender_ns.tolist(), waits.late_receiver_ns.tolist(), waits.transfer_ns.tolist()) == ([0], [0], [0])
+    waits = split_waits(events, match(events))
+    found = [waits.blocked_ns, waits.late_sender_ns, waits.late_receiver_ns, waits.transfer_ns]
+    assert [column.tolist() for column in found] == [[20], [0], [0], [0]]
 
 
 @given(any_events)

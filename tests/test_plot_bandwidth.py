@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,30 +57,33 @@ def drawn(ax: Axes, prefix: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [line.get_data() for line in ax.lines if (line.get_gid() or "").startswith(prefix)]
 
 
+def gids(ax: Axes, prefix: str) -> int:
+    return len(drawn(ax, prefix))
+
+
 # -- a table
 
 
 def test_a_table_is_drawn_in_both_panels_as_it_is() -> None:
     ax = plot_bandwidth(table(rows(line)))
     (below,) = ax.child_axes
-    ((sizes, gb_per_s),) = drawn(ax, "median gloo pingpong 0>1")
-    assert sizes.tolist() == SIZES
-    assert gb_per_s.tolist() == pytest.approx([size / line(size) * 1e-9 for size in SIZES])
-    ((_, times_us),) = drawn(below, "median gloo pingpong 0>1")
-    assert times_us.tolist() == pytest.approx([line(size) * 1e6 for size in SIZES])
-    for panel, medians, low, high in ((ax, gb_per_s, 1 / 1.2, 1 / 0.9), (below, times_us, 0.9, 1.2)):
+    rates, times_us = (
+        np.array([f(size) for size in SIZES]) for f in (lambda size: size / line(size) * 1e-9, lambda size: line(size) * 1e6)
+    )
+    for panel, medians, low, high in ((ax, rates, 1 / 1.2, 1 / 0.9), (below, times_us, 0.9, 1.2)):
+        ((sizes, values),) = drawn(panel, "median gloo pingpong 0>1")
+        assert sizes.tolist() == SIZES
+        assert values == pytest.approx(medians)
         (band,) = [one for one in panel.collections if one.get_gid() == "band gloo pingpong 0>1"]
         heights = band.get_paths()[0].vertices[:, 1]
         assert (heights.min(), heights.max()) == (pytest.approx(low * medians.min()), pytest.approx(high * medians.max()))
-    ((sizes, gb_per_s),) = drawn(ax, "fit ")
-    assert gb_per_s.tolist() == pytest.approx([size / (40e-6 + size / 4e9) * 1e-9 for size in sizes])
-    ((half, at),) = drawn(ax, "n half")
-    assert (half, at) == (pytest.approx([160_000]), pytest.approx([2.0]))
+    ((sizes, fitted),) = drawn(ax, "fit ")
+    assert fitted == pytest.approx(sizes / (40e-6 + sizes / 4e9) * 1e-9)
+    assert drawn(ax, "n half")[0] == (pytest.approx([160_000]), pytest.approx([2.0]))
     assert re.search(r"Gloo pingpong 0 -> 1: alpha = 40\.0+ ± 0\.0+ µs, 1/beta = 4\.0+ ± 0\.0+ GB/s, n½ = 156 KiB\.", words(ax))
-    assert "Interrupted" not in words(ax)
     assert "measured on some CPU, 2 cores, gloo, 2026-11-20" in words(ax)
     assert "Medians of n = 30 repetitions" in words(ax)
-    assert "oad average" not in words(ax)
+    assert not re.search("Interrupted|oad average", words(ax))
 
 
 def test_n_half_is_not_marked_where_the_fit_does_not_know_alpha() -> None:
@@ -95,8 +97,7 @@ def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
     ax = plot_bandwidth(table(rows(jump)))
     for panel in (ax, *ax.child_axes):
         left, right = drawn(panel, "median gloo")
-        assert (left[0].max(), right[0].min()) == (2**15, 2**16)
-        assert len(drawn(panel, "fit ")) == 2
+        assert (left[0].max(), right[0].min(), gids(panel, "fit ")) == (2**15, 2**16, 2)
     assert "up to 32 KiB: alpha = " in words(ax)
     assert "Interrupted where the time jumps" in words(ax)
 
@@ -106,16 +107,10 @@ def test_what_was_not_measured_is_dashed_and_a_ceiling_has_no_fit() -> None:
     ax = plot_bandwidth(table(rows(line), rows(lambda size: 2 * line(size), kind="simulated"), tcp))
     measured, simulated = [one for one in ax.lines if (one.get_gid() or "").startswith("median gloo")]
     assert (measured.get_linestyle(), simulated.get_linestyle()) == ("-", "--")
-    assert measured.get_color() == simulated.get_color()
+    assert measured.get_color() == simulated.get_color() == pen("gloo").colour
+    assert pen("mine").name == "mine"
     assert (len(drawn(ax, "ceiling tcp")), len(drawn(ax, "fit "))) == (1, 2)
     assert {"Gloo pingpong", "Gloo pingpong, simulated", "TCP, no torch"} <= set(words(ax).splitlines())
-
-
-def test_a_backend_has_one_colour_in_every_chart() -> None:
-    for chart in (table(rows(line)), table(rows(line, backend="nccl"), rows(line)), table(rows(line, pattern="shift"))):
-        colours = {one.get_color() for one in plot_bandwidth(chart).lines if (one.get_gid() or "").startswith("median gloo")}
-        assert colours == {pen("gloo").colour}
-    assert pen("mine").name == "mine"
 
 
 def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
@@ -126,10 +121,9 @@ def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
     assert points == {(figure.size_bytes, figure.latency_us) for figure in FIGURES if figure.latency_us is not None}
     assert {one.get_linestyle() for one in ax.lines if (one.get_gid() or "").startswith("published")} == {"--"}
     assert any("published by others (not measured here)" in entry for entry in legend(ax))
-    for figure in FIGURES:
-        assert figure.source in words(ax)
+    assert all(figure.source in words(ax) for figure in FIGURES)
     for ax in (plot_bandwidth(table(rows(line), rows(line, backend="nccl"))), table(rows(line)).plot(published=False)):
-        assert drawn(ax, "published") == drawn(ax.child_axes[0], "published") == []
+        assert gids(ax, "published") == gids(ax.child_axes[0], "published") == 0
         assert not any("published" in entry for entry in legend(ax))
 
 
@@ -139,14 +133,13 @@ def test_an_all_reduce_is_drawn_by_its_bus_bandwidth() -> None:
     assert gb_per_s.tolist() == pytest.approx([1.5 * size / line(size) * 1e-9 for size in SIZES])
     assert ax.get_ylabel() == "bus bandwidth, GB/s"
     assert "all_reduce: alpha" in words(ax)
-    assert drawn(ax, "published") == []
+    assert gids(ax, "published") == 0
 
 
 def test_of_several_edges_the_slowest_is_fitted() -> None:
     edges = [rows(lambda size, edge=edge: (1 + edge) * line(size), pattern="shift", src=edge, dst=(edge + 1) % 4) for edge in range(4)]
     ax = plot_bandwidth(table(*edges))
-    assert len(drawn(ax, "median gloo")) == 4
-    assert len(drawn(ax, "fit Gloo shift 3 -> 0")) == len(drawn(ax, "fit ")) == 1
+    assert (gids(ax, "median gloo"), gids(ax, "fit Gloo shift 3 -> 0"), gids(ax, "fit ")) == (4, 1, 1)
     assert "the slowest of 4 edges" in words(ax)
 
 
@@ -154,7 +147,7 @@ def test_an_empty_table_and_one_of_one_size_can_be_drawn() -> None:
     assert title(plot_bandwidth(table())) == "No backend was measured"
     ax = plot_bandwidth(table(rows(line)[:1]))
     assert title(ax) == "Gloo: 8 B take 40 µs, 8 B go at 0.0002 GB/s"
-    assert drawn(ax, "fit ") == []
+    assert gids(ax, "fit ") == 0
 
 
 def test_the_chart_says_what_went_on_meanwhile() -> None:
@@ -246,22 +239,26 @@ def test_messages_lie_over_a_measured_curve() -> None:
 
 
 def test_what_is_not_drawn_is_said() -> None:
-    trace = one_message(0, 1000, 1000, 11_000, size=0)
-    ax = trace.plot_bandwidth()
-    assert title(ax) == "No message arrived"
-    assert "Not drawn: 1 message of 0 bytes." in words(ax)
-    assert title(Story(2).trace().plot_bandwidth()) == "No message arrived"
-    trace = one_message(0, 1000, 1000, 11_000)
-    trace.metadata["backend"] = "nccl"  # a wait of NCCL ends when the work is queued: a bandwidth from it would be any number
-    ax = trace.plot_bandwidth()
-    assert drawn(ax, "messages") == []
-    assert "Not drawn: 1 message: on NCCL the record has the end of queueing" in words(ax)
+    empty, queued = one_message(0, 1000, 1000, 11_000, size=0), one_message(0, 1000, 1000, 11_000)
+    queued.metadata["backend"] = "nccl"  # a wait of NCCL ends when the work is queued: a bandwidth from it would be any number
+    for trace, heading, said in (
+        (empty, "No message arrived", "Not drawn: 1 message of 0 bytes."),
+        (Story(2).trace(), "No message arrived", ""),
+        (queued, "NCCL's messages have no times of their own", "Not drawn: 1 message: on NCCL the record has the end of queueing"),
+    ):
+        ax = trace.plot_bandwidth()
+        assert title(ax) == heading
+        assert said in words(ax)
+        assert gids(ax, "messages") == 0
 
 
 # -- what others published
 
 
-def test_every_figure_has_a_source_and_one_number() -> None:
+def test_every_figure_has_a_source_and_one_number_below_the_line_rate() -> None:
+    rates = {rate.link: rate.one_way_gb_per_s for rate in LINE_RATES}
+    assert set(rates) <= {figure.link for figure in FIGURES}
+    assert all(rate.both_ways_gb_per_s == 2 * rate.one_way_gb_per_s for rate in LINE_RATES)
     for figure in FIGURES:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", figure.date)
         owner, number = re.fullmatch(r"https://github\.com/[\w-]+/([\w-]+)/issues/(\d+)", figure.url).groups()
@@ -269,12 +266,4 @@ def test_every_figure_has_a_source_and_one_number() -> None:
         assert (figure.latency_us is None) != (figure.bandwidth_gb_per_s is None)
         assert (figure.size_bytes is None) == (figure.latency_us is None)
         assert figure.remark
-    for one, other in pairwise(figure for figure in FIGURES if figure.size_bytes is not None):
-        assert one.source != other.source or one.size_bytes < other.size_bytes
-
-
-def test_no_published_bandwidth_is_above_the_line_rate() -> None:
-    rates = {rate.link: rate.one_way_gb_per_s for rate in LINE_RATES}
-    assert set(rates) <= {figure.link for figure in FIGURES}
-    assert all((figure.bandwidth_gb_per_s or 0) < rates.get(figure.link, math.inf) for figure in FIGURES)
-    assert all(rate.both_ways_gb_per_s == 2 * rate.one_way_gb_per_s for rate in LINE_RATES)
+        assert (figure.bandwidth_gb_per_s or 0) < rates.get(figure.link, math.inf)

@@ -28,13 +28,12 @@ NOW = (0.0, 0.0, 1.0)
 def ring_trace(world_size: int, *, both_ways: bool = False, closing: bool = True) -> Trace:
     """Each rank sends (rank + 1) KiB to its successor, and with ``both_ways`` gets half of it back."""
     story = Story(world_size)
-    for rank in range(world_size if closing else world_size - 1):
+    for rank in range(world_size - (not closing) if world_size > 1 else 0):
         succ = (rank + 1) % world_size
-        if world_size > 1:
-            story.message(rank, succ, NOW, NOW, 1024 * (rank + 1))
-            if both_ways:
-                story.message(succ, rank, NOW, NOW, 512 * (rank + 1), group=f"ring:{rank}>{succ}")
-    return story.trace(ranks=[{"rank": rank, "pid": 100 + rank} for rank in range(world_size)])
+        story.message(rank, succ, NOW, NOW, 1024 * (rank + 1))
+        if both_ways:
+            story.message(succ, rank, NOW, NOW, 512 * (rank + 1), group=f"ring:{rank}>{succ}")
+    return story.trace()
 
 
 def patches(ax: Axes, prefix: str) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def ends(one: Any) -> tuple[np.ndarray, np.ndarray, float]:
     return (corners[0] + corners[-1]) / 2, corners[len(corners) // 2], float(np.hypot(*(corners[0] - corners[-1])))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 16])
+@pytest.mark.parametrize("world_size", [2, 3, 16])
 def test_ranks_go_clockwise_and_each_arrow_leads_from_its_sender_to_its_receiver(world_size: int) -> None:
     ax = plot_ring(ring_trace(world_size, both_ways=True))
     nodes, arrows = patches(ax, "rank-"), patches(ax, "forward-") | patches(ax, "backward-")
@@ -86,32 +85,34 @@ def test_groups_built_and_messages_sent_are_told_apart() -> None:
     assert "ring:3>0\nnothing sent" in words(ax)
     assert "4 pair groups built, 3 used" in words(ax)
     some = Story(4, ring=False)  # a ring over some of the ranks
-    some.ring_groups = [["ring:0>2", [0, 2]], ["ring:2>0", [0, 2]], ["ring:1>3", [1, 3]], ["ring:3>1", [1, 3]]]
+    some.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in ((0, 2), (2, 0), (1, 3), (3, 1))]
     assert len(patches(plot_ring(some.trace()), "group-")) == 4
 
 
-@pytest.mark.parametrize("world_size", [4, 5, 8, 16])
-def test_neighbouring_groups_never_look_alike(world_size: int) -> None:
-    arrows = patches(plot_ring(ring_trace(world_size)), "forward-")
-    colours = [arrows[f"forward-ring:{rank}>{(rank + 1) % world_size}"].get_facecolor() for rank in range(world_size)]
-    assert all(colours[rank] != colours[rank - 1] for rank in range(world_size))
-    assert plt.matplotlib.colors.to_hex(colours[-1]).upper() == CLOSING_COLOUR
-    assert colours[-1] not in colours[:-1]
+@pytest.mark.parametrize("world_size", range(1, 17))
+def test_neighbouring_groups_never_look_alike_and_no_words_overlap(world_size: int) -> None:
+    ax = plot_ring(ring_trace(world_size, both_ways=world_size % 2 == 0))
+    assert_apart(assert_within(ax))
+    arrows = patches(ax, "forward-")
+    if world_size == 1:
+        assert (list(patches(ax, "rank-")), patches(ax, "group-")) == (["rank-0"], {})
+        assert "no edges" in title(ax)
+    elif world_size == 2:
+        right, left = (patches(ax, f"group-ring:{name}").popitem()[1].get_xy().mean(axis=0)[0] for name in ("0>1", "1>0"))
+        assert left < -0.4 < 0.4 < right
+    else:
+        colours = [arrows[f"forward-ring:{rank}>{(rank + 1) % world_size}"].get_facecolor() for rank in range(world_size)]
+        assert all(colours[rank] != colours[rank - 1] for rank in range(world_size))
+        assert plt.matplotlib.colors.to_hex(colours[-1]).upper() == CLOSING_COLOUR
+        assert colours[-1] not in colours[:-1]
 
 
-def test_one_rank_is_a_node_without_edges_and_two_have_two_tubes() -> None:
-    ax = plot_ring(ring_trace(1))
-    assert (list(patches(ax, "rank-")), patches(ax, "group-")) == (["rank-0"], {})
-    assert "no edges" in title(ax)
-    tubes = patches(plot_ring(ring_trace(2)), "group-")
-    right, left = (tubes[f"group-ring:{name}"].get_xy().mean(axis=0)[0] for name in ("0>1", "1>0"))
-    assert left < -0.4 < 0.4 < right
-
-
-def test_messages_outside_the_ring_cross_it() -> None:
+def test_messages_outside_the_ring_cross_it_and_what_is_not_drawn_is_said() -> None:
     story = Story(4)
     story.message(0, 2, NOW, NOW, group="world")
     story.message(0, 1, NOW, NOW, group="world")  # neighbours, but not on their pair group
+    story.op(0, "isend", (0, 0, -1), peer=1, group="ring:0>1", size_bytes=8)
+    story.op(0, "all_reduce", (0, 0, 1), group="world", size_bytes=8)
     ax = plot_ring(story.trace())
     across = patches(ax, "outside-")
     assert sorted(across) == ["outside-0-1-world", "outside-0-2-world"]
@@ -119,22 +120,13 @@ def test_messages_outside_the_ring_cross_it() -> None:
     assert not patches(ax, "forward-")
     assert "none on the ring" in title(ax)
     assert words(ax).count("nothing sent") == 4
+    assert "Not drawn: 1 send that never finished.\nNot drawn: 1 collective operation." in words(ax)
     many = Story(8, ring=False)
     for src, dst in combinations(range(8), 2):
         many.message(src, dst, NOW, NOW, 1024 * (8 * src + dst), group="world")
     ax = plot_ring(many.trace())
     assert len(patches(ax, "outside-")) == 28
     assert f"all 28 are drawn, the {MOST_CHORD_LABELS} widest are labelled" in words(ax)
-
-
-def test_what_is_not_drawn_is_said() -> None:
-    story = Story(3)
-    story.op(0, "isend", (0, 0, -1), peer=1, group="ring:0>1", size_bytes=8)
-    story.op(0, "all_reduce", (0, 0, 1), group="world", size_bytes=8)
-    ax = plot_ring(story.trace())
-    assert "Not drawn: 1 send that never finished." in words(ax)
-    assert "Not drawn: 1 collective operation." in words(ax)
-    assert not patches(ax, "forward-")
 
 
 def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() -> None:
@@ -146,31 +138,6 @@ def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() ->
     assert graph.edges[0, 1, "ring:0>1"] == {"lane": "forward", "messages": 1, "size_bytes": 8}
     assert graph.edges[1, 2, "ring:1>2"]["messages"] == 0
     assert graph.graph["unfinished"] == 1
-
-
-def test_above_sixteen_ranks_a_matrix_is_drawn() -> None:
-    assert not plot_ring(ring_trace(16, closing=False)).images
-    ax = plot_ring(ring_trace(17, closing=False))
-    (picture,) = ax.images
-    assert not patches(ax, "rank-")
-    assert (ax.get_ylabel(), picture.colorbar.ax.get_ylabel()) == ("sending rank", "bytes sent")
-    ax.figure.canvas.draw()
-    assert any("KiB" in label.get_text() for label in picture.colorbar.ax.get_yticklabels())
-    assert ax.get_ylim()[0] > ax.get_ylim()[1], "rank 0 on top"
-
-
-@pytest.mark.parametrize("most_cells", [5, 8, 64])
-def test_the_matrix_keeps_every_byte(most_cells: int) -> None:
-    graph = communication_graph(ring_trace(33, both_ways=True))
-    cells, shared = bytes_matrix(graph, most_cells)
-    assert len(cells) <= most_cells
-    assert len(cells) * shared >= 33
-    assert cells[cells >= 0].sum() == sum(data["size_bytes"] for *_, data in graph.edges(data=True))
-
-
-@pytest.mark.parametrize("world_size", range(1, 17))
-def test_no_words_overlap_and_none_is_cut_off(world_size: int) -> None:
-    assert_apart(assert_within(plot_ring(ring_trace(world_size, both_ways=world_size % 2 == 0))))
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans(), st.integers(0, 3)), max_size=30))
@@ -189,18 +156,36 @@ def test_the_graph_counts_every_finished_send_once(world_size: int, sends: list[
     assert len(graph) == world_size
 
 
+def test_above_sixteen_ranks_a_matrix_is_drawn_that_keeps_every_byte() -> None:
+    assert not plot_ring(ring_trace(16, closing=False)).images
+    ax = plot_ring(ring_trace(17, closing=False))
+    (picture,) = ax.images
+    assert not patches(ax, "rank-")
+    assert (ax.get_ylabel(), picture.colorbar.ax.get_ylabel()) == ("sending rank", "bytes sent")
+    ax.figure.canvas.draw()
+    assert any("KiB" in label.get_text() for label in picture.colorbar.ax.get_yticklabels())
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "rank 0 on top"
+    graph = communication_graph(ring_trace(33, both_ways=True))
+    for most_cells in (5, 8, 64):
+        cells, shared = bytes_matrix(graph, most_cells)
+        assert len(cells) <= most_cells
+        assert len(cells) * shared >= 33
+        assert cells[cells >= 0].sum() == sum(data["size_bytes"] for *_, data in graph.edges(data=True))
+
+
 # -- who waits for whom
 
 ROTATED = {size: [(rank, (rank + 1) % size) for rank in range(size)] for size in range(2, 13)}
 NAMES = ("a.py", "pipeline_training.py", "a_file_with_a_name_that_nobody_would_want_to_type.py")
+BLOCKED = ("blocked",) * 12
 
 
-def diagnosis(size: int, waits: list[tuple[int, int]], *, name: str = NAMES[1], states: tuple[str, ...] = ()) -> Diagnosis:
+def diagnosis(size: int, waits: list[tuple[int, int]], *, name: str = NAMES[1], states: tuple[str, ...] = BLOCKED) -> Diagnosis:
     edges = tuple(
         Edge(a, b, Operation(a, "recv", b, 0, "world", file=name, line=123), in_cycle=index < 2) for index, (a, b) in enumerate(waits)
     )
     finding = Finding("deadlock", tuple(range(min(size, 2))), (), "ranks wait for each other.")
-    return Diagnosis((finding,), size, edges, states or ("blocked",) * size)
+    return Diagnosis((finding,), size, edges, states[:size])
 
 
 def labels_of(ax: Axes) -> dict[str, Bbox]:
@@ -210,7 +195,6 @@ def labels_of(ax: Axes) -> dict[str, Bbox]:
 
 def assert_readable(ax: Axes) -> None:
     """No label covers a label, a node or other words; what is not labelled is said to be."""
-    ax.figure.canvas.draw()
     labels = labels_of(ax)
     taken = [patch.get_window_extent() for patch in patches(ax, "rank-").values()]
     taken += [text.get_window_extent() for text in ax.texts if "→" not in text.get_text()]
@@ -222,14 +206,14 @@ def assert_readable(ax: Axes) -> None:
     assert len(labels) + (int(missing[0].split()[6]) if missing else 0) == len(patches(ax, "waits-"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[1:])
 @pytest.mark.parametrize(
-    ("size", "waits"),
-    [*((size, ROTATED[size]) for size in (2, 3, 4, 6)), (3, [(0, 1), (1, 0), (2, 0)]), (4, [(0, 2), (2, 0), (1, 3), (3, 1)])],
+    "waits",
+    [*(ROTATED[size] for size in (2, 3, 4, 6)), [(0, 1), (1, 0), (2, 0)], [(0, 2), (2, 0), (1, 3), (3, 1)]],
 )  # fmt: skip
-def test_few_ranks_have_all_their_labels(size: int, waits: list[tuple[int, int]], name: str) -> None:
+def test_few_ranks_have_all_their_labels(waits: list[tuple[int, int]], name: str) -> None:
     """Two opposite arrows had their labels one over the other, and so had a ring of three."""
-    ax = plot_waitfor(diagnosis(size, waits, name=name))
+    ax = plot_waitfor(diagnosis(max(rank for rank, _ in waits) + 1, waits, name=name))
     assert_readable(ax)
     assert {label.split(":")[0] for label in labels_of(ax)} == {f"{rank} → {peer}" for rank, peer in waits}
 

@@ -70,18 +70,17 @@ def talk(
     return story
 
 
+def constants(*links: Link) -> list[float]:
+    return [constant for link in links for constant in (link.alpha_s, link.beta_s_per_byte)]
+
+
 def test_constants_are_those_that_the_trace_was_made_with() -> None:
     found = calibrate(talk().trace())
-    assert found.link.alpha_s == pytest.approx(LINK.alpha_s, rel=1e-3)
-    assert found.link.beta_s_per_byte == pytest.approx(LINK.beta_s_per_byte, rel=1e-3)
-    assert found.sending.alpha_s == pytest.approx(SENDING.alpha_s, rel=1e-3)
-    assert found.sending.beta_s_per_byte == pytest.approx(SENDING.beta_s_per_byte, rel=1e-3)
-    assert found.receiving_s == pytest.approx(RECEIVING_MS * 1e-3, rel=1e-3)
-    assert found.sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
+    assert constants(found.link, found.sending) == pytest.approx(constants(LINK, SENDING), rel=1e-3)
+    assert (found.receiving_s, found.sleep_s) == pytest.approx((RECEIVING_MS * 1e-3, SLEEP_MS * 1e-3), rel=1e-3)
     assert found.topology == OneMachine(found.link, cores=2)
     assert (found.num_messages, found.sizes_bytes, found.notes) == (8, (1024, 262144), ())
-    assert found.post_s(True, 2048) == found.sending.time_s(2048)
-    assert found.post_s(False, 2048) == found.receiving_s
+    assert (found.post_s(True, 2048), found.post_s(False, 2048)) == (found.sending.time_s(2048), found.receiving_s)
 
 
 @given(
@@ -114,17 +113,6 @@ def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> N
     assert found.notes == (f"{busy}posting a receive took up to 0.8 ms, {rule.format(0.5)}",)
 
 
-def test_messages_that_came_before_anybody_waited_do_not_count() -> None:
-    story = talk()
-    for number in range(9):  # there long before, so that "done" says nothing of the message
-        at = 200.0 + 10 * number
-        story.message(1, 0, (at, at, at + 5), (at - 1, at + 8, at + 8.001), size_bytes=1024)
-        story.span(0, "work", at + 1, at + 7)
-    found = calibrate(story.trace())
-    assert found.num_messages == 8
-    assert found.link.alpha_s == pytest.approx(LINK.alpha_s, rel=1e-3)
-
-
 def test_times_of_the_stages_are_medians() -> None:
     story = talk()
     for step, times in enumerate((1.0, 1.0, 9.0)):
@@ -154,16 +142,22 @@ def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
         _ = calibrate(*traces).topology
 
 
-def test_early_sends_are_told_apart() -> None:
+def test_early_sends_are_told_apart_and_messages_that_came_before_anybody_waited_do_not_count() -> None:
     story = talk()
     for number in range(6):  # posted before its receive: cheap, whatever the size
         at = 500.0 + 20 * number
-        story.op(0, "isend", (at, at + 0.030, at + 10), peer=1, group="ring:0>1", tag=0, size_bytes=262144)
-        story.op(1, "irecv", (at + 5, at + 5.009, at + 10), peer=0, group="ring:0>1", tag=0, size_bytes=262144)
+        send, recv = (at, at + 0.030, at + 10), (at + 5, at + 5.009, at + 10)
+        story.message(0, 1, send, recv, size_bytes=262144)
     found = calibrate(story.trace())
-    assert found.sending_early_s == pytest.approx(30e-6, rel=1e-3)
+    assert found.sending_early_s == found.post_s(True, 262144, met=False) == pytest.approx(30e-6, rel=1e-3)
     assert found.sending.alpha_s == pytest.approx(SENDING.alpha_s, rel=1e-3)
-    assert found.post_s(True, 262144, met=False) == found.sending_early_s
+    story = talk()
+    for number in range(9):  # there long before, so that "done" says nothing of the message
+        at = 200.0 + 10 * number
+        story.message(1, 0, (at, at, at + 5), (at - 1, at + 8, at + 8.001), size_bytes=1024)
+        story.span(0, "work", at + 1, at + 7)
+    found = calibrate(story.trace())
+    assert (found.num_messages, found.link.alpha_s) == (8, pytest.approx(LINK.alpha_s, rel=1e-3))
 
 
 CALIBRATION = Calibration(
@@ -183,17 +177,15 @@ CALIBRATION = Calibration(
 def _talk_then_wait() -> None:
     """Rank 0 computes 1 ms and sends; rank 1 has posted its receive long before."""
     ring = ringsim.current_ring()
+    message = torch.zeros(1000, dtype=torch.uint8)
     if ring.rank == 0:
         ringsim.compute(0.001)
-        sending = dist.isend(torch.zeros(1000, dtype=torch.uint8), ring.succ, group=ring.succ_group)
-        ringsim.mark("posted")
-        assert sending is not None
-        sending.wait()
+        work = dist.isend(message, ring.succ, group=ring.succ_group)
     else:
-        receiving = dist.irecv(torch.empty(1000, dtype=torch.uint8), ring.pred, group=ring.pred_group)
-        ringsim.mark("posted")
-        assert receiving is not None
-        receiving.wait()
+        work = dist.irecv(message, ring.pred, group=ring.pred_group)
+    ringsim.mark("posted")
+    assert work is not None
+    work.wait()
 
 
 def test_sleeping_posting_and_travelling_take_what_the_calibration_says() -> None:
@@ -213,9 +205,7 @@ def test_constants_go_round() -> None:
 
     trace = simulate(worker, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
     found = calibrate(Trace(trace.events, {**trace.metadata, "source": "measured"}))
-    for name in ("link", "sending"):
-        mine, theirs = getattr(found, name), getattr(CALIBRATION, name)
-        assert (mine.alpha_s, mine.beta_s_per_byte) == pytest.approx((theirs.alpha_s, theirs.beta_s_per_byte), rel=1e-3)
+    assert constants(found.link, found.sending) == pytest.approx(constants(CALIBRATION.link, CALIBRATION.sending), rel=1e-3)
     times = (CALIBRATION.sending_early_s, CALIBRATION.receiving_s, CALIBRATION.sleep_s + CALIBRATION.around_s)
     assert (found.sending_early_s, found.receiving_s, found.sleep_s) == pytest.approx(times, rel=1e-3)  # the last are one in the trace
     assert found.costs is not None
@@ -279,50 +269,45 @@ def test_nominal_is_what_the_program_asked_for() -> None:
         return story.trace()
 
     comparison = compare(run(0.5), run(0.25))
-    assert comparison.nominal_s == pytest.approx(0.010)
-    assert comparison.no_communication_s == pytest.approx(0.0105)  # with the computations of the prediction
-    assert comparison.real_steps_s[0] == pytest.approx(0.012)
-    assert comparison.virtual_steps_s[0] == pytest.approx(0.0115)
+    steps_s = (*comparison.real_steps_s, *comparison.virtual_steps_s)
+    assert steps_s == pytest.approx((0.012, 0.0115))
+    assert (comparison.nominal_s, comparison.no_communication_s) == pytest.approx((0.010, 0.0105))  # with the prediction's computations
     assert "baseline nominal: 10.000 ms" in repr(comparison)
-
-
-def test_computations_that_touch_are_told_apart() -> None:
     story = Story(1)
     story.span(0, "step gpipe", 9, 24)
-    for microbatch in range(2):  # on a virtual clock nothing lies between them
+    for microbatch in range(2):  # computations that touch: on a virtual clock nothing lies between them
         begin = 10.0 + 5 * microbatch
         story.span(0, "forward", begin, begin + 5, stage=0, microbatch=microbatch)
         story.span(0, "compute 0.004 s", begin, begin + 5)
-    trace = story.trace()
-    assert compare(trace, trace).nominal_s == pytest.approx(0.008)
+    assert compare(story.trace(), story.trace()).nominal_s == pytest.approx(0.008)
+
+
+def one_message(dst: int, arrives_ms: float, world_size: int = 2) -> Trace:
+    story = Story(world_size)
+    story.message(0, dst, (1, 1, arrives_ms), (2, 2, arrives_ms), group="world")
+    return story.trace()
 
 
 def test_a_run_without_steps_is_one_step() -> None:
-    def run(arrives_ms: float) -> Trace:
-        story = Story(2)
-        story.message(0, 1, (1, 1, arrives_ms), (2, 2, arrives_ms))
-        return story.trace()
-
-    comparison = compare(run(5.0), run(6.0))
+    comparison = compare(one_message(1, 5.0), one_message(1, 6.0))
     assert comparison.real_steps_s.tolist() == pytest.approx([0.004])
     assert comparison.steps.bias == pytest.approx(0.25)
     assert comparison.lag_s.tolist() == pytest.approx([0.001, 0.001])
     assert comparison.nominal_s is comparison.no_communication_s is None
 
 
-def test_runs_of_other_programs_are_refused() -> None:
-    story = Story(3)
-    story.message(0, 1, (1, 1, 2), (1, 1, 2))
-    other = Story(3)
-    other.message(0, 2, (1, 1, 2), (1, 1, 2), group="world")
-    with pytest.raises(ArgumentError, match=r"got isend with 1 in one and isend with 2 in the other \(rank 0, operation 0\)"):
-        compare(story.trace(), other.trace())
-    with pytest.raises(ArgumentError, match="the two runs must have as many ranks, got 3 and 2"):
-        compare(story.trace(), Story(2).trace())
-    with pytest.raises(ArgumentError, match=r"got the span 'step 1f1b' in one and nothing more in the other \(rank 0"):
-        compare(step(steps=2), step(steps=1))
-    with pytest.raises(ArgumentError, match="must have something to compare"):
-        compare(Story(1).trace(), Story(1).trace())
+@pytest.mark.parametrize(
+    ("real", "virtual", "says"),
+    [
+        (one_message(1, 3, 3), one_message(2, 3, 3), r"got isend with 1 in one and isend with 2 in the other \(rank 0, operation 0\)"),
+        (Story(3).trace(), Story(2).trace(), "the two runs must have as many ranks, got 3 and 2"),
+        (step(steps=2), step(steps=1), r"got the span 'step 1f1b' in one and nothing more in the other \(rank 0"),
+        (Story(1).trace(), Story(1).trace(), "must have something to compare"),
+    ],
+)
+def test_runs_of_other_programs_are_refused(real: Trace, virtual: Trace, says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        compare(real, virtual)
 
 
 SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)  # of a trace with one size, all counts as latency
@@ -347,20 +332,16 @@ def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "forward", "world_size", "expected"),
+    ("name", "forward", "expected"),
     [
-        (
-            "1f1b",
-            4,
-            (0.001, 0.002, 0.004, 0.006),
-            9,
-            (0.001, *[0.003] * 7, 0.006),
-        ),  # the ends keep their times, those between take the mean
-        ("gpipe", 2, (0.001, 0.003), 5, (0.001, 0.002, 0.002, 0.002, 0.003)),  # two have nothing between but their mean
+        # The ends keep their times, those between take the mean.
+        ("1f1b", (0.001, 0.002, 0.004, 0.006), (0.001, *[0.003] * 7, 0.006)),
+        ("gpipe", (0.001, 0.003), (0.001, 0.002, 0.002, 0.002, 0.003)),  # two have nothing between but their mean
     ],
 )
-def test_unlike_stages_scale(name: str, ranks: int, forward: tuple[float, ...], world_size: int, expected: tuple[float, ...]) -> None:
-    found = scale(recorded(name, ranks, Costs(forward=forward, backward=0.002)), world_size=world_size, num_microbatches=32)
+def test_unlike_stages_scale(name: str, forward: tuple[float, ...], expected: tuple[float, ...]) -> None:
+    trace, world_size = recorded(name, len(forward), Costs(forward=forward, backward=0.002)), len(expected)
+    found = scale(trace, world_size=world_size, num_microbatches=32)
     costs = Costs(forward=expected, backward=0.002)
     wanted = simulate_schedule(name, costs, num_ranks=world_size, num_microbatches=32, link=SLOW_LINK, size_bytes=SIZE_BYTES)
     assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
@@ -369,12 +350,13 @@ def test_unlike_stages_scale(name: str, ranks: int, forward: tuple[float, ...], 
 
 def test_what_cannot_be_scaled() -> None:
     trace = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
-    with pytest.raises(ArgumentError, match="world_size must be an integer from 2, got 1"):
-        scale(trace, world_size=1)
     without = Trace(trace.events.select(trace.events.label < 0), trace.metadata)
-    with pytest.raises(ArgumentError, match="trace must have a step of a pipeline, got one without"):
-        scale(without, world_size=4)
     mine = type(SCHEDULE)("mine", *list(vars(make_schedule("gpipe", 2, 2)).values())[1:])
     odd = simulate(rehearse, world_size=2, args=(mine, Costs()), kwargs={"size_bytes": 8}, link=SLOW_LINK)
-    with pytest.raises(ArgumentError, match="must have a step of a known schedule on 2 ranks or more, got 'mine' on 2"):
-        scale(odd, world_size=4)
+    for given_trace, world_size, says in [
+        (trace, 1, "world_size must be an integer from 2, got 1"),
+        (without, 4, "trace must have a step of a pipeline, got one without"),
+        (odd, 4, "must have a step of a known schedule on 2 ranks or more, got 'mine' on 2"),
+    ]:
+        with pytest.raises(ArgumentError, match=says):
+            scale(given_trace, world_size=world_size)

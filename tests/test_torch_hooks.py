@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fake_rank import SIZE, fake_world, recording
 from torch.distributed import ProcessGroup, Work, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,30 +30,22 @@ from ringsim.traces.matching import refused
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import CHUNK, LOST_PEER, Recorder, fail_posting
 
-SIZE = 4
+
+@pytest.fixture
+def world() -> Iterator[ProcessGroup]:
+    with fake_world() as world:
+        yield world
 
 
 @pytest.fixture
-def world() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def record(world: None, tmp_path: Path) -> Iterator[Callable[[], Events]]:
+def record(world: ProcessGroup, tmp_path: Path) -> Iterator[Callable[[], Events]]:
     """Records until it is called; then gives the events."""
-    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
-    install(recorder)
+    with recording(Recorder(tmp_path, rank=0, world_size=SIZE)) as stop:
+        yield lambda: stop()[0]
 
-    def stop() -> Events:
-        uninstall(recorder)
-        recorder.close()
-        return read_parts(tmp_path)[0]
 
-    yield stop
-    if recorder.users:
-        uninstall(recorder)
+def ops(events: Events) -> list[str]:
+    return [OP_NAMES[op] for op in events.op]
 
 
 def here() -> int:
@@ -65,27 +57,49 @@ def row(events: Events, i: int = 0) -> dict[str, Any]:
     tables, payload = events.tables, events.payload[i]
     return {
         "op": OP_NAMES[events.op[i]],
-        "group": tables.groups[events.group[i]].name if events.group[i] >= 0 else None,
         "payload": tuple(tables.payloads[payload][:3]) if payload >= 0 else None,
-        "file": tables.files[events.file[i]],
         **{name: int(getattr(events, name)[i]) for name in ("peer", "tag", "line", "status")},
     }
 
 
-def test_a_message_is_written_down_whole(record: Callable[[], Events]) -> None:
-    with ringsim.span("work", stage=2, microbatch=7):
-        work, line = dist.isend(torch.zeros(2, 3, dtype=torch.bfloat16), dst=3, tag=5), here()
-    work.wait()
+# -- messages
+
+
+def test_a_message_is_written_down_whole_within_spans_that_nest(record: Callable[[], Events]) -> None:
+    with ringsim.span("outer", stage=2):
+        with ringsim.span("inner", microbatch=7), suppress(KeyError), ringsim.span("failing", stage=5):
+            work, line = dist.isend(torch.zeros(2, 3, dtype=torch.bfloat16), dst=3, tag=5), here()
+            work.wait()
+            raise KeyError
+        ringsim.mark("between")
+        with ThreadPoolExecutor() as pool:
+            pool.submit(ringsim.mark, "there").result(10)
+    ringsim.mark("after")
     events = record()
-    payload = ("bfloat16", (2, 3), 12)
-    message = {"op": "isend", "group": "world", "peer": 3, "tag": 5, "payload": payload}
-    assert row(events, 1) == message | {"line": line, "file": __file__, "status": OK}
-    assert (events.stage[1], events.microbatch[1], events.thread[1]) == (2, 7, 0)
-    assert 0 <= events.post_ns[1] <= events.wait_ns[1] <= events.done_ns[1]
-    assert events.tables.groups == (("world", (0, 1, 2, 3)),)
+    labels = [events.tables.labels[label] if label >= 0 else None for label in events.label]
+    found = dict(zip(labels, zip(events.stage, events.microbatch, events.status, strict=True), strict=True))
+    assert found == {
+        "outer": (2, -1, OK),
+        "inner": (2, 7, OK),
+        "failing": (5, 7, ERROR),
+        None: (5, 7, OK),
+        "between": (2, -1, OK),
+        "there": (-1, -1, OK),
+        "after": (-1, -1, OK),
+    }
+    done = dict(zip(labels, events.done_ns, strict=True))
+    assert done["outer"] >= done["inner"] >= done["failing"]
+    assert (events.line > 0).all()
+    at = labels.index(None)
+    message = {"op": "isend", "peer": 3, "tag": 5, "payload": ("bfloat16", (2, 3), 12), "line": line, "status": OK}
+    assert row(events, at) == message
+    assert events.tables.files[events.file[at]] == __file__
+    assert events.tables.groups[events.group[at]] == ("world", (0, 1, 2, 3))
+    assert events.thread[at] == 0
+    assert 0 <= events.post_ns[at] <= events.wait_ns[at] <= events.done_ns[at]
 
 
-def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events]) -> None:
+def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events], world: ProcessGroup) -> None:
     tensor = torch.zeros(1)
     dist.send(tensor, 1)
     dist.isend(tensor, 1).wait()
@@ -96,71 +110,109 @@ def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events])
         work.wait()
     dist.send_object_list(["x"], 1)
     dist.send_object_list(["x"], 1, use_batch=True)
-    group = dist.group.WORLD
-    assert group is not None
-    group.send([tensor], 1, 0).wait()
-    group.send([tensor], 1, tag=0).wait()
-    group.recv(tensors=[tensor], srcRank=1, tag=9).wait()
+    world.send([tensor], 1, 0).wait()
+    world.send([tensor], 1, tag=0).wait()
+    world.recv(tensors=[tensor], srcRank=1, tag=9).wait()
     events = record()
-    ops = [OP_NAMES[op] for op in events.op]
-    assert ops == [
+    found = ops(events)
+    assert found == [
         *("send", "isend", "isend", "recv", "irecv", "batch_isend", "batch_irecv"),
         *("send_object_list", "send_object_list", "send_object_list", "send_object_list"),
         *("isend", "isend", "irecv"),
     ]
-    assert [KIND_NAMES[kind] for kind in events.kind] == ["recv" if "recv" in op else "send" for op in ops]
-    assert list(events.peer) == [2 if op == "batch_irecv" else 1 for op in ops]
+    assert [KIND_NAMES[kind] for kind in events.kind] == ["recv" if "recv" in op else "send" for op in found]
+    assert list(events.peer) == [2 if op == "batch_irecv" else 1 for op in found]
     assert (events.status == OK).all()
     assert list(events.tag)[-1] == 9
     assert (events.line[1:] >= events.line[:-1]).all()
     assert {events.tables.files[file] for file in events.file} == {__file__}
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, torch.no_grad(), torch.inference_mode()])
-def test_the_line_is_the_users_through_decorators_and_modes(record: Callable[[], Events], wrap: Callable[[Any], Any]) -> None:
-    line = 0
+def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_come_and_go(record: Callable[[], Events]) -> None:
+    lines = []
 
-    @wrap
     def program() -> None:
-        nonlocal line
         with torch.overrides.BaseTorchFunctionMode():
             dist.send(torch.zeros(1), 1)
-            line = here() - 1
+            lines.append(here() - 1)
 
-    program()
-    events = record()
-    assert (row(events)["op"], row(events)["line"]) == ("send", line)
-
-
-def test_lines_stay_right_when_functions_come_and_go(record: Callable[[], Events]) -> None:
-    """As cells of a notebook do that are run again: new code at addresses that old code had."""
-    for blank in range(300):
+    for each in (program, torch.no_grad()(program), torch.inference_mode()(program)):
+        each()
+    for blank in range(300):  # as cells of a notebook that are run again: new code at addresses that old code had
         code = compile("\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec")
         for _ in range(2):
             exec(code, {"dist": dist, "tensor": torch.zeros(1)})
+            lines += [blank + 1, blank + 2]
         del code
     events = record()
-    assert list(events.line) == [blank + line for blank in range(300) for line in (1, 2, 1, 2)]
-    assert events.tables.files == ("a cell",)
+    assert list(events.line) == lines
+    assert events.tables.files == (__file__, "a cell")
 
 
-def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events]) -> None:
-    tensor, group = torch.zeros(1), dist.group.WORLD
-    assert group is not None
+def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events], world: ProcessGroup) -> None:
+    tensor = torch.zeros(1)
     with ThreadPoolExecutor() as pool:
-        pool.submit(group.send, [tensor], 1, 0).result(10)
+        pool.submit(world.send, [tensor], 1, 0).result(10)
         pool.submit(dist.send, tensor, 1).result(10)
     begun, done = threading.Event(), [torch.zeros(1)]
     weakref.finalize(done[0], begun.set)  # tells when torch lets go of it: _thread's threads cannot be joined
-    _thread.start_new_thread(group.send, (done[:], 1, 0))
+    _thread.start_new_thread(world.send, (done[:], 1, 0))
     done.clear()
     assert begun.wait(10)
     events = record()
-    assert [OP_NAMES[op] for op in events.op] == ["isend", "send", "isend"]
+    assert ops(events) == ["isend", "send", "isend"]
     assert (events.line > 0).all()
 
 
-# Each collective: how it is called with group size 4, and S of nccl-tests in elements of float32 with its shape and the root.
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, "seven"), TypeError)],
+)
+def test_what_torch_refuses_is_recorded_and_refused_as_before(
+    record: Callable[[], Events], world: ProcessGroup, arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    send: Any = world.send
+    with pytest.raises(error) as refused:
+        send(*arguments)
+    events = record()
+    with pytest.raises(error) as bare:
+        send(*arguments)
+    assert str(refused.value).split(" at 0x")[0] == str(bare.value).split(" at 0x")[0]
+    assert events.status[0] == ERROR
+    assert events.done_ns[0] >= events.post_ns[0]
+
+
+def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Callable[[], Events], monkeypatch: pytest.MonkeyPatch) -> None:
+    group = dist.new_group([0, 2, 3])
+    work = dist.irecv(torch.zeros(1), group=group)
+    monkeypatch.setattr(Work, "_source_rank", lambda _: 2, raising=False)
+    dist.irecv(torch.zeros(1), group=group).wait()
+    assert list(record().peer) == [NONE, ANY_SOURCE, 3]
+    del work
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        *((f"[../gloo/transport/tcp/pair.cc:538] {words} [127.0.0.1]:4182", True) for words in LOST_PEER),
+        ("Invalid scalar type", False),
+        ("Application timeout caused pair closure", False),  # by this rank itself: the other one may be well
+    ],
+)
+def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost: bool, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, world_size=2)
+    slot = recorder.make_post(OP_CODES["send"])(recorder.group("world", [0, 1]), 1, 0, NONE)
+    assert slot is not None
+    assert fail_posting(recorder, slot, RuntimeError(words)) is not lost
+    recorder.close()
+    events = read_parts(tmp_path)[0]
+    assert events.status.tolist() == [ERROR]
+    assert refused(events).tolist() == [not lost]
+    assert bool(snapshot_of_events(events, 2).ranks[0].awaited) is lost
+
+
+# -- collectives: how each is called with group size 4, and S of nccl-tests in elements of float32 with its shape and the root
+
 ONE, FULL = (lambda: torch.zeros(2, 3)), (lambda: torch.zeros(8, 3))
 LIST = lambda: [torch.zeros(2, 3) for _ in range(SIZE)]  # noqa: E731
 COLLECTIVES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
@@ -182,162 +234,116 @@ if hasattr(dist, "all_gather_single"):
     COLLECTIVES["reduce_scatter_single"] = (lambda: dist.reduce_scatter_single(ONE(), FULL()), (8, 3), NONE)
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events], name: str) -> None:
-    call, shape, root = COLLECTIVES[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's old spellings
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's old spellings
+def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events]) -> None:
+    for call, _, _ in COLLECTIVES.values():
         call()
     events = record()
-    assert len(events) == 1
-    found = row(events)
-    assert (found["op"], found["peer"], found["tag"], found["status"]) == (name, root, NONE, OK)
-    assert found["payload"] == ("float32", shape, torch.Size(shape).numel() * 4)
-    assert found["line"] == call.__code__.co_firstlineno
+    found = [row(events, i) for i in range(len(events))]
+    assert [(each["op"], each["payload"], each["peer"], each["line"]) for each in found] == [
+        (name, ("float32", shape, torch.Size(shape).numel() * 4), root, call.__code__.co_firstlineno)
+        for name, (call, shape, root) in COLLECTIVES.items()
+    ]
+    assert {(each["tag"], each["status"]) for each in found} == {(NONE, OK)}
 
 
-def test_collectives_by_other_signatures_and_how_they_reduce(record: Callable[[], Events]) -> None:
-    group = dist.group.WORLD
-    assert group is not None
-    group.broadcast(ONE(), 3).wait()
-    group.broadcast(tensor=ONE(), root=3).wait()
-    group.allreduce(ONE()).wait()
-    group.barrier().wait()
+def test_collectives_by_other_signatures_and_how_they_reduce(record: Callable[[], Events], world: ProcessGroup) -> None:
+    world.broadcast(ONE(), 3).wait()
+    world.broadcast(tensor=ONE(), root=3).wait()
+    world.allreduce(ONE()).wait()
+    world.barrier().wait()
     dist.all_reduce(ONE(), op=dist.ReduceOp.MAX)
     events = record()
-    assert [(OP_NAMES[op], peer) for op, peer in zip(events.op, events.peer, strict=True)] == [
-        *(("broadcast", 3), ("broadcast", 3), ("all_reduce", NONE), ("barrier", NONE), ("all_reduce", NONE)),
-    ]
+    assert ops(events) == ["broadcast", "broadcast", "all_reduce", "barrier", "all_reduce"]
+    assert events.peer.tolist() == [3, 3, NONE, NONE, NONE]
     assert [events.tables.payloads[payload].reduction for payload in events.payload] == ["", "", "SUM", "", "MAX"]
     assert row(events, 3)["payload"] == ("", (), 0)
 
 
-def messages_of(events: Events) -> Events:
-    """Leaves out that groups were made."""
-    return events.select(events.op != OP_CODES["new_group"])
+# -- groups
 
 
-def test_a_subgroup_has_its_name_and_global_ranks(record: Callable[[], Events]) -> None:
-    group = dist.new_group([0, 3])
-    dist.isend(torch.zeros(1), 3, group=group).wait()
-    dist.isend(torch.zeros(1), group_dst=1, group=group).wait()
-    events = messages_of(record())
-    assert list(events.peer) == [3, 3]
-    (number,) = set(events.group)
-    assert events.tables.groups[number].ranks == (0, 3)
-    assert events.tables.groups[number].name == group.group_name
-
-
-def test_an_unregistered_group_says_so(record: Callable[[], Events]) -> None:
-    group = ProcessGroup(FakeStore(), 0, 2)
-    default = dist.group.WORLD
-    assert default is not None
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, default._get_backend(torch.device("cpu")))
-    group._set_group_name("mine")
-    group.send([torch.zeros(1)], 1, 0).wait()
-    events = record()
-    assert events.tables.groups[0].name == "mine (unregistered: group ranks)"
-    assert events.tables.groups[0].ranks == (0, 1)
-    assert list(events.peer) == [1]
-
-
-def test_making_a_group_is_recorded_with_its_members(record: Callable[[], Events]) -> None:
-    dist.new_group([3, 0])
-    dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
-    events = record()
-    assert [OP_NAMES[op] for op in events.op] == ["new_group"] * 2
-    assert events.tables.groups[events.group[0]] == (GROUPS, (0, 1, 2, 3))
-    assert events.tables.groups[events.group[1]].ranks == (0, 2)
-    assert [events.tables.payloads[payload].shape for payload in events.payload] == [(0, 3), (0, 2)]
-    assert events.status.tolist() == [OK, OK]
-    assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
-
-
-def test_groups_are_not_kept_alive(record: Callable[[], Events]) -> None:
+def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(record: Callable[[], Events]) -> None:
+    names = []
     for _ in range(3):  # the next one may get the same id
-        group = dist.new_group([0, 1])
-        dist.isend(torch.zeros(1), 1, group=group).wait()
+        group = dist.new_group([3, 0])
+        names.append(group.group_name)
+        dist.isend(torch.zeros(1), 3, group=group).wait()
+        dist.isend(torch.zeros(1), group_dst=1, group=group).wait()
         gone = weakref.ref(group)
         dist.destroy_process_group(group)
         del group
         assert gone() is None
-    assert [group.ranks for group in record().tables.groups if group.name != GROUPS] == [(0, 1)] * 3
+    dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
+    events = record()
+    groups = [events.tables.groups[number] for number in events.group]
+    payloads = [events.tables.payloads[payload].shape for payload in events.payload]
+    assert ops(events) == ["new_group", "isend", "isend"] * 3 + ["new_group"]
+    assert [(group.name, group.ranks) for group in groups[1:-1:3]] == [(name, (0, 3)) for name in names]
+    assert groups[1:-1:3] == groups[2::3]
+    assert list(events.peer) == [NONE, 3, 3] * 3 + [NONE]
+    assert groups[:-1:3] == [(GROUPS, (0, 1, 2, 3))] * 3
+    assert groups[-1].ranks == (0, 2)
+    assert payloads[::3] == [(0, 3)] * 3 + [(0, 2)]
+    assert (events.status == OK).all()
+    assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
+
+
+def test_an_unregistered_group_says_so(record: Callable[[], Events], world: ProcessGroup) -> None:
+    group, cpu = ProcessGroup(FakeStore(), 0, 2), torch.device("cpu")
+    group._register_backend(cpu, ProcessGroup.BackendType.CUSTOM, world._get_backend(cpu))
+    group._set_group_name("mine")
+    group.send([torch.zeros(1)], 1, 0).wait()
+    events = record()
+    assert events.tables.groups == (("mine (unregistered: group ranks)", (0, 1)),)
+    assert list(events.peer) == [1]
+
+
+# -- handles
 
 
 def test_handles_are_kept_until_waited_for_and_no_longer(record: Callable[[], Events]) -> None:
-    work = dist.isend(torch.zeros(1), 1)
-    alive = weakref.ref(work)
-    del work
+    alive = weakref.ref(dist.isend(torch.zeros(1), 1))
     kept = alive()
     assert kept is not None
     kept.wait()
     del kept
     assert alive() is None
-    record()
 
 
 def test_a_long_run_does_not_hoard_handles(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    recorder = Recorder(tmp_path, rank=0, world_size=1)
-    install(recorder)
-    tensor = torch.zeros(1)
-    first = weakref.ref(dist.all_reduce(tensor, async_op=True))
-    assert first() is not None
-    for _ in range(CHUNK - 2):
-        dist.all_reduce(tensor, async_op=True)
-    dist.barrier()
-    dist.barrier()  # the part grows
-    assert first() is None  # complete, and nobody waits
-    uninstall(recorder)
+    with recording(Recorder(tmp_path, rank=0, world_size=1)) as stop:
+        tensor = torch.zeros(1)
+        first = weakref.ref(dist.all_reduce(tensor, async_op=True))
+        assert first() is not None
+        for _ in range(CHUNK - 2):
+            dist.all_reduce(tensor, async_op=True)
+        dist.barrier()
+        dist.barrier()  # the part grows
+        assert first() is None  # complete, and nobody waits
+        assert (stop()[0].status == IN_FLIGHT).sum() == CHUNK - 1
     dist.destroy_process_group()
-    assert (read_parts(tmp_path)[0].status == IN_FLIGHT).sum() == CHUNK - 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, "seven"), TypeError)],
-)
-def test_what_torch_refuses_is_recorded_and_refused_as_before(
-    record: Callable[[], Events], arguments: tuple[Any, ...], error: type[Exception]
-) -> None:
-    group = dist.group.WORLD
-    with pytest.raises(error) as refused:
-        group.send(*arguments)  # type: ignore[union-attr]
-    events = record()
-    with pytest.raises(error) as bare:
-        group.send(*arguments)  # type: ignore[union-attr]
-    assert str(refused.value).split(" at 0x")[0] == str(bare.value).split(" at 0x")[0]
-    assert row(events)["status"] == ERROR
-    assert events.done_ns[0] >= events.post_ns[0]
-
-
-def test_a_batch_shares_one_handle(record: Callable[[], Events]) -> None:
+def test_a_batch_shares_one_handle(record: Callable[[], Events], world: ProcessGroup) -> None:
     """As on NCCL: the operations between start and end are done when the one handle is."""
-    group, cpu = dist.group.WORLD, torch.device("cpu")
-    assert group is not None
-    group._start_coalescing(cpu)
-    group.send([torch.zeros(1)], 1, 0)
-    group.recv([torch.zeros(1)], 1, 0)
-    work = group._end_coalescing(cpu)
-    group.send([torch.zeros(1)], 1, 0)
+    cpu = torch.device("cpu")
+    world._start_coalescing(cpu)
+    world.send([torch.zeros(1)], 1, 0)
+    world.recv([torch.zeros(1)], 1, 0)
+    work = world._end_coalescing(cpu)
+    world.send([torch.zeros(1)], 1, 0)
     work.wait()
     events = record()
     assert list(events.status) == [OK, OK, IN_FLIGHT]
     assert events.done_ns[0] <= events.done_ns[1]
 
 
-def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Callable[[], Events], monkeypatch: pytest.MonkeyPatch) -> None:
-    group = dist.new_group([0, 2, 3])
-    work = dist.irecv(torch.zeros(1), group=group)
-    monkeypatch.setattr(Work, "_source_rank", lambda _: 2, raising=False)
-    other = dist.irecv(torch.zeros(1), group=group)
-    other.wait()
-    events = messages_of(record())
-    assert list(events.peer) == [ANY_SOURCE, 3]
-    del work
+# -- coming and going
 
 
-def test_uninstalling_puts_the_same_objects_back(world: None, tmp_path: Path) -> None:
+def test_uninstalling_puts_the_same_objects_back(tmp_path: Path) -> None:
     owners = (ProcessGroup, Work, *Work.__subclasses__())
     before = [dict(vars(owner)) for owner in owners]
     recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
@@ -345,8 +351,9 @@ def test_uninstalling_puts_the_same_objects_back(world: None, tmp_path: Path) ->
     changed = {name for name, value in vars(ProcessGroup).items() if before[0][name] is not value}
     assert {"send", "recv", "recv_anysource", "allreduce", "broadcast", "barrier", "_start_coalescing"} <= changed
     assert get_state().recorder is recorder
-    assert ProcessGroup.send.__name__ == "send"
-    assert ProcessGroup.send.__doc__ == before[0]["send"].__doc__
+    assert (ProcessGroup.send.__name__, ProcessGroup.send.__doc__) == ("send", before[0]["send"].__doc__)
+    with pytest.raises(RingError, match=r"must be the only one, .* \(rank 0 of 4\). Use the one that records"):
+        install(Recorder(tmp_path / "other", rank=0, world_size=SIZE))
     install(recorder)
     uninstall(recorder)
     assert ProcessGroup.__dict__["send"] is not before[0]["send"]
@@ -366,63 +373,9 @@ def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
     if name == "_world":  # without it nothing of torch's own would work
         assert torch_private.count_groups() == 0
         return
-    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
-    install(recorder)
-    assert not hasattr(owner, name)
-    uninstall(recorder)
+    with recording(Recorder(tmp_path, rank=0, world_size=SIZE)):
+        assert not hasattr(owner, name)
     unknown: Any = object()
     assert (torch_private.gpu_backend(unknown), torch_private.is_message(unknown), torch_private.source_rank(unknown)) == ("", False, None)
     if name == "_get_default_store":
         assert torch_private.default_store() is None
-
-
-def test_there_is_one_recorder_at_a_time(record: Callable[[], Events], tmp_path: Path) -> None:
-    with pytest.raises(RingError, match=r"must be the only one, .* \(rank 0 of 4\). Use the one that records"):
-        install(Recorder(tmp_path / "other", rank=0, world_size=SIZE))
-
-
-def test_spans_nest_and_inherit_within_their_thread(record: Callable[[], Events]) -> None:
-    with ringsim.span("outer", stage=1):
-        with ringsim.span("inner", microbatch=3), suppress(KeyError), ringsim.span("failing", stage=5):
-            dist.isend(torch.zeros(1), 1)
-            raise KeyError
-        ringsim.mark("between")
-        with ThreadPoolExecutor() as pool:
-            pool.submit(ringsim.mark, "there").result(10)
-    ringsim.mark("after")
-    events = record()
-    labels = [events.tables.labels[label] if label >= 0 else None for label in events.label]
-    found = dict(zip(labels, zip(events.stage, events.microbatch, events.status, strict=True), strict=True))
-    assert found == {
-        "outer": (1, -1, OK),
-        "inner": (1, 3, OK),
-        "failing": (5, 3, ERROR),
-        None: (5, 3, IN_FLIGHT),
-        "between": (1, -1, OK),
-        "there": (-1, -1, OK),
-        "after": (-1, -1, OK),
-    }
-    done = dict(zip(labels, events.done_ns, strict=True))
-    assert done["outer"] >= done["inner"] >= done["failing"]
-    assert (events.line > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("words", "lost"),
-    [
-        *((f"[../gloo/transport/tcp/pair.cc:538] {words} [127.0.0.1]:4182", True) for words in LOST_PEER),
-        ("Invalid scalar type", False),
-        ("Application timeout caused pair closure", False),  # by this rank itself: the other one may be well
-    ],
-)
-def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost: bool, tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, rank=0, world_size=2)
-    group = recorder.group("world", [0, 1])
-    slot = recorder.make_post(OP_CODES["send"])(group, 1, 0, NONE)
-    assert slot is not None
-    assert fail_posting(recorder, slot, RuntimeError(words)) is not lost
-    recorder.close()
-    events = read_parts(tmp_path)[0]
-    assert events.status.tolist() == [ERROR]
-    assert refused(events).tolist() == [not lost]
-    assert bool(snapshot_of_events(events, 2).ranks[0].awaited) is lost

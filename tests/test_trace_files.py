@@ -27,13 +27,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from random_traces import traces
 from test_trace_parts import two_ranks
-from trace_mutations import (
-    load_damaged,
-    mutate,
-    put_together,
-    real_files,
-    write_columns,
-)
+from trace_mutations import load_damaged, mutate, put_together, real_files, write_columns
 
 import ringsim
 from ringsim.errors import TraceFileError
@@ -211,6 +205,17 @@ def refused(path: Path, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def say(*where: str, **changes: Any) -> Callable[[Any, Any], Any]:
+    """Changes entries of meta.json, or of an object within it."""
+
+    def change(meta: Any, columns: Any) -> None:
+        for name in where:
+            meta = meta[name]
+        meta.update(changes)
+
+    return change
+
+
 def put(name: str, values: list[int], dtype: str) -> Callable[[Any, Any], Any]:
     """Puts other values into a column."""
     column = pa.chunked_array([pa.array(values, pa.from_numpy_dtype(np.dtype(dtype)))])
@@ -230,35 +235,29 @@ HOSTILE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "column of another type": (put("tag", [0, 0, 0], "i8"), "columns of events.parquet"),
     "column too many": (put("extra", [0, 0, 0], "i8"), "columns of events.parquet"),
     "column missing": (lambda meta, columns: columns.pop("tag"), "columns of events.parquet"),
-    "rows that meta.json does not state": (lambda meta, columns: meta.update(events=4), "has 3 rows, meta.json states 4"),
-    "no number of rows": (lambda meta, columns: meta.update(events="3"), "states no number of events"),
-    "more rows than the limit": (lambda meta, columns: meta.update(events=10**12), "states no number of events"),
+    "rows that meta.json does not state": (say(events=4), "has 3 rows, meta.json states 4"),
+    "no number of rows": (say(events="3"), "states no number of events"),
+    "more rows than the limit": (say(events=10**12), "states no number of events"),
     "no tables": (lambda meta, columns: meta.pop("tables"), "tables of names"),
-    "table of another form": (lambda meta, columns: meta["tables"].update(labels=[3]), "a name is not a string"),
-    "group of another form": (lambda meta, columns: meta["tables"].update(groups=[["world", [0]]]), "a group is not an object"),
+    "table of another form": (say("tables", labels=[3]), "a name is not a string"),
+    "group of another form": (say("tables", groups=[["world", [0]]]), "a group is not an object"),
     "shape of another form": (lambda meta, columns: meta["tables"]["payloads"][0].update(shape=[1.5]), "the shape of a payload"),
     "size of another form": (lambda meta, columns: meta["tables"]["payloads"][0].update(size_bytes=10**30), "the size of a payload"),
     "no metadata": (lambda meta, columns: meta.pop("metadata"), "metadata is not an object"),
-    "world of another form": (lambda meta, columns: meta["metadata"].update(world_size=10**9), "world_size is not a number of ranks"),
-    "notes of another form": (lambda meta, columns: meta["metadata"].update(notes=[{}]), "notes is not a list"),
+    "world of another form": (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
+    "notes of another form": (say("metadata", notes=[{}]), "notes is not a list"),
     "no format": (lambda meta, columns: meta.pop("format"), "names no format"),
-    "format of another form": (lambda meta, columns: meta.update(format=True), "names no format"),
+    "format of another form": (say(format=True), "names no format"),
     "a later version": (
         lambda meta, columns: (meta.update(format=2, needs="0.9.0", tables="another form"), columns.pop("tag")),
         rf"must be at most 1 for ringsim {ringsim.__version__}, got 2 .*It needs ringsim '0.9.0' or later: pip install --upgrade",
     ),
     **{
-        f"ring_groups {value}": (
-            lambda meta, columns, value=value: meta["metadata"].update(ring_groups=value),
-            "ring_groups is not a list of names and members",
-        )
+        f"ring_groups {value}": (say("metadata", ring_groups=value), "ring_groups is not a list of names and members")
         for value in ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
     },
     **{
-        f"ranks {value}": (
-            lambda meta, columns, value=value: meta["metadata"].update(ranks=value),
-            "ranks is not a list of what is known of each rank",
-        )
+        f"ranks {value}": (say("metadata", ranks=value), "ranks is not a list of what is known of each rank")
         for value in (7, "ab", ["ab"], [{"rank": []}], {})
     },
 }
@@ -372,7 +371,7 @@ def survives(whole: bytes, damaged: bytes) -> None:
 def test_flipped_in_the_directory_of_the_zip(path: Path) -> None:
     whole = path.read_bytes()
     for place in range(len(whole) - 220, len(whole)):
-        for bits in (0x01, 0x80, 0xFF):
+        for bits in (0x01, 0xFF):
             survives(whole, whole[:place] + bytes([whole[place] ^ bits]) + whole[place + 1 :])
 
 
@@ -395,11 +394,11 @@ def test_the_mutations_leave_a_file_that_loads_where_they_change_nothing(tmp_pat
         path.write_bytes(put_together(whole.meta, write_columns(whole.columns)))
         trace = ringsim.load(path)
         assert {name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES} == whole.columns
-        assert load_damaged(path.read_bytes(), draw=True)
+        assert load_damaged(path.read_bytes(), draw=False)
 
 
 @settings(max_examples=3 * settings.default.max_examples)
-@given(st.data(), st.booleans())
+@given(st.data(), st.sampled_from([False, False, False, True]))  # drawing takes a hundred times as long
 def test_damage_with_right_checksums(data: st.DataObject, draw: bool) -> None:
     """The parsers themselves meet it, and what loads is asked for everything that it can say."""
     load_damaged(mutate(WHOLES, lambda low, high: data.draw(st.integers(low, high))), draw=draw)

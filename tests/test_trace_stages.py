@@ -14,7 +14,7 @@ from synthetic import MS, UNIT_MS, Story, add_step, known, pipeline, trace_of
 from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.engine import evaluate
+from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import from_text
 from ringsim.traces.steps import count_steps, find_step, in_step, list_live
 
@@ -49,32 +49,24 @@ def test_what_is_read_is_what_was_evaluated_and_the_closed_form_says(name: str) 
 
 
 def test_the_conventions_by_hand() -> None:
-    """1F1B, 2 ranks, 2 microbatches, backward 2.
+    """1F1B, 2 ranks, backward 2.
 
-    rank 0   F0 F1 .  .  B0 B0 .  B1 B1      step: 0-9, idle 3; span 0-9, idle 3
-    rank 1   .  F0 B0 B0 F1 B1 B1 .  .       step: 0-9, idle 3; span 1-7, idle 0
+    2 microbatches    rank 0   F0 F1 .  .  B0 B0 .  B1 B1      step: 0-9, idle 3; span 0-9, idle 3
+                      rank 1   .  F0 B0 B0 F1 B1 B1 .  .       step: 0-9, idle 3; span 1-7, idle 0
+
+    4 microbatches    rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3     warm-up until 4, cool-down from 10
+                      rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .      warm-up until 2, cool-down from 11
     """
     bubble = trace_of(known("1f1b", 2, 2)).bubble()
     assert bubble.of_total_by_rank == pytest.approx([3 / 9, 3 / 9])
     assert bubble.of_span_by_rank == pytest.approx([3 / 9, 0])
     assert (bubble.of_total, bubble.of_span, bubble.of_ideal) == pytest.approx((3 / 9, 3 / 9, 3 / 6))
-    assert bubble.closed_form is not None
-    assert bubble.closed_form.of_total == pytest.approx(1 / 3)
     assert repr(bubble).splitlines()[-1].split() == ["closed", "form", "33.3%", "33.3%", "50.0%"]
-
-
-def test_phases_by_hand() -> None:
-    """1F1B, 2 ranks, 4 microbatches.
-
-    rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3     warm-up until 4, cool-down from 10
-    rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .      warm-up until 2, cool-down from 11
-    """
     actions = find_step(trace_of(known("1f1b", 2, 4)))
     begin = actions.start.min()
     limits = [[float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()] for rank in (0, 1)]
     assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
-    assert actions.phases(0).has_steady
-    assert not find_step(trace_of(known("gpipe", 2, 4))).phases(0).has_steady
+    assert [find_step(trace_of(known(name, 2, 4))).phases(0).has_steady for name in ("1f1b", "gpipe")] == [True, False]
 
 
 @given(seed=st.integers(0, 10_000))
@@ -119,75 +111,56 @@ def test_a_step_that_is_not_there_is_refused() -> None:
 
 
 def test_a_step_that_a_rank_never_ended_does_not_count() -> None:
-    story, evaluation = Story(2), known("1f1b", 2, 2)
-    add_step(story, evaluation, 1.0, (0, 1), "1f1b")
-    add_step(story, evaluation, 100.0, (0, 1), "1f1b")
+    story = Story(2)
+    for begin in (1.0, 100.0):
+        add_step(story, known("1f1b", 2, 2), begin, (0, 1), "1f1b")
     last = max(index for index, row in enumerate(story.rows) if row["rank"] == 1 and story.labels[row["label"]].startswith("step "))
     story.rows[last] |= {"done_ns": -1, "status": 1}
     assert count_steps(story.trace().events) == 1
 
 
-def test_a_users_own_step_span_around_is_no_step() -> None:
-    story, evaluation = Story(2), known("1f1b", 2, 2)
+def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> None:
+    story = Story(2)
     for rank in (0, 1):
         story.span(rank, "step 7 of my loop", 0.2, 60)
         story.span(rank, "step without computing", 60, 61)
-    add_step(story, evaluation, 1.0, (0, 1), "1f1b")
-    trace = story.trace()
-    assert count_steps(trace.events) == 1
-    assert find_step(trace).schedule == "1f1b"
-
-
-def test_only_spans_of_stages_within_a_step_are_its_actions() -> None:
-    story = Story(2)
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
-    story.span(0, "forward", 0.1, 0.2, stage=0, microbatch=7)  # before it
-    story.span(0, "forward", 30, 31, stage=0, microbatch=7)  # after it
+    story.span(0, "forward", 0.1, 0.15, stage=0, microbatch=7)  # before it
+    story.span(0, "forward", 62, 63, stage=0, microbatch=7)  # after it
     story.span(0, "forward", 1.1, 1.2, stage=0)  # a user's, of no microbatch
     story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
-    assert find_step(story.trace()).num_microbatches == 2
-    assert find_step(story.trace()).find_known() == closed_forms.Step("1f1b", 2, 2, 1)
+    trace = story.trace()
+    assert (count_steps(trace.events), find_step(trace).num_microbatches) == (1, 2)
+    assert find_step(trace).find_known() == closed_forms.Step("1f1b", 2, 2, 1)
 
 
-def test_forward_passes_alone_are_a_step_without_closed_form() -> None:
-    story = Story(1)
-    story.span(0, "step 1f1b", 0, 5)
-    story.span(0, "forward", 1, 2, stage=0, microbatch=0)
-    bubble = story.trace().bubble()
-    assert bubble.closed_form is None
-    assert bubble.busy == (MS,)
+OTHER_ORDERS = "rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1"
+TWO_STAGES_EACH = known("interleaved_1f1b", 2, 4)
 
 
-@pytest.mark.parametrize("text", ["rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1"])
-def test_a_name_alone_makes_no_closed_form(text: str) -> None:
-    own = evaluate(from_text(text))
-    assert trace_of(own, name="1f1b").bubble().closed_form is None
-    assert trace_of(own, name="mine").bubble().closed_form is None
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [
+        *((evaluate(from_text(text)), name) for text in OTHER_ORDERS for name in ("1f1b", "mine")),
+        *((TWO_STAGES_EACH, name) for name in ("1f1b", "zb_v")),
+        (evaluate(from_text("rank 0: 0F0")), "1f1b"),
+    ],
+)
+def test_a_name_alone_makes_no_closed_form(own: Evaluation, name: str) -> None:
+    trace = trace_of(own, name=name)
+    assert find_step(trace).find_known() is trace.bubble().closed_form is None
 
 
-def test_a_name_of_another_number_of_stages_makes_none_either() -> None:
-    two_each = known("interleaved_1f1b", 2, 4)
-    assert find_step(trace_of(two_each)).find_known() == closed_forms.Step("interleaved_1f1b", 2, 4, 2)
-    assert find_step(trace_of(two_each, name="1f1b")).find_known() is None
-    assert find_step(trace_of(two_each, name="zb_v")).find_known() is None
-
-
-def test_replicas_of_a_pipeline_are_known_together() -> None:
+def test_replicas_of_a_pipeline_are_known_together_and_ranks_need_not_begin_at_zero() -> None:
     """Two rings of two ranks, data parallel: rings (0, 2) and (1, 3)."""
     story, evaluation = Story(4, ring=False), known("1f1b", 2, 4)
     for places in ((0, 2), (1, 3)):
         add_step(story, evaluation, 1.0, places, "1f1b")
-    trace = story.trace()
+    trace, shifted = story.trace(), trace_of(evaluation, ranks=(2, 3))
     assert find_step(trace).find_known() == closed_forms.Step("1f1b", 2, 4, 1)
-    assert trace.bubble().ranks == (0, 1, 2, 3)
-    assert trace.bubble().of_total == pytest.approx(trace_of(evaluation).bubble().of_total)
-    assert trace.peak_activations().bounds == (2, 2, 1, 1)
-
-
-def test_ranks_need_not_begin_at_zero() -> None:
-    trace = trace_of(known("1f1b", 2, 4), ranks=(2, 3))
-    assert trace.bubble().ranks == (2, 3)
-    assert trace.peak_activations().peaks == (2, 1)
+    assert trace.bubble().of_total == pytest.approx(shifted.bubble().of_total)
+    assert (trace.bubble().ranks, trace.peak_activations().bounds) == ((0, 1, 2, 3), (2, 2, 1, 1))
+    assert (shifted.bubble().ranks, shifted.peak_activations().peaks) == ((2, 3), (2, 1))
 
 
 def test_a_microbatch_of_a_huge_number_asks_for_no_memory() -> None:

@@ -88,21 +88,15 @@ def test_a_notebook_gets_picture_text_and_alternative_text(monkeypatch: pytest.M
     trace = trace_of()
     monkeypatch.setattr(lazy, "resolve", lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"")
     data, metadata = trace._repr_mimebundle_()
-    assert base64.b64decode(data["image/png"]) == b"the picture"
-    assert data["text/plain"] == trace.summary()
+    assert (base64.b64decode(data["image/png"]), data["text/plain"]) == (b"the picture", trace.summary())
     assert metadata == {"image/png": {"alt": trace.describe()}}
+    for active, drawn in ((["text/plain"], False), (["text/plain", "image/png"], True)):  # IPython in a terminal draws nothing
+        shell = types.SimpleNamespace(display_formatter=types.SimpleNamespace(active_types=active))
+        monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert ("image/png" in trace._repr_mimebundle_()[0]) is drawn
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(lazy, "resolve", lambda name: __import__("matplotlib"))
     assert trace._repr_mimebundle_() == ({"text/plain": trace.summary()}, {})
-
-
-@pytest.mark.parametrize(("active", "drawn"), [(["text/plain"], False), (["text/plain", "image/png"], True)])
-def test_ipython_in_a_terminal_draws_nothing(monkeypatch: pytest.MonkeyPatch, active: list[str], drawn: bool) -> None:
-    formatter = types.SimpleNamespace(active_types=active)
-    shell = types.SimpleNamespace(display_formatter=formatter)
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(lazy, "resolve", lambda name: lambda trace: b"png")
-    assert ("image/png" in trace_of()._repr_mimebundle_()[0]) is drawn
 
 
 def test_every_reached_name_exists() -> None:

@@ -3,74 +3,23 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from part_writer import Writer
+from watched_parts import TICK_S, Bench
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.launch import watcher as module
-from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, LiveRecords, Process, Threads, Watcher
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Threads, Watcher
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, RECORD
-
-TICK_S = 0.02
-
-
-class Bench:
-    """A watcher over some ranks, a clock, and what ranks answer."""
-
-    def __init__(self, directory: Path, size: int, patch: pytest.MonkeyPatch) -> None:
-        self.writers = [Writer(directory, rank, size) for rank in range(size)]
-        self.states = ["running"] * size
-        self.now_s = 100.0
-        self.asked: list[int] = []
-        self.threads = dict.fromkeys(range(size), Threads(frozenset({threading.get_ident()}), idle=False))
-        self.silent: set[int] = set()
-        self.process = Process("S", 5)
-        patch.setattr(module, "time", self)
-        patch.setattr(module, "look_at", lambda _pid: self.process)
-        self.records = LiveRecords(directory, size)
-        self.watcher = Watcher(self.records, size, ask=self.answer)
-
-    def thread_time(self) -> float:
-        return 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def monotonic_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-    def answer(self, rank: int) -> None:
-        self.asked.append(rank)
-        if rank not in self.silent:
-            self.watcher.hear(rank, self.threads[rank])
-
-    def waits(self, rank: int, op: str, peer: int, tag: int = 0) -> None:
-        self.writers[rank].post(op, 0, peer, tag)
-        self.writers[rank].act("wait", -1)
-
-    def look_for(self, seconds: float) -> tuple[Verdict | None, Any]:
-        """Looks for a while; returns the verdict and after how long it came."""
-        start_s = self.now_s
-        while self.now_s - start_s <= seconds:
-            verdict = self.watcher.look(self.states)
-            if verdict is not None:
-                return verdict, self.now_s - start_s
-            self.now_s += TICK_S
-        return None, seconds
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    made = Bench(tmp_path, 2, monkeypatch)
-    yield made
-    for writer in made.writers:
-        writer.recorder.close()
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path, 2) as made:
+        yield made
 
 
 def kind_of(verdict: Verdict | None) -> str:
@@ -111,8 +60,7 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(bench: Bench, idle: bool, settle_s: float, after_s: float) -> None:
     bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=settle_s)
     bench.threads[0] = bench.threads[0]._replace(idle=idle)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     verdict, after = bench.look_for(10.0)
     assert (kind_of(verdict), after) == ("deadlock", pytest.approx(after_s, abs=2 * TICK_S))
 
@@ -129,27 +77,24 @@ def test_what_a_rank_left_behind_still_arrives_unless_it_was_refused(bench: Benc
 
 
 def test_something_that_happens_between_two_looks_begins_the_proof_anew(bench: Bench) -> None:
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     for _ in range(50):
-        assert bench.watcher.look(bench.states) is None
+        assert bench.look() is None
         bench.now_s += TICK_S
         bench.writers[1].recorder.mark("alive")
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
 
 def test_a_message_that_is_there_ends_the_suspicion(bench: Bench) -> None:
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
-    assert bench.watcher.look(bench.states) is None
+    bench.both_receive()
+    assert bench.look() is None
     bench.writers[0].post("isend", 0, 1, 0)
     assert bench.look_for(1.0)[0] is None
 
 
 def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
     bench.silent = {1}
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     assert bench.look_for(20.0)[0] is None
     bench.watcher.hear(1, bench.threads[1])
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
@@ -157,8 +102,7 @@ def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
 
 def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     bench.threads[1] = Threads(bench.threads[1].busy | {7}, idle=False)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
+    bench.both_receive()
     assert bench.look_for(20.0)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
@@ -195,14 +139,13 @@ def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -
 def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(bench: Bench) -> None:
     pauses = []
     for _ in range(8):
-        bench.watcher.look(bench.states)
+        bench.look()
         pauses.append(bench.watcher.pause_s)
         bench.writers[0].recorder.mark("step")
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(POLL_S * POLL_MAX)
-    bench.waits(0, "recv", 1)
-    bench.waits(1, "recv", 0)
-    assert bench.watcher.look(bench.states) is None
+    bench.both_receive()
+    assert bench.look() is None
     assert bench.watcher.pause_s == POLL_S
 
 
@@ -224,7 +167,7 @@ class TestStall:
     def test_not_while_a_rank_computes(self, bench: Bench) -> None:
         for tick in range(1000):
             bench.process = Process("S", tick // 20)
-            assert bench.watcher.look(bench.states) is None
+            assert bench.look() is None
             bench.now_s += TICK_S
 
     def test_not_while_a_rank_is_not_blocked(self, bench: Bench, tmp_path: Path) -> None:

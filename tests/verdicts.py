@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from ringsim.check import CheckResult, examination
 from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 
+Answer = Callable[..., Any]
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 ENOUGH_S = 15.0  # what a check promises
 
@@ -52,8 +53,20 @@ def never_ends(*_: Any) -> None:
         time.sleep(0.1)
 
 
-def each_wrong(table: dict[Callable[..., Any], list[tuple[Any, ...]]]) -> Iterator[tuple[Any, ...]]:
-    """Yields a check, an answer to it, words of the reason and words of the hint."""
-    for examine, rows in table.items():
-        for answer, words, *hint in rows:
-            yield examine, answer, words, *(hint or [""])
+def make_tests(right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]) -> tuple[Answer, Answer]:
+    """Returns the tests that each right answer passes, and that each wrong one fails with some words in its reason, and in its hint."""
+
+    @pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in right.items() for answer in answers])
+    def passes(examine: Answer, answer: Answer) -> None:
+        result = verdict(examine, answer, seed=None)  # which it says where it fails
+        assert result.passed, result
+
+    @pytest.mark.parametrize(("examine", "row"), [(examine, row) for examine, rows in wrong.items() for row in rows])
+    def fails(examine: Answer, row: tuple[Any, ...]) -> None:
+        answer, words, *hint = row
+        result = verdict(examine, answer)
+        assert not result.passed
+        assert words in result.reason
+        assert all(each in result.hint for each in hint)
+
+    return passes, fails

@@ -1,8 +1,8 @@
-"""The log of ``ringsim.comm``: which operations took how long with which bandwidth, computed from what the recorder wrote.
+"""The log of ``ringsim.comm``: how long operations took, and at what bandwidth, computed from what the recorder wrote.
 
-On means recorded: ``configure(enabled=True)`` starts a recorder, or shares the one at work; there is no second stopwatch. The log holds the
-operations that were selected when they were called: all of them (``prof_all``), those of some names (``prof_ops``), or one call
-(``prof=True``). Where the log has another name for an operation than its own, that name is the ``label`` of its record::
+While the log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or shares the one at work. There is no second
+stopwatch. An operation is logged if it was selected when it was called: all are (``prof_all``), those of certain names (``prof_ops``), or a
+single call (``prof=True``). If the log knows an operation by another name than its own, that name is the ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
       |- label "gradients" is in force          LogOptions.call
@@ -10,12 +10,12 @@ operations that were selected when they were called: all of them (``prof_all``),
       |- the label ends
     ringsim.comm.log_summary()                  records -> rows
 
-Nothing is synchronised, and no operation blocks that would not block without the log. On NCCL an operation is done when the GPU is, as far
-as CUDA events tell when the log is read; the lines of ``verbose`` come earlier, and have the times of the host.
+The log never synchronises, and no operation blocks that would not block without it. On NCCL an operation is done when the GPU is done, as
+CUDA events tell when the log is read; the lines of ``verbose`` are written earlier, with the host's times.
 
-``log_summary`` brings the logs of all ranks together at rank 0, which sends the table back to all. With torch this goes through the store
-of the default group, so no operation is posted on the groups that are logged, and a rank that hangs, or has done more than others, does
-not keep the rest from their log::
+``log_summary`` brings the logs of all ranks together on rank 0, which sends the table back. With torch it uses the store of the default
+group: nothing is posted on the groups being logged, and a rank that hangs, or has done more than the others, does not keep them from their
+log::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
@@ -95,7 +95,7 @@ Logged = tuple[Events, Ints, dict[str, Any]]  # a rank's operations, whether eac
 def read_settings(
     deepspeed_config: Any, enabled: object, prof_all: object, prof_ops: object, verbose: object, debug: object
 ) -> dict[str, Any]:
-    """Returns the settings that are given; an argument comes before the configuration. The arguments are those of ``configure``.
+    """Returns the settings that are given; an argument overrides the configuration. For the arguments see ``configure``.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
@@ -129,12 +129,12 @@ def read_settings(
 
 @dataclass(frozen=True)
 class Records:
-    """Where the log is recorded now."""
+    """Where the log is being recorded."""
 
-    recorder: Recorder  # who records
+    recorder: Recorder
     first: int  # how many records it had when the log began, or was reset
-    directory: str | None  # of a recorder of the log's own, None for one that was at work already
-    pid: int  # the process that records; one forked from it leaves the directory alone
+    directory: str | None  # the log's own, None if it shares a recorder
+    pid: int  # a process forked from this one leaves the directory alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class _Segment:
 
 
 def begin_records() -> Records:
-    """Begins to record for the log: shares the recorder at work, or starts one in a private directory, which goes with the process.
+    """Starts recording for the log: shares the recorder at work, or starts one in a private directory that ends with the process.
 
     Raises:
         RingError: the rank is simulated, and nothing of it is recorded.
@@ -166,7 +166,7 @@ def begin_records() -> Records:
 
 
 def end_records(records: Records) -> None:
-    """Ends what ``begin_records`` began."""
+    """Undoes ``begin_records``."""
     if records.recorder.users:
         torch_hooks.uninstall(records.recorder)
     if records.directory is not None:
@@ -256,16 +256,16 @@ class LogOptions:
         log_name: str | None = None,
         debug: str | None = None,
     ) -> Any:
-        """Runs an operation of ``ringsim.comm``, by the backend's function; it is logged if it is selected.
+        """Runs an operation of ``ringsim.comm`` with the backend's ``function``, and logs it if it is selected.
 
         Args:
             op: its name, as torch spells it.
-            function: the backend's function.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            prof: whether this call is selected, whatever the settings say.
-            log_name: what the log calls it; None for the name of the operation.
-            debug: the name of the caller, for ``configure(debug=True)``; None to find it.
+            function: what is called with ``args`` and ``kwargs``.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            prof: select this call, whatever the settings say.
+            log_name: its name in the log; None for ``op``.
+            debug: the caller's name, for ``configure(debug=True)``; None to find it.
         """
         name = log_name or op
         if self.records is None or not self.selects(op, name, prof):
@@ -276,7 +276,7 @@ class LogOptions:
 
 
 def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
-    """Runs what is logged, with a name in force for the operations that it posts, and writes their lines."""
+    """Runs a logged call: the operations that it posts bear ``name``, and their lines are written."""
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
@@ -293,7 +293,7 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
 
 
 def _write_lines(recorder: Recorder, before: int) -> None:
-    """Writes a line for each operation that this thread has posted since ``before`` (a bookmark), through logger "ringsim.comm"."""
+    """Logs a line for each operation that this thread has posted since the bookmark ``before``."""
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
         name = recorder.labels[record["label"]] if record["label"] >= 0 else op
@@ -318,17 +318,19 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Starts or stops the log of this rank, and says what is logged. What is None stays as it is.
+    """Starts or stops this rank's log, and sets what is logged. None leaves a setting as it is.
 
-    Any rank calls it at any time; it does not block. What was logged stays until ``reset_log``; stopping and starting again adds to it.
+    Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and starting it again adds to them;
+    ``reset_log`` clears them.
 
     Args:
-        deepspeed_config: a DeepSpeed configuration, or its dictionary; its ``comms_logger`` section gives the values below.
-        enabled: True starts the log, False stops it: while it is stopped, nothing of it is left in the way of an operation.
-        prof_all: whether all operations are logged, those included that do not come through ``ringsim.comm``; at first True.
-        prof_ops: if not all: the names of those that are, of operations (``"all_reduce"``) or as given by ``log_name``; at first none.
-        verbose: whether to write a line for each operation through ``logging``, logger ``ringsim.comm``, level INFO.
-        debug: whether names in the log say which function called.
+        deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose ``comms_logger`` section gives the settings below;
+            arguments override it.
+        enabled: True starts the log, False stops it. While it is stopped, operations run as if it had never existed.
+        prof_all: whether to log every operation, including those called without ``ringsim.comm``. True unless set.
+        prof_ops: what to log when ``prof_all`` is False: operations (``"all_reduce"``) or names given as ``log_name``. Empty unless set.
+        verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level INFO.
+        debug: whether names in the log include the calling function.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
@@ -359,20 +361,20 @@ def configure(
 
 
 def _change_period(log: LogOptions) -> LogOptions:
-    """Ends the period in which all operations were selected, and begins one if they are from now on."""
+    """Ends the period in which all operations were selected; starts another if they are to be from now on."""
     now = 0 if log.records is None else log.records.recorder.count
     ended = tuple((begin, min(end, now)) for begin, end in log.periods)
     return replace(log, periods=(*ended, (now, _OPEN)) if log.prof_all else ended)
 
 
 def resume_log(log: LogOptions | None) -> None:
-    """Starts a log that ``interrupt_log`` gave; with None does nothing."""
+    """Restarts a log that ``interrupt_log`` returned; does nothing with None."""
     if log is not None:
         change_state(log=_change_period(replace(log, records=begin_records(), periods=())), stopped_log=None)
 
 
 def interrupt_log() -> LogOptions | None:
-    """Stops the log, keeping what it has, so that another recorder may come or go. Returns it; None if there was none."""
+    """Stops the log and keeps its contents, so that recorders can be exchanged. Returns it, or None if it was not on."""
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
         return None
@@ -383,9 +385,9 @@ def interrupt_log() -> LogOptions | None:
 
 
 def reset_log() -> None:
-    """Forgets what this rank has logged. The log goes on, or stays stopped. It does not block.
+    """Clears this rank's log, including operations that have not been waited for yet; whether it is on does not change.
 
-    An operation that is posted now and still to be waited for is forgotten, too.
+    Any rank may call it at any time; it does not block.
 
     Example:
         >>> reset_log()
@@ -405,7 +407,7 @@ def reset_log() -> None:
 
 @contextmanager
 def pause_log() -> Iterator[None]:
-    """Leaves out of the log what this rank does within a with block; the recorder goes on."""
+    """Keeps what this rank does within a with block out of the log; the recorder goes on."""
     log = get_state().log
     if log is None:
         yield
@@ -422,19 +424,19 @@ def pause_log() -> Iterator[None]:
 
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes the calls of a function appear in the log of ``ringsim.comm``: a decorator for collectives of your own.
+    """Logs the calls of a function as if it were an operation of ``ringsim.comm``: a decorator for your own collectives.
 
-    While the log is on and the call is selected (``prof_all``, the name in ``prof_ops``, or ``prof=True`` where the function has that
-    parameter), the call is recorded as a span with a size and a group, and what it sends bears its name. It is done when the function
-    returns, or, if that returns the handle of an operation, when the handle has been waited for. At other times it is a plain call. Name,
-    signature, docstring and result are the function's own.
+    While the log is on, a call that is selected (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
+    recorded as a span with a size and a group, and the operations in it bear its name. The call is done when the function returns; if it
+    returns the handle of an operation, when that has been waited for. Otherwise nothing is added to the call. The function keeps its
+    name, signature, docstring and result.
 
     Args:
-        function: what to log. Its parameters ``prof``, ``log_name``, ``debug`` and ``group``, if it has them, mean what they mean in
-            ``ringsim.comm``; its size is that of the first parameter that holds a tensor, or tensors.
+        function: what to log. If it has parameters ``prof``, ``log_name``, ``debug`` or ``group``, they mean what they mean in
+            ``ringsim.comm``. The logged size is that of the first argument that is a tensor or a list of tensors.
 
     Returns:
-        The function that stands in for it.
+        The function, wrapped.
 
     Example:
         >>> @timed_op
@@ -444,7 +446,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
         ('gossip', 'Tells the neighbours.', '(tensor, group=None)')
 
     Source:
-        DeepSpeed, ``deepspeed.comm.timed_op``: the name. The function that it makes has lost its own name and signature.
+        DeepSpeed, ``deepspeed.comm.timed_op``: the name. The function that it returns has lost its name and signature.
     """
     signature = inspect.signature(function)
 
@@ -468,7 +470,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
-    """Runs a call that is selected, and records it under the name in force."""
+    """Runs a selected call, and records it under the name in force."""
     assert log.records is not None
     recorder = log.records.recorder
     slot = recorder.call_begin(label_in_force.get(), _number_group(recorder, given.get("group")), _number_payload(recorder, given))
@@ -483,13 +485,13 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
 
 
 def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
-    """Lets the wait for a handle complete a record; False where ``result`` is no handle, or has been waited for."""
+    """Leaves a record to the wait for a handle; False where ``result`` is no handle, or has been waited for already."""
     complete_record = getattr(result, "complete_record", None)  # torch's handles have none: the hooks know them
     return recorder.complete_with(result, slot) if complete_record is None else complete_record(recorder, slot)
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
-    """Numbers the group of a call; the number of a group of this rank alone where there is no process group."""
+    """Numbers the group of a call: one of this rank alone if there is no process group."""
     backend = get_state().backend or TORCH
     if not backend.is_initialized():
         return recorder.group("", [0])
@@ -499,7 +501,7 @@ def _number_group(recorder: Recorder, group: Any) -> int:
 
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
-    """Numbers what a call carries: the first of its arguments that is a tensor, or holds some."""
+    """Numbers the payload of a call: its first argument that is a tensor, or holds some."""
     tensors: list[torch.Tensor] = next(filter(None, (list(_find_tensors(value)) for value in given.values())), [])
     if not tensors:
         return NONE
@@ -520,7 +522,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Makes the table of all ranks over a store. Every rank calls it; it blocks until all have, ``_WAIT_S`` and some seconds at most."""
+    """Makes the table of all ranks over a store. Every rank calls it; it blocks until all have, or a little longer than ``_WAIT_S``."""
     entered = default.add(f"ringsim/log/entered/{rank}", 1)  # the n-th summary of this rank is the n-th of every rank
     store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:
@@ -555,7 +557,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
 
 
 def _gather_by_objects(backend: Backend, mine: Logged, world_size: int) -> LogTable:
-    """Does the same on a backend that has no store, by ``all_gather_object``, or by its method ``share``: all compute the same table."""
+    """The same for a backend without a store, by ``all_gather_object`` or its method ``share``: every rank computes the table."""
     packed: list[Any] = [None] * world_size
     share = getattr(backend, "share", None)  # simulated ranks live in one process, and how many bytes this is depends on the machine
     if share is None:
@@ -606,18 +608,18 @@ def log_summary(show_straggler: bool = False, *, return_dict: Literal[True]) -> 
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogTable | dict[str, Any]:
-    """Brings the logs of all ranks together; rank 0 prints them as a table.
+    """Brings the logs of all ranks together; rank 0 prints the table.
 
-    All ranks call it, with the log on or stopped; it blocks until all have. With torch as the backend it goes over the store of the default
-    group, not over the groups whose operations are logged, and a rank that does not come within half a minute is left out, which the table
-    says. Before there is a process group, it is this rank's own log.
+    Every rank calls it, whether the log is on or stopped; it blocks until all have. With torch it uses the store of the default group, not
+    the groups being logged. A rank that does not come within half a minute is left out, and the table says so. Without a process group,
+    the table is of this rank alone.
 
     Args:
-        show_straggler: whether the printed table has the column of straggler time; the data have it always.
-        return_dict: whether to return a dictionary, of the form of ``LogTable.to_dict``.
+        show_straggler: whether the printed table has a column of straggler time; the returned data always do.
+        return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
-        The table, the same on every rank: ``str`` of it is the text, ``to_pandas()`` gives a DataFrame.
+        The table, the same on every rank: ``str`` gives the text, ``to_pandas()`` a DataFrame.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -664,7 +666,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
 
 
 def has_comm_data() -> bool:
-    """Returns whether this rank has logged anything. Any rank calls it at any time; it does not block.
+    """Returns whether this rank has logged anything. Any rank may call it at any time; it does not block.
 
     Example:
         >>> has_comm_data()
@@ -674,7 +676,7 @@ def has_comm_data() -> bool:
 
 
 def get_comm_operation_count() -> int:
-    """Returns how many operations this rank has logged. Any rank calls it at any time; it does not block.
+    """Returns how many operations this rank has logged. Any rank may call it at any time; it does not block.
 
     Example:
         >>> get_comm_operation_count()
@@ -684,7 +686,7 @@ def get_comm_operation_count() -> int:
 
 
 def get_logged_comm_ops() -> list[str]:
-    """Returns the names under which this rank has logged operations, sorted. Any rank calls it at any time; it does not block.
+    """Returns the names in this rank's log, sorted. Any rank may call it at any time; it does not block.
 
     Example:
         >>> get_logged_comm_ops()

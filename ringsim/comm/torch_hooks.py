@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,9 @@ from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
+from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
+from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
     NEW_GROUP,
@@ -47,9 +50,14 @@ from ringsim.traces.recorder import Post, Recorder, fail_posting
 
 Hook = Callable[..., Any]
 
-NOT_RECORDED: Final = (
-    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded.",
-    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight.",
+FROM_CPP: Final = (
+    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded with this torch."
+)
+UNSEEN_ON_GPUS: Final = (
+    "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
+)
+UNAWAITED: Final = (
+    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight."
 )
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
@@ -161,19 +169,21 @@ class _Names:
         """
         try:
             tensors = find_tensors(reading, args, kwargs)
-            reduction = find_reduction(reading, args, kwargs)
-            copies = group_size if reading.shards else 1
-            strides = (
-                [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
-            )
-            key = (copies, reduction, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
-            payload = self._of_collectives.get(key)
-            if payload is None:
-                payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides)
-                self._of_collectives[key] = payload
+            payload = self.meet_tensors(reading, group_size, tensors, find_reduction(reading, args, kwargs))
             return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
         except Exception:
             return NONE, NONE, None
+
+    def meet_tensors(self, reading: Reading, group_size: int, tensors: list[torch.Tensor], reduction: str) -> int:
+        """Numbers what a collective carries."""
+        copies = group_size if reading.shards else 1
+        strides = [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
+        key = (copies, reduction, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        payload = self._of_collectives.get(key)
+        if payload is None:
+            payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides)
+            self._of_collectives[key] = payload
+        return payload
 
 
 GROUPS: Final = "groups of the world"
@@ -283,7 +293,7 @@ def _record_new_groups(recorder: Recorder, compared: bool) -> Hook:
     return new_group
 
 
-def _record_end_of_groups(recorder: Recorder) -> Hook:
+def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
     """Makes the replacement for torch's function that sets the default group: to None when all groups are destroyed."""
     call, destroyed = getattr(*SET_DEFAULT), False
 
@@ -292,6 +302,7 @@ def _record_end_of_groups(recorder: Recorder) -> Hook:
         if group is None or destroyed:
             destroyed = group is None
             recorder.mark(DESTROYED if destroyed else MADE_ANEW)
+        on_new_world()
         return call(group, *args, **kwargs)
 
     return set_default
@@ -321,22 +332,27 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     recorder.set_meta("num_threads", torch.get_num_threads())
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
-    recorder.set_meta("not_recorded", NOT_RECORDED)
     hooks, guard = _Hooks(recorder, check), BufferGuard(recorder) if check == "full" else None
     replacements = hooks.replacements
     if guard is not None:
         replacements |= guard.wrap(replacements)
         guard.start()
         recorder.check_end = guard.check_end
-    originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
-    put(replacements)
+    hooks.replace(replacements)
+    hooks.look_for_pipelining()
+    dispatcher = get_dispatcher()
+    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin
 
     def undo() -> None:
-        put(originals)
+        put(hooks.originals)
+        hooks.forget_completed()
+        dispatcher.listener = dispatcher.on_wait = None
+        hooks.late.stop()
         if guard is not None:
             guard.stop()
 
     recorder.undo_hooks = undo
+    recorder.on_imports = hooks.look_for_pipelining
     recorder.on_growth = hooks.forget_completed
     recorder.on_reading = hooks.read_gpu_times
     recorder.complete_with = hooks.complete_with
@@ -391,14 +407,21 @@ class _Hooks:
         self.names = _Names(recorder, compared)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.others: dict[Work, _Others] = {}  # likewise
+        self.missing = set() if get_dispatcher().complete else {FROM_CPP}  # what could not be recorded
+        self.missing_on_gpus: tuple[str, ...] = ()
         self.failed: weakref.WeakSet[Work] = weakref.WeakSet()  # waited for in vain; waiting again is torch's business
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}  # thread: slots posted since _start_coalescing, on which GPU
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
-        self.replacements: dict[Place, Hook] = self.checks.replacements if self.checks else {}
+        waits = {kind: kind.wait for kind in find_handle_types(Work)}
+        self.late = LateWaits(
+            recorder, lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
+        )
+        self.originals: dict[Place, Any] = {}  # what stood in torch's places
+        self.replacements: dict[Place, Hook] = {**make_replacements(recorder), **(self.checks.replacements if self.checks else {})}
         makers: dict[Place, Callable[[], Hook]] = {
             NEW_GROUP: lambda: _record_new_groups(recorder, compared),
-            SET_DEFAULT: lambda: _record_end_of_groups(recorder),
+            SET_DEFAULT: lambda: _record_end_of_groups(recorder, self.look_for_pipelining),
             START_COALESCING: self.make_start_coalescing,
             END_COALESCING: self.make_end_coalescing,
             (ProcessGroup, "send"): lambda: self.make_message("send", "isend", _SENDS),
@@ -410,13 +433,25 @@ class _Hooks:
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
 
+    def replace(self, replacements: Mapping[Place, Hook]) -> None:
+        """Puts functions into torch's places, and remembers what stood there."""
+        self.originals.update({(owner, name): vars(owner)[name] for owner, name in replacements})
+        put(replacements)
+
+    def look_for_pipelining(self) -> None:
+        """Makes torch's pipeline stages have spans, from when the program has imported them; called whenever a group is new."""
+        schedules = find_pipelining()
+        if schedules is not None and (schedules.PipelineScheduleSingle, "step") not in self.originals:
+            self.replace(make_stage_replacements(schedules))
+
     # -- what is remembered
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group. From the first one of NCCL on, all operations go through ``keep``, which knows of GPUs."""
+        self.look_for_pipelining()
         entry = self.names.meet_group(group)
         if entry[0] not in self.nccl_groups and is_nccl(group):
-            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, NOT_READ))
+            self.say_what_is_missing(NOT_READ)
             self.nccl_groups.add(entry[0])
             self.open_batches.setdefault(_ON_GPU, [])
         return entry
@@ -428,10 +463,17 @@ class _Hooks:
         """
         for work in list(self.pending):
             try:
-                if work.is_completed():
-                    self.pending.pop(work, None)
+                if work.is_completed() and self.pending.pop(work, None) is not None:
+                    self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
+        self.say_what_is_missing()
+
+    def say_what_is_missing(self, *on_gpus: str) -> None:
+        """Writes down what could not be recorded, and that of operations on GPUs."""
+        self.missing_on_gpus = on_gpus or self.missing_on_gpus
+        if self.missing or self.missing_on_gpus:
+            self.recorder.set_meta("not_recorded", [*sorted(self.missing), *self.missing_on_gpus])
 
     def complete_with(self, work: Any, slot: int) -> bool:
         """Makes the wait for ``work`` complete the record at ``slot`` too; False where nobody is known to wait for it."""
@@ -476,7 +518,7 @@ class _Hooks:
         """Completes the records of operations on GPUs, and says in the record what their times are."""
         said = self.gpu_times.read()
         if said:
-            self.recorder.set_meta("not_recorded", (*NOT_RECORDED, *said))
+            self.say_what_is_missing(*said)
 
     # -- the hooks
 
@@ -556,6 +598,7 @@ class _Hooks:
         hooks, names, checks, recorder = self, self.names, self.checks, self.recorder
         groups, pending, open_batches = self.names.groups, self.pending, self.open_batches
         post = recorder.make_post(reading.op, _COLLECTIVES)
+        elsewhere = get_dispatcher().recorded_elsewhere
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             group, ranks = groups.get(id(self)) or hooks.meet_group(self)
@@ -569,6 +612,7 @@ class _Hooks:
             try:
                 if blocks:
                     recorder.wait(slot)
+                elsewhere.now = True
                 work = call(self, *args, **kwargs)
             except BaseException as error:
                 if blocks and not isinstance(error, RingError):
@@ -577,6 +621,8 @@ class _Hooks:
                 else:
                     fail_posting(recorder, slot, error)
                 raise
+            finally:
+                elsewhere.now = False
             if open_batches or work is None:
                 hooks.keep(work, slot, begun)
             else:
@@ -584,6 +630,36 @@ class _Hooks:
             return work
 
         return collect
+
+    def make_listener(self) -> Callable[[Issued], Any]:
+        """Makes what records the collectives that C++ issues."""
+        names, recorder, late = self.names, self.recorder, self.late
+        posts: dict[Reading, Post] = {}
+
+        def listen(issued: Issued) -> Any:
+            reading, slot = issued.reading, None
+            try:
+                group, ranks = names.groups.get(id(issued.group)) or self.meet_group(issued.group)
+                payload = names.meet_tensors(reading, len(ranks), issued.tensors, "")
+                post = posts.get(reading) or posts.setdefault(reading, recorder.make_post(reading.op, _COLLECTIVES))
+                slot = post(group, ranks.get(issued.root, NONE), NONE, payload)
+            except Exception:
+                pass  # an operation that the recorder does not understand: torch may
+            if slot is None:
+                return issued.hand_on()
+            try:
+                result = issued.hand_on()
+            except BaseException as error:
+                fail_posting(recorder, slot, error)
+                raise
+            if group in self.nccl_groups and any(tensor.is_cuda for tensor in issued.made):
+                recorder.complete(slot)  # to wait for it would make the program's stream wait
+                self.missing.add(UNSEEN_ON_GPUS)
+            else:
+                late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made, sys._getframe(2))
+            return result
+
+        return listen
 
     def make_start_coalescing(self) -> Hook:
         """Makes the hook for the start of a batch: the operations of this thread belong to it from here on."""

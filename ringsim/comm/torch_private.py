@@ -83,3 +83,10 @@ def source_rank(work: Work) -> int | None:
     """Returns the group rank that a message came from, once it is there; None where torch does not say."""
     ask = getattr(work, "_source_rank", None)
     return None if ask is None else int(ask())
+
+
+def keys_below_backend_select() -> Any:
+    """Returns the set of the dispatcher's keys that come after ``BackendSelect``; None where torch has no such key, or does not say."""
+    key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
+    ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
+    return None if key is None or ask is None else ask(key)

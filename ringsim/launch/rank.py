@@ -71,6 +71,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
             install_with(job.inject, recorder, job.check)
             change_state(slowdown=slowed_by(job.inject, config.rank), jitter=jitter_of(job.inject, config.rank))
         function = _load(job)
+        recorder.on_imports()
         say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"
         try:
@@ -93,6 +94,8 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
 
 def warm_up() -> None:
     """Does once, before ranks are forked, what each would have to do: loads the parts of numpy and torch that load on first use."""
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  # takes 0.3 s: the first backward pass from a gradient loads it
+
     _seed(0)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))

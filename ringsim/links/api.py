@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ringsim import provenance
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, Interrupted, RingError
@@ -20,7 +18,7 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import Kind, pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
-from ringsim.links.plan import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN, Block, Plan, Samples, make_plan, make_rows, samples_of
+from ringsim.links.plan import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN, Block, Plan, Samples, join_samples, make_plan, make_rows, samples_of
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
@@ -110,13 +108,12 @@ def _measure_links(world_size: int | None, comm_device: str, timeout_s: float, m
     if _ranks_run_already():
         from ringsim.links.joined import measure_here  # needs torch
 
-        ring, plan, samples, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
-        ranks = list(ring.ranks)
+        ring, plan, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
+        ranks, samples = list(ring.ranks), join_samples([result["times_ns"] for result in results])
     else:
         kind = make_kind(2 if world_size is None else world_size, comm_device, timeout_s, ring=True)
         ranks = list(range(kind.world_size))
         plan, samples, results, notes = _launch(kind, make)
-    _take_gpu_times(samples, results)
     metadata = {
         "source": "measured",
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
@@ -174,7 +171,7 @@ def _launch(kind: Kind, make: Callable[[Sequence[int]], Plan]) -> tuple[Plan, Sa
         if not samples:
             raise
         return plan, samples, [], ["interrupted: only what had been measured by then is here."]
-    return plan, samples_of(trace.events), trace.results, []
+    return plan, join_samples([result["times_ns"] for result in trace.results]), trace.results, []
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
@@ -193,17 +190,6 @@ def _doing(directory: Path, total: int) -> str:
         return ""
     latest = max(known, key=lambda block: block.size_bytes)
     return f"{len(known)} of {total} measured, now {bytes_text(latest.size_bytes)}"
-
-
-def _take_gpu_times(samples: Samples, results: Sequence[Any]) -> None:
-    """Replaces the recorded times of blocks by those of CUDA events, where there are any."""
-    timed: Samples = {}
-    for rank, result in enumerate(results):
-        for label, times_ns in result["gpu_ns"].items():
-            block = Block.from_label(label)
-            assert block is not None
-            timed.setdefault(block, {})[rank] = np.array(times_ns)
-    samples.update(timed)
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ a link: the fit of a ping-pong returns the link's own constants, that of a strea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +17,7 @@ from ringsim.comm.log import begin_records, end_records
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
 from ringsim.link import Link
-from ringsim.links.plan import Block, Plan, Samples, make_rows, parts_of, samples_of, timed_ranks
+from ringsim.links.plan import Block, Floats, Plan, join_samples, make_rows, parts_of, timed_ranks
 from ringsim.links.worker import make_step, measure
 from ringsim.provenance import __version__
 from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
@@ -27,10 +25,9 @@ from ringsim.simulator.api import simulate
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
-from ringsim.traces.parts import read_parts
 
 
-def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]) -> tuple[Ring, Plan, Samples, list[Any]]:
+def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]) -> tuple[Ring, Plan, list[Any]]:
     """Measures in ranks that already run; if they are in no ring, joins them in one and takes it down again.
 
     Collective: every rank calls it with the same arguments, and is blocked until all have measured.
@@ -41,7 +38,7 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
         make: makes the plan, given the ring.
 
     Returns:
-        The ring, the plan, the times of all ranks, and what ``measure`` returned on each; the same on every rank.
+        The ring, the plan, and what ``measure`` returned on each rank; the same on every rank.
     """
     joined = get_state().ring is None
     if joined:
@@ -52,20 +49,12 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
         plan = make(ring)
         records = begin_records()
         try:
-            facts = measure(plan)
-            recorder = records.recorder
-            events, _ = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
+            mine = measure(plan)
         finally:
             end_records(records)
-        mine = events.select(events.seq >= records.first)
-        mine = replace(mine, rank=np.full(len(mine), ring.rank, dtype=mine.rank.dtype))  # a recorder outside a run counts itself as rank 0
-        everybody: list[Any] = [None] * ring.world_size
-        dist.all_gather_object(everybody, (samples_of(mine), facts))
-        samples: Samples = {}
-        for found, _ in everybody:
-            for block, by_rank in found.items():
-                samples.setdefault(block, {}).update(by_rank)
-        return ring, plan, samples, [said for _, said in everybody]
+        results: list[Any] = [None] * ring.world_size
+        dist.all_gather_object(results, mine)
+        return ring, plan, results
     finally:
         if joined:
             destroy_distributed()
@@ -105,7 +94,7 @@ def measure_simulated(
         everybody: list[Any] = [None] * ring.world_size
         dist.all_gather_object(everybody, _measure(plan))
         about = {"source": _SIMULATED, "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
-        return _tabulate(plan, everybody, {**about, "versions": {"ringsim": __version__}})
+        return _tabulate(everybody, {**about, "versions": {"ringsim": __version__}})
     if comm_device != "cpu":
         raise ArgumentError(f"comm_device must be left out with link or topology, got {comm_device!r}: no device is measured.")
     count = 2 if world_size is None else world_size
@@ -113,17 +102,16 @@ def measure_simulated(
     plan = make(range(count))
     trace = simulate(_measure, world_size=count, args=(plan,), link=link, topology=topology, record=False)
     told = ("source", "backend", "world_size", "comm_device", "constants", "versions")
-    return _tabulate(plan, trace.results, {name: trace.metadata[name] for name in told})
+    return _tabulate(trace.results, {name: trace.metadata[name] for name in told})
 
 
-def _tabulate(plan: Plan, times_ns: Sequence[dict[Block, float]], about: dict[str, Any]) -> Bandwidths:
-    """Makes a table of the times by rank and block."""
-    samples = {block: {rank: np.array([told[block]]) for rank, told in enumerate(times_ns) if block in told} for block in plan.blocks}
-    rows = make_rows(samples, range(len(times_ns)), kind=_SIMULATED)
+def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Bandwidths:
+    """Makes a table of the times that each rank tells."""
+    rows = make_rows(join_samples(told), range(len(told)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 
 
-def _measure(plan: Plan) -> dict[Block, float]:
+def _measure(plan: Plan) -> dict[Block, Floats]:
     """What each rank runs; returns the ns of a message, by block, for the blocks that this rank times."""
     ring, clock = current_ring(), get_state().clock
     assert clock is not None
@@ -144,5 +132,5 @@ def _measure(plan: Plan) -> dict[Block, float]:
         begin_s = clock.now_s()
         step()
         if ring.rank in timed_ranks(block, ring.ranks):
-            found[block] = (clock.now_s() - begin_s) * 1e9 / parts_of(block)
+            found[block] = np.array([(clock.now_s() - begin_s) * 1e9 / parts_of(block)])
     return found

@@ -16,7 +16,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -224,7 +224,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Finds the measured steps in a record: by block and rank, the time of each in ns."""
+    """Finds the measured steps in the record of a run that was cut off: by block and rank, the time of each in ns."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -234,6 +234,15 @@ def samples_of(events: Events) -> Samples:
         for rank in np.unique(events.rank[chosen]).tolist():
             mine = chosen[events.rank[chosen] == rank]
             found.setdefault(block, {})[rank] = step_ns(block, events.post_ns[mine], events.done_ns[mine])
+    return found
+
+
+def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
+    """Returns by block and rank the times that each rank tells."""
+    found: Samples = {}
+    for rank, times_ns in enumerate(told):
+        for block, times in times_ns.items():
+            found.setdefault(block, {})[rank] = times
     return found
 
 

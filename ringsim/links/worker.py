@@ -258,15 +258,15 @@ def measure(plan: Plan) -> dict[str, Any]:
     Collective over the default group: every rank calls it with the same plan, and is blocked until all have measured.
 
     Returns:
-        What this rank knows besides the record, as JSON values: ``gpu_ns``, by label, times in ns from CUDA events (empty on Gloo);
+        What this rank knows: ``times_ns``, by block, the times of a message in the steps that it recorded (from CUDA events on a GPU);
         ``host``, this machine; ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
     """
     if get_state().recorder is None:
         raise RingError("a measurement must be recorded, got no recorder. Call ringsim.bandwidth, which records it.")
     ring = current_ring()
-    gpu_ns = _Meter(plan, ring).run()
+    times_ns = _Meter(plan, ring).run()
     place = place_of(ring.local_rank) if ring.comm_device == "gpu" else None
-    return {"gpu_ns": gpu_ns, "host": socket.gethostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "place": place}
+    return {"times_ns": times_ns, "host": socket.gethostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "place": place}
 
 
 @contextmanager
@@ -291,9 +291,9 @@ class _Meter:
         self._device = torch.device("cuda", ring.local_rank) if self._gpu else torch.device("cpu")
         self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))
         self._loopback: Loopback | None = None
-        self._gpu_ns: dict[str, list[float]] = {}
+        self._times_ns: dict[Block, Floats] = {}
 
-    def run(self) -> dict[str, list[float]]:
+    def run(self) -> dict[Block, Floats]:
         deadline_s = time.monotonic() + self._plan.limit_s
         blocks = self._without_loopback_between_machines()
         try:
@@ -305,7 +305,7 @@ class _Meter:
         finally:
             if self._loopback is not None:
                 self._loopback.close()
-        return self._gpu_ns
+        return self._times_ns
 
     def _without_loopback_between_machines(self) -> list[Block]:
         blocks = list(self._plan.blocks)
@@ -335,6 +335,8 @@ class _Meter:
             while (count := self._agree(block, self._wanted(block, found, share_s, fresh) if tells else 0)) > 0:
                 fresh = self._repeat(block, step, count, block.label if tells else None)
                 found = np.concatenate([found, fresh])
+        if tells:
+            self._times_ns[block] = found
 
     def _step_of(self, block: Block) -> Step | None:
         """Returns this rank's part of a step of a block; None where it has none."""
@@ -365,10 +367,7 @@ class _Meter:
     def _repeat(self, block: Block, step: Step, count: int, name: str | None) -> Floats:
         """Runs ``count`` steps; records each as a span if there is a name, and returns the times in ns."""
         if self._gpu:
-            times_ns = [whole_ns / parts_of(block) for whole_ns in time_steps(step, count)]
-            if name == block.label:
-                self._gpu_ns.setdefault(name, []).extend(times_ns)
-            return np.array(times_ns)
+            return np.array(time_steps(step, count)) / parts_of(block)
         if name is None:
             for _ in range(count):
                 step()

@@ -123,6 +123,7 @@ class Recorder:
         users: how many have installed hooks that show operations to this recorder.
         undo_hooks: takes the hooks away again.
         check_end: raises where the program left something undone when it says that it is done.
+        on_imports: called when the program has imported what it needs.
         on_growth: called now and then, when the file grows.
         on_reading: called before the records are read, and before the recorder closes.
         on_failure: called when a wait has failed; may raise an error that says why.
@@ -169,6 +170,7 @@ class Recorder:
         self.users = 0
         self.undo_hooks: Callable[[], None] = _do_nothing
         self.check_end: Callable[[], None] = _do_nothing
+        self.on_imports: Callable[[], None] = _do_nothing
         self.on_growth: Callable[[], None] = _do_nothing
         self.on_reading: Callable[[], None] = _do_nothing
         self.on_failure: Callable[[], None] = _do_nothing

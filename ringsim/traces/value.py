@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ringsim.errors import ArgumentError, say
+from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
 from ringsim.traces.lazy import bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
+from ringsim.traces.stats import OperationStats, Stats, measure_stats
 from ringsim.traces.steps import Bubble, PeakActivations, count_steps, find_step, measure_bubble, measure_peaks
 from ringsim.traces.units import bytes_text, time_text
 
@@ -177,6 +179,19 @@ class Trace:
         """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
         axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax)
         return axes
+
+    def stats(self) -> Stats:
+        """Computes a table with one row for each operation and group: count, bytes, blocked times, bandwidths, share of the run.
+
+        Returns:
+            The table; it prints itself, and ``to_pandas()`` makes a DataFrame of it.
+
+        Example:
+            >>> from ringsim.traces.events import OP_CODES, make_events
+            >>> Trace(make_events({"rank": [0], "op": [OP_CODES["span"]]}), {}).stats()
+            no operation was recorded
+        """
+        return measure_stats(self.events, self.world_size, self.makespan_s)
 
     def bubble(self, step: int | None = None) -> Bubble:
         """Measures how long the ranks of a pipeline did not compute in one step, beside what the schedule's closed form says.
@@ -368,6 +383,7 @@ def _summarise(trace: Trace) -> str:
         others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
         lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
         lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
+    lines += _summarise_collectives(trace)
     if count_steps(events):
         lines.append(f"  pipeline      {_last_step(trace)}")
     unmatched = trace.unmatched
@@ -378,10 +394,31 @@ def _summarise(trace: Trace) -> str:
     return "\n".join(lines)
 
 
+def _summarise_collectives(trace: Trace) -> list[str]:
+    """Returns what the collectives carried and how much they blocked, in a line for the first few."""
+    rows = [row for row in trace.stats().rows if row.op in COLLECTIVES]
+    if not rows:
+        return []
+    total, calls = sum(row.size_bytes for row in rows), sum(row.count for row in rows)
+    said = [f"    {row.op} on {row.group}: {count(row.count, 'call')}, {bytes_text(row.size_bytes)}, {_say_blocked(row)}" for row in rows]
+    return [f"  collectives   {count(calls, 'call')}, {bytes_text(total)}", *_some(said)]
+
+
+def _say_blocked(row: OperationStats) -> str:
+    if row.blocked_max_us != row.blocked_max_us:
+        return "awaited in C++"
+    return f"blocked {time_text(1e3 * row.blocked_p50_us)} each (median), {100 * row.share:.0f} % of the run"
+
+
 def _describe(trace: Trace) -> str:
     number = len(trace.messages)
-    exchanged = count(number, "message") if number else "no message"
-    sentence = f"Trace of {count(trace.world_size, 'rank')} that exchanged {exchanged} in {time_text(trace.makespan_s * 1e9)}"
+    calls = sum(row.count for row in trace.stats().rows if row.op in COLLECTIVES)
+    did = (
+        f"called {count(calls, 'collective')}"
+        if calls and not number
+        else f"exchanged {count(number, 'message') if number else 'no message'}"
+    )
+    sentence = f"Trace of {count(trace.world_size, 'rank')} that {did} in {time_text(trace.makespan_s * 1e9)}"
     edge = _busiest_edge(trace)
     if edge is not None and not edge.equals:
         sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"

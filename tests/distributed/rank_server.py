@@ -1,23 +1,22 @@
 """Real ranks for tests, cheaply: a server that has imported torch and never computed forks one process for each rank.
 
-Used as ``with RankServer() as server: server.run("module", "function", arguments)``. Run as a script, this file is the server.
+Used as ``with RankServer() as server: server.run(function, arguments)``. Run as a script, this file is the server.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import pickle
-import select
 import signal
-import struct
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, BinaryIO
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,22 @@ class RankServer:
     """A process that forks ranks on request."""
 
     def __enter__(self) -> RankServer:
-        self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._channel, theirs = Pipe()
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()  # the server ends when nobody can ask any more
-        self._process.stdout.close()
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()  # the server ends when nobody can ask any more
         self._process.wait(10)
 
     def run(
         self, function: Any, arguments: list[tuple[Any, ...]], *, limit_s: float = 30, environment: dict[str, str] | None = None
     ) -> list[Ended]:
         """Runs ``function(*arguments[i])`` in process i, all at once, and returns how each ended; kills what runs at the limit."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        _write(self._process.stdin, (sys.path, function.__module__, function.__name__, arguments, limit_s, environment or {}))
-        ended: list[Ended] = _read(self._process.stdout)
+        self._channel.send((sys.path, function.__module__, function.__name__, arguments, limit_s, environment or {}))
+        ended: list[Ended] = self._channel.recv()
         return ended
 
 
@@ -77,65 +74,47 @@ def results(ended: list[Ended]) -> list[Any]:
     return [each.value for each in ended]
 
 
-def _write(pipe: BinaryIO, value: Any) -> None:
-    data = pickle.dumps(value)
-    pipe.write(struct.pack("<Q", len(data)) + data)
-    pipe.flush()
-
-
-def _read(pipe: BinaryIO) -> Any:
-    header = pipe.read(8)
-    if len(header) < 8:
-        raise EOFError
-    return pickle.loads(pipe.read(struct.unpack("<Q", header)[0]))
-
-
-def _serve() -> None:
+def _serve(channel: Connection[Any, Any]) -> None:
     import ringsim.ring  # torch is imported here, once
 
     del ringsim
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what ranks print is not an answer
     while True:
         try:
-            sys.path[:], module, name, arguments, limit_s, environment = _read(requests)
+            sys.path[:], module, name, arguments, limit_s, environment = channel.recv()
         except EOFError:
             return
         function = getattr(importlib.import_module(module), name)
         os.environ.update(environment)
-        _write(answers, _run(function, arguments, limit_s))
+        channel.send(list(_run(function, arguments, limit_s)))
         for variable in environment:
             del os.environ[variable]
 
 
-def _run(function: Any, arguments: list[tuple[Any, ...]], limit_s: float) -> list[Ended]:
-    children = [_fork(function, each) for each in arguments]
+def _run(function: Any, arguments: list[tuple[Any, ...]], limit_s: float) -> Iterator[Ended]:
+    ranks = [_fork(function, each) for each in arguments]
     deadline = time.monotonic() + limit_s
-    texts = {pipe: b"" for _, pipe in children}
-    open_pipes = set(texts)
-    while open_pipes and (remaining := deadline - time.monotonic()) > 0:
-        for pipe in select.select(list(open_pipes), [], [], remaining)[0]:
-            data = os.read(pipe, 65536)
-            texts[pipe] += data
-            if not data:
-                open_pipes.discard(pipe)
-    ended = []
-    for pid, pipe in children:
-        if pipe in open_pipes:
+    answers: dict[Any, Ended | None] = {}
+    while len(answers) < len(ranks) and (remaining := deadline - time.monotonic()) > 0:
+        for reader in wait([reader for _, reader in ranks if reader not in answers], remaining):
+            try:
+                answers[reader] = reader.recv()  # type: ignore[union-attr]  # wait() gives back what it was given
+            except EOFError:
+                answers[reader] = None
+    for pid, reader in ranks:
+        if reader not in answers:
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        os.close(pipe)
-        ended.append(pickle.loads(texts[pipe]) if texts[pipe] else Ended("killed", f"wait status {status}"))
-    return ended
+        reader.close()
+        yield answers.get(reader) or Ended("killed", f"wait status {status}")
 
 
-def _fork(function: Any, arguments: tuple[Any, ...]) -> tuple[int, int]:
-    reader, writer = os.pipe()
+def _fork(function: Any, arguments: tuple[Any, ...]) -> tuple[int, Connection[Any, Any]]:
+    reader, writer = Pipe(duplex=False)
     pid = os.fork()
     if pid:
-        os.close(writer)
+        writer.close()
         return pid, reader
-    os.close(reader)
+    reader.close()
     begin = time.monotonic()
     try:
         ended = Ended("returned", function(*arguments), "", time.monotonic() - begin)
@@ -143,11 +122,11 @@ def _fork(function: Any, arguments: tuple[Any, ...]) -> tuple[int, int]:
         if os.environ.get("RANK_SERVER_SHOWS"):
             traceback.print_exc()
         ended = Ended("raised", str(error), type(error).__name__, time.monotonic() - begin)
-    os.write(writer, pickle.dumps(ended))
+    writer.send(ended)
     os._exit(0)
 
 
 if __name__ == "__main__":
     sys.modules["rank_server"] = sys.modules["__main__"]  # so that what is pickled here is found there
     Ended.__module__ = "rank_server"
-    _serve()
+    _serve(Connection(int(sys.argv[1])))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 from trace_mutations import read_in_full
 
 import ringsim
-from ringsim.errors import TraceFileError
 from ringsim.exchange import read_profiler
 from ringsim.traces.value import Trace
 
@@ -47,28 +44,6 @@ def worker(directory: str) -> None:
     profiler.export_chrome_trace(f"{directory}/rank-{rank}.json.gz" if rank else f"{directory}/rank-0.json")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
-    directory = tmp_path_factory.mktemp("profiled")
-    return directory, ringsim.trace(worker, world_size=3, args=(str(directory),))
-
-
-def test_the_profiler_saw_what_was_recorded(run: tuple[Path, Trace]) -> None:
-    directory, recorded = run
-    imported = read_profiler(directory)
-    spelled = {"send": "isend", "recv": "irecv", "batch_isend": "isend", "batch_irecv": "irecv"}  # what c10d calls them all
-    assert told(imported, {}) == told(recorded, spelled)
-    assert imported.unmatched == []
-    pairs = [(trace.messages.src.tolist(), trace.messages.dst.tolist()) for trace in (imported, recorded)]
-    assert sorted(zip(*pairs[0], strict=True)) == sorted(zip(*pairs[1], strict=True))
-    assert (imported.metadata["source"], imported.world_size) == ("measured", 3)
-    spans = imported.to_pandas().query("kind == 'span'")
-    assert spans["label"].tolist() == ["compute"] * 3
-    barriers = imported.to_pandas().query("op == 'monitored_barrier'")
-    assert (barriers["done_ns"] > barriers["post_ns"]).all()
-    read_in_full(imported, draw=True)
-
-
 def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
     """Rank by rank, in the order of posting, what both say of each operation; the size of a scatter only its root's profiler knows."""
     frame = trace.to_pandas().query("kind not in ('span', 'mark')")
@@ -78,25 +53,17 @@ def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
     return frame[["rank", "op", "peer", "tag", "size_bytes", "group", "status"]].to_numpy().tolist()
 
 
-def test_some_ranks_are_enough_and_one_twice_is_too_many(run: tuple[Path, Trace]) -> None:
-    directory, _ = run
-    trace = read_profiler([directory / "rank-2.json.gz"])
-    assert trace.world_size == 3
-    assert "no file of rank 0, 1" in trace.metadata["notes"]
-    with pytest.raises(TraceFileError, match="of rank 0, as another file is"):
-        read_profiler([directory / "rank-0.json", directory / "rank-0.json"])
-
-
-def test_what_is_missing_is_named(run: tuple[Path, Trace], tmp_path: Path) -> None:
-    document = json.loads((run[0] / "rank-0.json").read_text())
-    for change, said in (
-        ({"distributedInfo": {}}, "names no rank"),
-        ({"distributedInfo": document["distributedInfo"] | {"backend": "nccl"}}, "only those on Gloo"),
-        ({"traceEvents": [event | {"args": {}} for event in document["traceEvents"]]}, "record_shapes=True"),
-    ):
-        (tmp_path / "changed.json").write_text(json.dumps(document | change))
-        with pytest.raises(TraceFileError, match=said):
-            read_profiler(tmp_path)
-    (tmp_path / "changed.json").unlink()
-    with pytest.raises(TraceFileError, match="must be one or more, got none"):
-        read_profiler(tmp_path)
+def test_the_profiler_saw_what_was_recorded(tmp_path: Path) -> None:
+    recorded = ringsim.trace(worker, world_size=3, args=(str(tmp_path),))
+    imported = read_profiler(tmp_path)
+    spelled = {"send": "isend", "recv": "irecv", "batch_isend": "isend", "batch_irecv": "irecv"}  # what c10d calls them all
+    assert told(imported, {}) == told(recorded, spelled)
+    assert imported.unmatched == []
+    mine, theirs = (zip(trace.messages.src.tolist(), trace.messages.dst.tolist(), strict=True) for trace in (recorded, imported))
+    assert sorted(theirs) == sorted(mine)
+    assert (imported.metadata["source"], imported.world_size) == ("measured", 3)
+    assert imported.to_pandas().query("kind == 'span'")["label"].tolist() == ["compute"] * 3
+    barriers = imported.to_pandas().query("op == 'monitored_barrier'")
+    assert (barriers["done_ns"] > barriers["post_ns"]).all()
+    read_in_full(imported, draw=True)
+    assert read_profiler([tmp_path / "rank-2.json.gz"]).world_size == 3, "some ranks are enough"

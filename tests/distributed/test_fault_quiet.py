@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -12,9 +18,9 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from quiet_programs import PROGRAMS
 
 import ringsim
+from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
@@ -24,13 +30,258 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_be
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 POLL_S = 0.002  # the watcher looks ten times as often as by default
-AT_ONCE = 3
+AT_ONCE = 5
 LIMIT_S = 60
 SIZE = 3  # ranks of programs that are compared
 LATE = {"late_sender", "late_receiver", "straggler"}
 
 
-# -- programs that look as if they were stuck
+# -- programs that look as if they were stuck; each returns a number that is known beforehand
+
+
+def odd_ring_in_mixed_order(rounds: int = 60) -> float:
+    """One rank receives first, all others send first: it goes round, one after the other."""
+    ring = ringsim.current_ring()
+    token, fresh = torch.tensor([float(ring.rank)]), torch.empty(1)
+    for _ in range(rounds):
+        if ring.rank == 0:
+            dist.recv(fresh, ring.pred, group=ring.pred_group)
+            dist.send(token, ring.succ, group=ring.succ_group)
+        else:
+            dist.send(token, ring.succ, group=ring.succ_group)
+            dist.recv(fresh, ring.pred, group=ring.pred_group)
+        token = fresh.clone()
+    return float(token)
+
+
+def scrambled_waits(count: int = 40) -> float:
+    """Everything is posted, of another size under each tag, and waited for in an order that differs from rank to rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    order = random.Random(rank)
+    others = [other for other in range(size) if other != rank]
+    received = [torch.empty(1 + tag) for _ in others for tag in range(count)]
+    works: list[Any] = []
+    for number, peer in enumerate(others):
+        works += [dist.isend(torch.full((1 + tag,), float(tag)), peer, tag=tag) for tag in order.sample(range(count), count)]
+        works += [dist.irecv(received[number * count + tag], peer, tag=tag) for tag in order.sample(range(count), count)]
+    order.shuffle(works)
+    for work in works:
+        if order.random() < 0.1:
+            time.sleep(0.002)
+        work.wait()
+    return sum(float(tensor[-1]) for tensor in received)
+
+
+def long_compute() -> float:
+    """All wait for one rank, which computes, and sleeps, and computes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.zeros(1)
+    if rank == 0:
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            sum(range(1000))
+        time.sleep(0.4)
+        for peer in range(1, size):
+            dist.send(tensor + peer, peer)
+    else:
+        dist.recv(tensor, 0)
+    return float(tensor)
+
+
+def early_finisher() -> float:
+    """The last rank posts its message and returns; it is asked for long after."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((4,), 7.0)
+    if rank == size - 1:
+        dist.isend(tensor, 0)
+        return 7.0
+    if rank == 0:
+        time.sleep(0.3)
+        dist.recv(tensor, size - 1)
+        return float(tensor[0])
+    return 0.0
+
+
+def any_source_server(requests: int = 15) -> float:
+    """One rank serves whoever asks; the others ask and wait."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        total = 0.0
+        for _ in range(requests * (size - 1)):
+            question = torch.empty(1)
+            who = dist.recv(question, tag=1)
+            total += float(question)
+            dist.send(question * 2, who, tag=2)
+        return total
+    order = random.Random(rank)
+    answer = torch.empty(1)
+    for _ in range(requests):
+        time.sleep(order.random() * 0.01)
+        dist.send(torch.tensor([1.0]), 0, tag=1)
+        dist.recv(answer, 0, tag=2)
+    return float(answer)
+
+
+def refused_and_tried_again(rounds: int = 60) -> float:
+    """A send of another size raises when it is posted; the program catches that, and sends what the other side expects.
+
+    The refusal may be read later than the post: until then it could be taken for the other side of the recv.
+    """
+    ring, total = ringsim.current_ring(), 0.0
+    for turn in range(rounds):
+        for wrong in (torch.zeros(2, turn + 3).t(), torch.zeros(turn + 2).to_sparse()):
+            with contextlib.suppress(ValueError, NotImplementedError):
+                dist.send(wrong, ring.succ, group=ring.succ_group)
+        sent: Any = dist.isend(torch.ones(turn + 1), ring.succ, group=ring.succ_group)
+        received = torch.zeros(turn + 1)
+        dist.recv(received, ring.pred, group=ring.pred_group)
+        sent.wait()
+        total += float(received.sum())
+    return total
+
+
+def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
+    """A message is on its way to a recv from anybody, and its receiver waits for the one after it."""
+    rank = dist.get_rank()
+    large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
+    if rank == 0:
+        work: Any = dist.irecv(large, tag=1)
+        dist.recv(small, 1, tag=2)
+        work.wait()
+    else:
+        dist.send(large + 1, 0, tag=1)
+        dist.send(small + 1, 0, tag=2)
+    return float(large[-1]) + float(small)
+
+
+def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
+    """All wait for a message that a recv from anybody might have got, as far as is recorded, and it takes its time to come."""
+    rank = dist.get_rank()
+    large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
+    if rank == 0:
+        first: Any = dist.irecv(large, 1, tag=1)
+        second: Any = dist.irecv(large.clone(), tag=1)
+        dist.send(small, 1, tag=2)
+        first.wait()
+        dist.send(small, 1, tag=3)
+        second.wait()
+    else:
+        dist.recv(small, 0, tag=2)
+        sent: Any = dist.isend(large + 1, 0, tag=1)
+        dist.recv(small, 0, tag=3)
+        sent.wait()
+        dist.send(large + 1, 0, tag=1)
+    return float(large[-1])
+
+
+def stopped_and_continued() -> float:
+    """A rank is stopped by a signal for a while, and all others wait for it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.zeros(1)
+    if rank == 0:
+        with subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            for peer in range(1, size):
+                dist.send(tensor + 5, peer)
+    else:
+        dist.recv(tensor, 0)
+    return float(tensor)
+
+
+def help_from_another_thread() -> float:
+    """The first threads wait for each other; a second thread, which has said nothing yet, will free them."""
+    rank = dist.get_rank()
+    tensor = torch.zeros(1)
+
+    def help_later() -> None:
+        time.sleep(0.4)
+        dist.send(torch.tensor([3.0]), 1, tag=9)
+
+    if rank == 0:
+        helper = threading.Thread(target=help_later)
+        helper.start()
+        dist.recv(tensor, 1)
+        helper.join()
+    elif rank == 1:
+        dist.recv(tensor, 0, tag=9)
+        dist.send(tensor, 0)
+    return float(tensor)
+
+
+def collectives_between() -> float:
+    """Messages and collectives take turns; some arrive late, and some need not wait."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor, total = torch.zeros(1), torch.ones(1)
+    for turn in range(6):
+        work = dist.all_reduce(total, async_op=True)
+        if rank == turn % size:
+            time.sleep(0.05)
+            for peer in range(size):
+                if peer != rank:
+                    dist.send(tensor + turn, peer)
+        else:
+            dist.recv(torch.empty(1), turn % size)
+        work.wait()
+        dist.broadcast(tensor, turn % size)
+        dist.barrier()
+    return float(total)
+
+
+def monitored_barriers() -> float:
+    """One rank after the other comes late, longer than ranks may stay in one state; messages are under way meanwhile."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    arrived, total = torch.empty(1), 0.0
+    for turn in range(2 * size):
+        works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(arrived, (rank - 1) % size)]
+        if rank == turn % size:
+            time.sleep(1.2 if turn == 1 else 0.05)
+        dist.monitored_barrier()
+        for work in works:
+            work.wait()
+        total += float(arrived)
+    return total
+
+
+def random_storm(steps: int = 150) -> float:
+    """All draw the same messages, of any size, and do their part in its order, by send or by isend. Returns how much went astray."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    order, mine = random.Random(7), random.Random(rank)
+    left: list[Any] = []
+    missing = 0.0
+    for _ in range(steps):
+        source, target = order.sample(range(size), 2)
+        elements, tag = order.choice([0, 1, 100, 100_000]), order.randrange(3)
+        if rank == source:
+            left.append(dist.isend(torch.full((elements,), 1.0), target, tag=tag))
+            if mine.random() < 0.5:
+                left.pop().wait()
+        elif rank == target:
+            tensor = torch.empty(elements)
+            dist.recv(tensor, source, tag=tag)
+            missing += elements - float(tensor.sum())
+        if mine.random() < 0.03:
+            time.sleep(0.03)
+    for work in left:
+        work.wait()
+    return missing
+
+
+# program -> (number of ranks, what rank r of that many returns)
+PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = {
+    odd_ring_in_mixed_order: (5, lambda rank, size: (rank - 60) % size),
+    scrambled_waits: (3, lambda rank, size: (size - 1) * sum(range(40))),
+    long_compute: (4, lambda rank, size: rank),
+    early_finisher: (3, lambda rank, size: 0 if rank == 1 else 7),
+    any_source_server: (4, lambda rank, size: 2 if rank else 15 * (size - 1)),
+    refused_and_tried_again: (3, lambda rank, size: sum(range(61))),
+    large_message_for_anybody: (2, lambda rank, size: 0 if rank else 2),
+    beside_a_recv_from_anybody: (2, lambda rank, size: 0 if rank else 1),
+    stopped_and_continued: (3, lambda rank, size: 5 if rank else 0),
+    help_from_another_thread: (2, lambda rank, size: 3),
+    collectives_between: (3, lambda rank, size: size**6),
+    monitored_barriers: (3, lambda rank, size: 2 * size),
+    random_storm: (4, lambda rank, size: 0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +307,32 @@ def test_a_program_that_only_looks_stuck_ends_as_it_should(
 # -- programs whose sides look as if they disagreed
 
 
+def among_many_buffers() -> Any:
+    """Uses many buffers while messages are on their way, but never one of theirs."""
+    ring = ringsim.current_ring()
+    weight, buffer, sums = torch.ones(8, requires_grad=True), torch.zeros(17), []
+    for _ in range(3):
+        sent = (weight * 2).detach().clone()
+        works: list[Any] = [
+            dist.isend(sent, ring.succ),
+            dist.isend(sent, ring.succ, tag=3),  # two that only read may share
+            dist.irecv(buffer[:8], ring.pred),
+            dist.irecv(buffer[8:16], ring.pred, tag=3),
+        ]
+        loss = (weight.sum() * 3) + sent.sum()  # reading what is being sent is fine
+        loss.backward()
+        torch.empty_like(buffer)
+        buffer.view(17)[:4]
+        buffer[16] = 1.0  # beside the messages
+        for work in reversed(works):
+            work.wait()
+        sums.append(float(buffer.sum()))
+        dist.all_reduce(buffer)
+        buffer.zero_()
+    dist.all_reduce(torch.zeros(4, 3).t())  # in another order, the same on all ranks
+    return sums, str(weight.grad)
+
+
 def other_shapes() -> Any:
     """Flat against shaped, ones that do not count, nothing at all."""
     ring, received = ringsim.current_ring(), []
@@ -66,17 +343,6 @@ def other_shapes() -> Any:
         work.wait()
         received.append(buffer.tolist())
     return received
-
-
-def tags_and_sizes() -> Any:
-    """Messages of many sizes under many tags, received in another order than sent."""
-    ring = ringsim.current_ring()
-    sends: list[Any] = [dist.isend(torch.full((tag,), float(tag)), ring.succ, tag=tag) for tag in range(1, 40)]
-    buffers = {tag: torch.zeros(tag) for tag in range(1, 40)}
-    recvs: list[Any] = [dist.irecv(buffers[tag], ring.pred, tag=tag) for tag in reversed(buffers)]
-    for work in (*recvs, *sends):
-        work.wait()
-    return [buffer.tolist() for buffer in buffers.values()]
 
 
 def server_of_any() -> Any:
@@ -184,7 +450,16 @@ def batches() -> Any:
 
 
 # A recv from anybody keeps what comes later on its group from being compared: it stands at the end.
-COMPARED = (other_shapes, tags_and_sizes, collectives, groups_again, threads, batches, server_of_any)
+COMPARED = (
+    among_many_buffers,
+    other_shapes,
+    scrambled_waits,
+    collectives,
+    groups_again,
+    threads,
+    batches,
+    server_of_any,
+)
 
 
 def all_of_them() -> list[Any]:
@@ -204,3 +479,19 @@ def test_nothing_is_refused_and_the_results_are_those_of_an_unchecked_run() -> N
             assert [results[index] for results in trace.results] == [results[index] for results in unchecked.results], worker.__name__
         assert not [label for label in trace.events.tables.labels if label.startswith("!")]
         assert {finding.kind for finding in trace.explain().findings} <= LATE
+
+
+def test_what_is_not_asked_for_is_not_checked() -> None:
+    """A receiver with room to spare: Gloo fills a part of it."""
+
+    def worker() -> list[float]:
+        received = torch.zeros(8)
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(4), 1)
+        else:
+            dist.recv(received, 0)
+        return received.tolist()
+
+    assert ringsim.trace(worker, world_size=2, check="off", limit_s=LIMIT_S).results[1] == [1.0] * 4 + [0.0] * 4
+    with pytest.raises(ArgumentError, match="check must be one of 'basic', 'full', 'off', got 'ful'"):
+        ringsim.trace(worker, world_size=1, check="ful")

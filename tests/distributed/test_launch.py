@@ -7,28 +7,50 @@ import os
 import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from launching import pass_round, running_script
 from processes import descendants, gone, listening, until
 
 import ringsim
-from ringsim.errors import ArgumentError, Deadlock, Interrupted, PeerExited, RankFailed, RunTimeout
+from ringsim.errors import Deadlock, Interrupted, PeerExited, RankFailed, RingError, RunTimeout
 from ringsim.launch import ranks
 from ringsim.launch.job import Kind, start_environment
-from ringsim.launch.ranks import EXIT_S, ForkedRanks, ForkServer, get_launcher
+from ringsim.launch.ranks import EXIT_S, ForkedRanks, get_launcher
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
+    """Passes a number round the ring; every rank adds to it."""
+    ring = ringsim.current_ring()
+    token = torch.tensor([float(ring.rank)])
+    for _ in range(rounds if ring.world_size > 1 else 0):
+        sent = dist.isend(token + step, ring.succ, group=ring.succ_group)
+        dist.recv(token := torch.empty(1), ring.pred, group=ring.pred_group)
+        sent.wait()
+    return float(token)
+
+
+def fails(error: type[Raised], words: str | None, *call: Any, **options: Any) -> Raised:
+    """Makes a run that ends badly, and returns its error; all ranks are gone, and reaped, by then."""
+    with pytest.raises(error, match=words) as caught:
+        ringsim.trace(*call, **options)
+    assert not [name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")]
+    return caught.value
 
 
 # -- what a worker finds, and what comes back
@@ -50,9 +72,10 @@ def test_ranks_see_the_callers_surroundings_as_they_are_now(tmp_path: Path, monk
             self.pid = os.getpid()
             affinity = sorted(os.sched_getaffinity(0))
             self.place = os.environ.get("MY_SETTING"), "GONE" in os.environ, os.getcwd(), sys.path[0], sys.argv, affinity
+            self.drawn = random.random(), float(np.random.rand()), float(torch.rand(1))
 
     monkeypatch.setenv("GONE", "1")
-    first = ringsim.trace(Seen, world_size=2).results  # parked ranks for the next call start under this environment
+    first = ringsim.trace(Seen, world_size=2, seed=5).results  # parked ranks for the next call start under this environment
     monkeypatch.delenv("GONE")
     monkeypatch.setenv("MY_SETTING", "now")
     monkeypatch.chdir(tmp_path)
@@ -61,33 +84,23 @@ def test_ranks_see_the_callers_surroundings_as_they_are_now(tmp_path: Path, monk
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
-        second = ringsim.trace(Seen, world_size=2).results
+        second = ringsim.trace(Seen, world_size=2, seed=5).results
     finally:
         os.sched_setaffinity(0, before)
     assert all(isinstance(seen, Seen) for seen in first + second)
     assert [seen.place for seen in second] == [("now", False, str(tmp_path), "/somewhere/else", ["me", "--flag"], [min(before)])] * 2
     assert len({seen.pid for seen in first + second}) == 4, "a rank is never used twice"
+    assert [seen.drawn for seen in first] == [seen.drawn for seen in second]
+    assert first[0].drawn != first[1].drawn
+    torch.manual_seed(6)  # the seed and the rank
+    assert first[1].drawn[2] == float(torch.rand(1))
+    assert first[1].drawn == ringsim.trace(Seen, world_size=1, seed=6).results[0].drawn
 
 
-def test_values_read_at_the_start_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
-    monkeypatch.delenv("OMP_NUM_THREADS")
+def test_crowded_ranks_compute_with_one_thread() -> None:
     crowded = ringsim.trace(torch.get_num_threads, world_size=(os.cpu_count() or 1) + 1)
     assert set(crowded.results) == {1}
     assert any("one torch thread per rank" in note for note in crowded.metadata["notes"])
-
-
-def test_seeds_differ_by_rank_and_repeat_by_run() -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(1))
-
-    first = ringsim.trace(draw, world_size=2, seed=5).results
-    torch.manual_seed(6)
-    assert first[1][2] == float(torch.rand(1))
-    assert first == ringsim.trace(draw, world_size=2, seed=5).results
-    assert first[0] != first[1]
-    assert first[1] == ringsim.trace(draw, world_size=1, seed=6).results[0]  # seed + rank
 
 
 def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +118,7 @@ def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[s
     assert [line for line in lines if "[rank 1]" in line] == [f"[rank 1] {text}" for text in ("forced 1", end)]
 
 
-def test_a_worker_may_initialise_as_a_script_does() -> None:
+def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone() -> None:
     def as_ringsim() -> int:
         at = os.environ
         ringsim.initialize_distributed(at["MASTER_ADDR"], int(at["MASTER_PORT"]), 2, int(at["RANK"]), int(at["LOCAL_RANK"]), "cpu")
@@ -113,28 +126,40 @@ def test_a_worker_may_initialise_as_a_script_does() -> None:
 
     def as_torch() -> int:
         dist.init_process_group("gloo")
-        return dist.get_rank() + 10 * dist.get_world_size()
+        return 1 - dist.get_rank()
 
-    assert ringsim.trace(as_ringsim, world_size=2, ring=True).results == [1, 0]  # the values in force
-    assert ringsim.trace(as_ringsim, world_size=2, ring=False).results == [1, 0]
-    assert ringsim.trace(as_torch, world_size=3, ring=False).results == [30, 31, 32]
+    def worker(initialise: Callable[[], int]) -> tuple[int, set[str]]:
+        succ = initialise()
+        dist.new_group([0, 1])  # a group of the worker's own stays on loopback, too
+        return succ, listening()
+
+    for initialise, ring in ((as_ringsim, True), (as_ringsim, False), (as_torch, False)):  # first, the values in force
+        results = ringsim.trace(worker, world_size=2, args=(initialise,), ring=ring).results
+        assert [succ for succ, _ in results] == [1, 0]
+        addresses = set().union(*(seen for _, seen in results))
+        assert addresses, "every rank listens: Gloo's pairs connect to it"
+        assert addresses <= {"0100007F", "00000000000000000000000001000000"}, addresses
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_no_gpu_is_said_plainly() -> None:
-    with pytest.raises(ArgumentError, match="gpu"):
-        ringsim.trace(pass_round, world_size=2, comm_device="gpu")
+def test_what_a_run_leaves_is_for_its_user_alone() -> None:
+    """Its directories are 0700 while the ranks run, whatever the umask allows: nobody else gets at the files in them."""
+    there = Path(tempfile.gettempdir())
+
+    def modes() -> dict[str, int]:
+        return {str(path.relative_to(there)): path.lstat().st_mode for path in there.rglob("*")}
+
+    before = os.umask(0)
+    try:
+        found = ringsim.trace(modes, world_size=5).results[0]  # five: not those that were parked before
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(mode) for mode in found.values() if stat.S_ISDIR(mode)} == {0o700}
+    files = [name for name, mode in found.items() if not stat.S_ISDIR(mode)]
+    assert any(name.endswith(".events") for name in files), "the look found what the ranks write"
+    assert all("/" in name for name in files), "every file lies in one of them"
 
 
 # -- one error for every way in which a run can end badly
-
-
-def receives_from(rank: int, *, then: Callable[[], object] | None = None) -> None:
-    """Every rank but one waits for a message from that one, which does something else."""
-    if dist.get_rank() != rank:
-        dist.recv(torch.zeros(4), rank)
-    elif then is not None:
-        then()
 
 
 def test_the_first_failure_is_reported_with_the_users_line() -> None:
@@ -148,77 +173,53 @@ def test_the_first_failure_is_reported_with_the_users_line() -> None:
         dist.recv(torch.zeros(4), ring.pred, group=ring.pred_group)
 
     start = time.monotonic()
-    with pytest.raises(RankFailed) as caught:
-        ringsim.trace(worker, world_size=4)
+    error = fails(RankFailed, "^rank 1 of 4 raised ZeroDivisionError: ", worker, world_size=4)
     assert time.monotonic() - start < 10  # not the 30 s of a blocked recv
-    text = str(caught.value)
-    assert text.startswith("rank 1 of 4 raised ZeroDivisionError: ")
+    text, trace = str(error), error.trace
     assert "print(1 / (ring.rank - 1))" in text
     assert f"line {worker.__code__.co_firstlineno + 5}, in worker" in text
     assert text.count("Traceback") == 1
-    trace = caught.value.trace
     assert trace is not None
-    assert (caught.value.rank, trace.results, trace.metadata["complete"]) == (1, [None] * 4, False)
+    assert (error.rank, trace.results, trace.metadata["complete"]) == (1, [None] * 4, False)
     frame = trace.to_pandas()
     assert list(frame[frame.kind == "mark"]["rank"]) == [0, 1, 2, 3]
     assert len(trace.to_pandas("messages")) == 1
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"rank 1 of 3 failed: its process was ended by signal 9 \(SIGKILL\)"),
-        (lambda: os._exit(7), "rank 1 of 3 failed: its process left with exit code 7"),
-        (lambda: sys.exit(3), "rank 1 of 3 raised SystemExit: 3"),
-    ],
-)
-def test_a_rank_that_dies_is_named(end: Callable[[], None], words: str) -> None:
-    with pytest.raises(RankFailed, match=words) as caught:
-        ringsim.trace(receives_from, world_size=3, args=(1,), kwargs={"then": end})
-    assert caught.value.trace is not None
-    assert caught.value.trace.to_pandas().status.tolist().count("ok") == 0
+def wait_for(rank: int, then: Callable[[], object]) -> None:
+    """Every rank but one waits for a message from that one, which does something else."""
+    if dist.get_rank() != rank:
+        dist.recv(torch.zeros(4), rank)
+    else:
+        then()
 
 
-def test_a_result_that_cannot_travel_is_named() -> None:
-    with pytest.raises(RankFailed, match="the result of the worker must be picklable, got a lock"):
-        ringsim.trace(threading.Lock, world_size=1)
+def test_other_bad_ends() -> None:
+    fails(RankFailed, "the result of the worker must be picklable, got a lock", threading.Lock, world_size=1)
+    fails(Deadlock, None, lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), world_size=2)
+    fails(RankFailed, "rank 1 of 3 raised SystemExit: 3", wait_for, world_size=3, args=(1, lambda: sys.exit(3)))
+    # Some other rank might still send: only the limit of an operation, and that of the run, know better.
+    fails(RankFailed, r"dist\.recv\(torch\.zeros\(4\), rank\)", wait_for, world_size=2, args=(1, lambda: time.sleep(100)), timeout_s=1)
+    late = fails(RunTimeout, r"limit_s=0.5 s, got no result from ranks \[0, 1\] of 2", time.sleep, world_size=2, args=(100,), limit_s=0.5)
+    assert late.trace is not None
 
 
-def test_a_run_and_a_blocked_operation_end_at_their_limits() -> None:
-    start = time.monotonic()
-    with pytest.raises(RunTimeout, match=r"within limit_s=0.5 s, got no result from ranks \[0, 1\] of 2") as caught:
-        ringsim.trace(time.sleep, world_size=2, args=(100,), limit_s=0.5)
-    assert time.monotonic() - start < 10
-    assert caught.value.trace is not None
-    with pytest.raises(RankFailed, match=r"dist\.recv\(torch\.zeros\(4\), rank"):  # the other might still send: only the limit knows better
-        ringsim.trace(receives_from, world_size=2, args=(1,), kwargs={"then": lambda: time.sleep(100)}, timeout_s=1)
-
-
-def test_an_interrupt_gives_the_trace_so_far() -> None:
+def test_an_interrupt_gives_the_trace_so_far(tmp_path: Path) -> None:
     def worker() -> None:
         ringsim.mark("here")
+        (tmp_path / str(os.getpid())).touch()
         time.sleep(100)
 
-    pids: list[int] = []
-
     def interrupt() -> None:
-        server = get_launcher()._server
-        assert server is not None
-        children = Path(f"/proc/{server._process.pid}/task/{server._process.pid}/children")
-        until(lambda: len(children.read_text().split()) == 2, 20)
-        pids.extend(map(int, children.read_text().split()))
-        time.sleep(0.5)  # so that the marks are there
+        until(lambda: len(list(tmp_path.iterdir())) == 2, 20)
         os.kill(os.getpid(), signal.SIGINT)
 
-    ringsim.trace(pass_round, world_size=1)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Interrupted) as caught:
-        ringsim.trace(worker, world_size=2)
+    error = fails(Interrupted, None, worker, world_size=2)
     thread.join()
-    assert all(gone(pid) for pid in pids)
-    assert caught.value.trace is not None
-    assert caught.value.trace.to_pandas().kind.tolist() == ["mark", "mark"]
+    assert error.trace is not None
+    assert error.trace.to_pandas().kind.tolist() == ["mark", "mark"]
 
 
 # -- ranks with processes of their own, which keep a dead rank's channel and connections open unless they end with it
@@ -236,12 +237,9 @@ def fork() -> int:
     return pid
 
 
-def start_process(close_fds: bool = True, new_session: bool = False) -> int:
-    return subprocess.Popen(["sleep", str(LONG_S)], close_fds=close_fds, start_new_session=new_session).pid
-
-
-def start_process_with_all_files() -> int:
-    return start_process(close_fds=False)
+def start_process(new_session: bool = False) -> int:
+    """It has all the files of the rank."""
+    return subprocess.Popen(["sleep", str(LONG_S)], close_fds=False, start_new_session=new_session).pid
 
 
 def load_in_workers() -> int:
@@ -257,54 +255,47 @@ def kill() -> None:
 
 
 def leave() -> None:
-    os._exit(1)
+    os._exit(7)
 
 
 def fail() -> None:
     raise ValueError("no such layer")
 
 
-def come_back() -> None:
-    pass
-
-
-def ends_with_a_child(begin: Callable[[], int], end: Callable[[], None], written: Path) -> None:
-    if dist.get_rank() == 1:
-        written.write_text(str(begin()))
-        end()
-        return
-    dist.recv(torch.zeros(4), 1)
-
-
 @pytest.mark.parametrize(
-    ("begin", "end", "kind"),
+    ("begin", "end", "kind", "words"),
     [
-        (fork, kill, "peer_exited"),
-        (fork, leave, "rank_failed"),
-        (fork, come_back, "peer_exited"),
-        (start_process_with_all_files, kill, "peer_exited"),
-        (load_in_workers, kill, "peer_exited"),
-        (load_in_workers, fail, "rank_failed"),
+        (fork, kill, "peer_exited", r"rank 1 of 2 failed: its process was ended by signal 9 \(SIGKILL\)"),
+        (fork, leave, "rank_failed", "rank 1 of 2 failed: its process left with exit code 7"),
+        (fork, print, "peer_exited", None),
+        (start_process, kill, "peer_exited", "SIGKILL"),
+        (load_in_workers, fail, "rank_failed", "rank 1 of 2 raised ValueError: no such layer"),
     ],
 )
-def test_end_of_a_rank_is_seen_though_its_child_lives(begin: Callable[[], int], end: Callable[[], None], kind: str, tmp_path: Path) -> None:
+def test_end_of_a_rank_is_seen_though_its_child_lives(
+    begin: Callable[[], int], end: Callable[[], None], kind: str, words: str | None, tmp_path: Path
+) -> None:
     """A killed rank was found out when its child ended; whoever else had one, it took 5 s more to go on."""
-    with pytest.raises(RankFailed if end is not come_back else PeerExited) as caught:
-        ringsim.trace(ends_with_a_child, world_size=2, args=(begin, end, tmp_path / "pid"), limit_s=30)
-    error, child = caught.value, int((tmp_path / "pid").read_text())
+
+    def begin_and_end() -> None:
+        (tmp_path / "pid").write_text(str(begin()))
+        end()
+
+    error: RankFailed | PeerExited = fails(
+        PeerExited if end is print else RankFailed, words, wait_for, world_size=2, args=(1, begin_and_end), limit_s=30
+    )
+    child = int((tmp_path / "pid").read_text())
     assert until(lambda: gone(child), 1.0), "the child is left"
     assert error.diagnosis is not None
     assert (error.diagnosis.kind, 1 in error.diagnosis.findings[0].ranks) == (kind, True), str(error.diagnosis)
     assert error.trace is not None
+    assert "ok" not in error.trace.to_pandas().status.tolist()
     first_ns, last_ns = error.trace.metadata["given_up_ns"], error.trace.metadata["end_ns"]
     assert last_ns - first_ns < EXIT_S * 1e9  # for a channel that stays open it is waited that long
 
 
 def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
-    def has_children() -> tuple[int, int]:
-        return fork(), start_process(new_session=True)
-
-    (child, service), *_ = ringsim.trace(has_children, world_size=1, limit_s=30).results
+    (child, service), *_ = ringsim.trace(lambda: (fork(), start_process(new_session=True)), world_size=1).results
     assert until(lambda: gone(child), 1.0), "the child is left"
     assert not gone(service)
     os.kill(service, signal.SIGKILL)
@@ -314,84 +305,81 @@ def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
 # -- whoever dies first, and how often one launches
 
 
-SLEEPERS = """
-    import os, subprocess, sys, time
+SCRIPT = """
+    import os, subprocess, time
     import ringsim
+    print("once", flush=True)
+    class Thing:
+        pass
     def worker():
-        print(os.getppid(), os.getpid(), subprocess.Popen(["sleep", "50"]).pid, force=True)
+        return ringsim.current_ring().rank, Thing()
+    def sleeper():
+        print(os.getpid(), subprocess.Popen(["sleep", "50"]).pid, force=True)
         time.sleep(100)
-    ringsim.trace(worker, world_size=3)
+    results = ringsim.trace(worker, world_size=2).results
+    print([rank for rank, _ in results], all(isinstance(thing, Thing) for _, thing in results), flush=True)
+    ringsim.trace(sleeper, world_size=2)
 """
 
 
-def pids_of(script: subprocess.Popen[str]) -> tuple[int, list[int]]:
-    """Returns the process of the fork server, and those of the ranks and their children, once all are there."""
-    assert script.stdout is not None
-    rows = [[int(word) for word in script.stdout.readline().split()[2:]] for _ in range(3)]
-    return rows[0][0], [pid for _, *pids in rows for pid in pids]
+def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp_path: Path) -> None:
+    """Neither a script, nor what follows ``python -c``."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    how = {signal.SIGINT: ("script.py",), signal.SIGKILL: ("-c", textwrap.dedent(SCRIPT))}
+    running = {
+        number: subprocess.Popen(
+            [sys.executable, *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for number, words in how.items()
+    }
+    pids: list[int] = []
+    try:
+        for number, process in running.items():
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(4)]
+            assert lines[:2] == ["once\n", "[0, 1] True\n"]
+            pids += [int(pid) for line in lines[2:] for pid in line.split()[2:]]
+            process.send_signal(number)
+        assert until(lambda: all(gone(pid) for pid in pids), 5.0), "a process is left"
+        assert until(lambda: [path.name for path in tmp_path.iterdir()] == ["script.py"], 5.0), "a file is left"
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+    assert len(pids) == 8
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_rank_and_no_child_of_one_outlives_its_launcher(tmp_path: Path, how: signal.Signals) -> None:
-    with running_script(tmp_path, SLEEPERS) as script:
-        _, pids = pids_of(script)
-        os.kill(script.pid, how)
-        assert until(lambda: all(gone(pid) for pid in pids), 2.0), "a process is left"
-        assert until(lambda: list((tmp_path / "theirs").iterdir()) == [], 2.0), "a file is left"
-
-
-def test_no_rank_outlives_its_server(tmp_path: Path) -> None:
-    with running_script(tmp_path, SLEEPERS) as script:
-        server, pids = pids_of(script)
-        os.kill(server, signal.SIGKILL)
-        assert until(lambda: all(gone(pid) for pid in pids[::2]), 1.0), "a rank is left"
-        for child in pids[1::2]:  # nobody is there to end them
-            os.kill(child, signal.SIGKILL)
-        assert script.wait(20) == 1  # the caller gets an error, not a hang
-
-
-def test_no_rank_is_left_when_an_error_arrives() -> None:
-    """A closed channel is not enough: its rank may still be exiting, or wait to be reaped."""
-
-    def wait_for_each_other() -> None:
-        dist.recv(torch.zeros(1), 1 - dist.get_rank())
-
-    def sleep_and_fail() -> None:
+def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worker() -> None:
+        (tmp_path / str(os.getpid())).touch()
         if ringsim.current_ring().rank == 0:
-            raise ValueError("no such layer")
+            until(lambda: len(list(tmp_path.iterdir())) == 2, 20)
+            os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(100)
 
-    for worker, error in [(wait_for_each_other, Deadlock), (sleep_and_fail, RankFailed)] * 2:
-        with pytest.raises(error):
-            ringsim.trace(worker, world_size=2)
-        assert not [name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")]
-
-
-def test_nothing_listens_beyond_loopback() -> None:
-    def worker(ring: bool) -> set[str]:
-        if not ring:
-            dist.init_process_group("gloo")
-        dist.new_group([0, 1])  # a group of the worker's own stays there, too
-        return listening()
-
-    for ring in (True, False):
-        addresses = set().union(*ringsim.trace(worker, world_size=2, args=(ring,), ring=ring).results)
-        assert addresses, "every rank listens: Gloo's pairs connect to it"
-        assert addresses <= {"0100007F", "00000000000000000000000001000000"}, addresses
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
+    fails(RingError, None, worker, world_size=2)  # not a hang
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert until(lambda: all(gone(int(path.name)) for path in tmp_path.iterdir()), 1.0), "a rank is left"
+    assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]  # of another server
 
 
 def test_runs_at_the_same_time_do_not_meet() -> None:
     results: dict[int, list[list[float]]] = {}
 
     def many(number: int) -> None:
-        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(10)]
+        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(3)]
 
     threads = [threading.Thread(target=many, args=(number,)) for number in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == {number: [[1 + 10.0 * number, 0 + 10.0 * number]] * 10 for number in (1, 2)}
+    assert results == {number: [[1 + 10.0 * number, 0 + 10.0 * number]] * 3 for number in (1, 2)}
 
 
 def test_many_runs_leak_nothing() -> None:
@@ -400,54 +388,41 @@ def test_many_runs_leak_nothing() -> None:
         kib = int(Path("/proc/self/statm").read_text().split()[1]) * (os.sysconf("SC_PAGE_SIZE") // 1024)
         return len(os.listdir("/proc/self/fd")), threading.active_count(), kib
 
-    for _ in range(5):
+    for _ in range(3):
         ringsim.trace(pass_round, world_size=2)
     fds, threads, kib = resources()
-    for _ in range(40):
+    for _ in range(12):
         ringsim.trace(pass_round, world_size=2)
     fds_after, threads_after, kib_after = resources()
     assert (fds_after, threads_after) == (fds, threads)
-    assert kib_after - kib < 4096  # a run's trace takes some 10 KiB, a record that is kept 100
+    assert kib_after - kib < 12 * 100  # a run's trace takes some 10 KiB, a record that is kept 100
 
 
 def test_parked_ranks_end_when_nobody_comes() -> None:
-    server = ForkServer()
-    try:
-        parked = ForkedRanks(server, Kind(2, "cpu", 30.0, True, start_environment()), park_s=2.0)
-        pids = [channel.recv()[1] for channel in parked.channels]
-        assert not any(gone(pid) for pid in pids)
-        assert until(lambda: all(gone(pid) for pid in pids), 5.0)
-        assert until(lambda: not parked.directory.exists(), 1.0)
-        assert not parked.take()
-        parked.close()
-    finally:
-        server.close()
+    ringsim.trace(pass_round, world_size=2)
+    server = get_launcher()._server
+    assert server is not None
+    parked = ForkedRanks(server, Kind(2, "cpu", 30.0, True, start_environment()), park_s=1.5)
+    pids = [channel.recv()[1] for channel in parked.channels]
+    assert not any(gone(pid) for pid in pids)
+    assert until(lambda: all(gone(pid) for pid in pids), 5.0)
+    assert until(lambda: not parked.directory.exists(), 1.0)
+    assert not parked.take()
+    parked.close()
 
 
 def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def worker() -> float:
+        result = pass_round(step=3.0)
+        if ringsim.current_ring().rank == 1:
+            time.sleep(0.3)  # so that the other's result is there
+            kill()
+        return result
+
     monkeypatch.setattr(ranks, "has_fork_server", lambda: False)
-    trace = ringsim.trace(pass_round, world_size=2, kwargs={"step": 3.0})
-    assert trace.results == [4.0, 3.0]
-    assert len(trace.to_pandas("messages")) == 2
-    with pytest.raises(RankFailed, match="SIGKILL"):
-        ringsim.trace(lambda: os.kill(os.getpid(), signal.SIGKILL), world_size=1)
-
-
-def test_works_in_a_script_without_a_guard_and_in_python_c(tmp_path: Path) -> None:
-    text = textwrap.dedent("""
-        import ringsim
-        print("once")
-        class Thing:
-            pass
-        def worker():
-            return ringsim.current_ring().rank, Thing()
-        results = ringsim.trace(worker, world_size=2).results
-        print([rank for rank, _ in results], all(isinstance(thing, Thing) for _, thing in results))
-    """)
-    (tmp_path / "script.py").write_text(text)
-    commands = ([sys.executable, str(tmp_path / "script.py")], [sys.executable, "-c", text])
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands]
-    assert [process.communicate(timeout=50) for process in running] == [("once\n[0, 1] True\n", "")] * 2
+    trace = fails(RankFailed, r"rank 1 of 2 failed: .* by signal 9 \(SIGKILL\)", worker, world_size=2).trace
+    assert trace is not None
+    assert (trace.results, len(trace.to_pandas("messages"))) == ([4.0, None], 2)
 
 
 def test_a_forked_child_has_ranks_of_its_own() -> None:

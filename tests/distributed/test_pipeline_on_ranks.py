@@ -1,11 +1,10 @@
-"""Pipelines on real ranks: what the tests on the virtual clock show, once over Gloo; several rings in a world; a ring that jams."""
+"""Pipelines on real ranks: what the tests on the virtual clock show, once over Gloo; several rings in a world; default groups alone."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -22,49 +21,52 @@ from pipeline_cases import (
     make_microbatches,
     make_model,
     one_by_one,
-    settings_for,
     single_process,
     small_model,
     train_all,
 )
-from small_models import build
 from torch import Tensor
 
 import ringsim
-from ringsim.errors import Deadlock, MessageMismatch
+from ringsim.errors import MessageMismatch
 from ringsim.pipeline import (
+    Costs,
     average_gradients,
     clip_grad_norm_pipeline,
     generate,
     new_replica_group,
     recv_activation,
+    rehearse,
     send_activation,
     train_step_pipeline,
     train_step_pipeline_afab,
 )
-from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import evaluate
-from ringsim.schedules.generation import time_generation
 from ringsim.schedules.lowering import lower_in_step
 from ringsim.schedules.schedule import SEND_KINDS, Action
-from ringsim.traces.events import NONE, OK, RECV, SEND
+from ringsim.traces.steps import find_step
 
 pytestmark = pytest.mark.timeout(120)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 SIZE = 3
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_v")  # whole and split backward passes, one stage a rank and several
 CASES = [
-    *(Case(seed=seed, options={"schedule": name}) for seed, name in enumerate(SCHEDULE_NAMES)),
+    *(Case(seed=seed, options={"schedule": name}) for seed, name in enumerate(NAMES)),
     Case(tied=True, options={"schedule": "zb_v"}),
     Case(num_microbatches=7, same_shapes=False, make="sequential", options={"schedule": "interleaved_1f1b", "checkpoint": True}),
     Case(num_layers=1, dtype=torch.float32, options={"schedule": lower_in_step(make_schedule("zb_h1", SIZE, 4))}),
 ]
-SETTINGS = [{}, *settings_for(SIZE)]
+SETTINGS = [{}, {"async_comm": True, "num_inner_iterations": 5}, {"num_inner_iterations": 2, "batch_size": 1}]
+REHEARSED = make_schedule("zb_v", SIZE, 4)
 
 
 def do_everything() -> tuple[list[tuple[float, dict[str, Tensor]]], list[list[list[int]]], list[str]]:
-    """Steps, then generation, then messages and steps on which the ranks do not agree."""
-    steps, tokens, said = train_all(CASES), generate_all(SETTINGS, 4), []
+    """Steps, one of them rehearsed, then generation, then messages and steps on which the ranks do not agree."""
+    steps = train_all(CASES)
+    rehearse(REHEARSED, Costs(forward=0.001, input=0.002, weight=0.001), size_bytes=64)
+    tokens, said = generate_all(SETTINGS, 4), []
     rank = ringsim.current_ring().rank
     try:
         if rank == 0:
@@ -102,7 +104,7 @@ def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
     """Computations and payloads in the order of the evaluation, rank by rank; each with its stage and microbatch."""
     events = trace.to_pandas()
     spans = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
-    steps = [evaluate(make_schedule(name, SIZE, 4)) for name in SCHEDULE_NAMES]
+    steps = [evaluate(make_schedule(name, SIZE, 4)) for name in NAMES]
     for rank in range(SIZE):
         own = events[events["rank"] == rank].sort_values("seq")
         computed = [Action(row.stage, spans[row.label], row.microbatch) for row in own[own.label.isin(spans)].itertuples()]
@@ -121,12 +123,20 @@ def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
     assert (events["status"][events["kind"] != "span"] == "ok").all()  # the spans of steps that were refused say so
 
 
-# -- several rings, and none
+def test_a_rehearsed_step_takes_the_times_that_were_asked_for_or_longer(trace: ringsim.Trace) -> None:
+    step = find_step(trace, len(CASES))
+    assert [step.list_actions(rank) for rank in range(SIZE)] == list(REHEARSED.actions)
+    asked_ns = np.array([{"F": 1e6, "I": 2e6, "W": 1e6}[kind] for kind in step.kind])
+    assert (step.end - step.start >= asked_ns).all()
+    messages = trace.to_pandas("messages")
+    assert (messages["size_bytes"] == 64).sum() >= len(evaluate(REHEARSED).messages)
+
+
+# -- worlds that are made by hand
 
 
 def in_two_rings() -> tuple[float, float, list[list[int]]]:
     """Two rings of two ranks, each with half of the microbatches, and with other prompts."""
-    torch.set_num_threads(1)
     rank, rings = int(os.environ["RANK"]), [[0, 1], [2, 3]]
     ringsim.initialize_distributed(ring_ranks=rings[rank // 2])
     group = new_replica_group(rings)
@@ -139,73 +149,45 @@ def in_two_rings() -> tuple[float, float, list[list[int]]]:
     average_gradients(model, group)
     worst = difference(gradients(model), gradients(reference))
     norm = clip_grad_norm_pipeline(model, 1e9) / float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
-    return worst, norm, generate(small_model(), PROMPTS if rank < 2 else PROMPTS[:3], 4)
+    tokens = generate(small_model(), PROMPTS if rank < 2 else PROMPTS[:3], 4)
+    ringsim.destroy_distributed()
+    return worst, norm, tokens
 
 
-def test_two_rings_share_out_a_batch() -> None:
-    due = one_by_one(small_model(), PROMPTS, 4)
-    for rank, (worst, norm, tokens) in enumerate(ringsim.trace(in_two_rings, world_size=4, ring=False).results):
-        assert worst < 1e-10
-        assert norm == pytest.approx(1, abs=1e-10)
-        assert tokens == (due if rank < 2 else due[:3])
-
-
-def train_llama() -> tuple[float, dict[str, Tensor], list[int]]:
+def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
     """One step of a model whose layers are watched by hooks."""
-    model, seen = build("llama"), list[int]()
-    for index, layer in enumerate(model.model.layers):
+    model, seen = make_model(Case()), list[int]()
+    for index, layer in enumerate(model.blocks):
         layer.register_forward_hook(lambda *_, index=index: seen.append(index))
         layer.register_full_backward_hook(lambda *_, index=index: seen.append(100 + index))
     loss = train_step_pipeline_afab(model, *make_microbatches(Case(same_shapes=False)), torch.device("cpu"), torch.float64)
     return loss, gradients(model), seen
 
 
-def train_twice(directory: str) -> list[tuple[float, dict[str, Tensor], list[int]]]:
-    """A script that makes a default group and no more."""
-    torch.set_num_threads(1)
+def make_worlds(directory: str) -> tuple[tuple[float, float, list[list[int]]], list[tuple[float, dict[str, Tensor], list[int]]]]:
+    """Two rings; then a script that makes a default group and no more, twice."""
     rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
+    in_rings = in_two_rings()
     for start in range(2):  # the second time the ring of the first is still there, but its groups are gone
         dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/{start}", world_size), rank=rank, world_size=world_size)
-        found.append(train_llama())
+        found.append(train_watched())
         dist.destroy_process_group()
-    print("shown", rank)
-    return found
+    return in_rings, found
 
 
-def test_a_default_group_is_all_that_afab_needs(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    trace = ringsim.trace(train_twice, world_size=2, ring=False, args=(str(tmp_path),))
-    reference = build("llama")
+def test_two_rings_share_out_a_batch_and_a_default_group_is_all_that_afab_needs(tmp_path: Path) -> None:
+    results = ringsim.trace(make_worlds, world_size=4, ring=False, args=(str(tmp_path),)).results
+    due = one_by_one(small_model(), PROMPTS, 4)
+    for rank, ((worst, norm, tokens), _) in enumerate(results):
+        assert worst < 1e-10
+        assert norm == pytest.approx(1, abs=1e-10)
+        assert tokens == (due if rank < 2 else due[:3])
+    reference = make_model(Case())
     expected = single_process(reference, *make_microbatches(Case(same_shapes=False)))
-    for by_rank in zip(*trace.results, strict=True):
-        names = [name for _, held, _ in by_rank for name in held]
-        assert sorted(names) == sorted(gradients(reference))  # each parameter on one rank
+    for by_rank in zip(*(found for _, found in results), strict=True):
+        assert sorted(name for _, held, _ in by_rank for name in held) == sorted(gradients(reference))  # each parameter on one rank
         for loss, held, _ in by_rank:
             assert loss == pytest.approx(expected, rel=1e-10)
             assert difference(held, gradients(reference)) < 1e-10
         calls = sorted(call for _, _, seen in by_rank for call in seen)
-        assert calls == sorted([0, 1, 2, 100, 101, 102] * 4)  # each hook once for each of four microbatches
-    assert [f"shown {rank}" in output for rank, output in enumerate(trace.output)] == [True, True]
-
-
-# -- a ring that jams
-
-
-@pytest.mark.parametrize(("size", "turns", "async_comm"), [(2, 4, True), (3, 4, False)])
-def test_what_is_refused_would_really_jam(size: int, turns: int, async_comm: bool) -> None:
-    """Without the refusal the ranks wait for each other: each for the one that the plan, played on a clock, says."""
-
-    def worker() -> Any:
-        from ringsim.pipeline import generation
-
-        generation.check_can_finish = lambda *_: None
-        return generate(small_model(), PROMPTS, 3, turns, async_comm)
-
-    with pytest.raises(Deadlock) as failed:
-        ringsim.trace(worker, world_size=size, limit_s=30)
-    assert failed.value.diagnosis.kind == "deadlock"
-    events = failed.value.trace.events
-    stuck = np.flatnonzero((events.status != OK) & (events.wait_ns != NONE) & np.isin(events.kind, (SEND, RECV)))
-    due = time_generation(size, turns, 1, 3, 1, 1, async_comm=async_comm).blocked
-    assert {(int(events.rank[index]), int(events.peer[index])) for index in stuck} == {(each.rank, each.peer) for each in due}
-    assert len(due) == size
+        assert calls == sorted([*range(4), *range(100, 104)] * 4)  # each hook once for each of four microbatches

@@ -36,28 +36,3 @@ def test_prediction_of_more_ranks_is_compared_operation_by_operation() -> None:
     assert comparison.nominal_s < comparison.no_communication_s < comparison.virtual_steps_s.min()
     assert comparison.nominal_s < comparison.real_steps_s.min()
     assert np.isfinite(comparison.lag_s).all()
-
-
-def test_trained_stages_are_predicted_by_their_measured_times() -> None:
-    def worker() -> None:
-        import torch
-        from torch import nn
-
-        from ringsim.pipeline import train_step_pipeline
-
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-        for _ in range(3):
-            train_step_pipeline(model, [torch.ones(2, 8)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4, schedule="gpipe")
-
-    real = ringsim.trace(worker, world_size=2)
-    calibration = ringsim.calibrate(real)
-    assert calibration.costs is not None
-    virtual = ringsim.simulate(worker, world_size=2, topology=calibration.topology, compute=calibration)
-    comparison = ringsim.compare(real, virtual)
-    assert comparison.steps.count == 3
-    assert comparison.nominal_s is None  # nobody slept
-    forward = calibration.costs.forward
-    assert isinstance(forward, tuple)
-    first = virtual.to_pandas().query("label == 'forward' and rank == 0")
-    assert set(first.done_ns - first.post_ns) <= {round(forward[0] * 1e9) + off for off in (-1, 0, 1)}

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,24 +37,42 @@ HERE = "127.0.0.1"
 LONG_S = 40  # nothing that should work comes near it, also on two loaded cores
 
 
-def exchange(here: int, source: int, target: int, group_in: Any, group_out: Any) -> int:
+def run(server: RankServer, function: Any, count: int, *arguments: Any, host: str = HERE, **options: Any) -> Any:
+    """Runs ``function(port, rank, *arguments)`` on ``count`` ranks, and returns how each ended."""
+    port = free_port(host)
+    return server.run(function, [(port, rank, *arguments) for rank in range(count)], limit_s=50, **options)
+
+
+def exchange(rank: int, source: int, target: int, group_in: Any, group_out: Any) -> int:
     """Sends this rank's number to one side while it receives from the other; returns what came."""
     came = torch.full((3,), -1)
-    sent = dist.isend(torch.full((3,), here), target, group=group_out)
+    sent = dist.isend(torch.full((3,), rank), target, group=group_out)
     dist.recv(came, source, group=group_in)
     sent.wait()
     assert came.unique().numel() == 1
     return int(came[0])
 
 
-def refuse_private_api() -> None:
-    """Makes this process's torch one that lacks what building a pair by its members takes."""
-    del dist.ProcessGroupGloo._Options
+def pass_on(rank: int) -> int:
+    """Sends this rank's number along the ring, and returns what came."""
+    ring = current_ring()
+    return exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group)
 
 
-def look_at_ring(port: int, count: int, rank: int, ring_ranks: list[int] | None, private: bool) -> dict[str, Any]:
-    if not private:
-        refuse_private_api()
+# -- what a ring is
+
+
+def spoil(torch_is: str) -> None:
+    """Makes this process's torch one that goes the public way."""
+    if torch_is == "without private API":
+        del dist.ProcessGroupGloo._Options
+    elif torch_is == "of another version":
+        torch.__version__ = "2.99.0"
+
+
+def look_at_ring(port: int, rank: int, count: int, rings: list[list[int]], torch_is: str) -> dict[str, Any]:
+    spoil(torch_is)
+    ring_ranks = next(ring for ring in rings if rank in ring) if len(rings) > 1 else None
     initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S, ring_ranks=ring_ranks)
     ring = current_ring()
     groups = [get_pipeline_parallel_pred_group(), get_pipeline_parallel_succ_group()]
@@ -63,13 +82,14 @@ def look_at_ring(port: int, count: int, rank: int, ring_ranks: list[int] | None,
         "device": get_comm_device(),
         "groups of the process": len(c10d._world.pg_map),
         "members": [group and dist.get_process_group_ranks(group) for group in groups],
-        "my place in them": [group and dist.get_rank(group) for group in groups],
-        "names": [group and (group.group_name if private else group.group_desc) for group in groups],
-        "distinct": groups[0] is not groups[1],
-        "time-outs": [group and group._get_backend(torch.device("cpu")).options._timeout for group in groups],
     }
     if groups[0] is not None:
-        facts["forward"] = exchange(rank, ring.pred, ring.succ, *groups)
+        facts["my place in them"] = [dist.get_rank(group) for group in groups]
+        facts["names"] = [group.group_desc for group in groups]
+        facts["named by torch"] = [group.group_name != group.group_desc for group in groups]
+        facts["distinct"] = groups[0] is not groups[1]
+        facts["time-outs"] = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+        facts["forward"] = pass_on(rank)
         facts["back"] = exchange(rank, ring.succ, ring.pred, *reversed(groups))
         came = [torch.empty(1), torch.empty(1)]
         works = []
@@ -90,81 +110,52 @@ def look_at_ring(port: int, count: int, rank: int, ring_ranks: list[int] | None,
     return facts
 
 
-def check_ring(facts: dict[str, Any], rank: int, world_size: int, ring: list[int], *, private: bool = True) -> None:
-    place, count = ring.index(rank), len(ring)
-    pred, succ = ring[(place - 1) % count], ring[(place + 1) % count]
-    assert facts["place"] == (rank, world_size, pred, succ, tuple(ring))
-    assert facts["device"] == "cpu"
-    assert facts["initialised after"] is False
-    if count == 1:
-        assert facts["members"] == facts["names"] == [None, None]
-        assert facts["groups of the process"] == 1
-        return
-    assert facts["members"] == [sorted([pred, rank]), sorted([rank, succ])]
-    assert facts["my place in them"] == [sorted([pred, rank]).index(rank), sorted([rank, succ]).index(rank)]
-    assert facts["names"] == [f"ring:{pred}>{rank}", f"ring:{rank}>{succ}"]
-    assert facts["distinct"]
-    assert facts["time-outs"] == [timedelta(seconds=LONG_S)] * 2
-    assert facts["groups of the process"] == 3, "the default group and two pairs: none that the rank is not in"
-    assert facts["groups after one is destroyed"] == 2
-    assert (facts["forward"], facts["back"]) == (pred, succ)
-    assert facts["batch"] == [pred, succ]
-    assert facts["sums"] == [pred + rank, rank + succ]
+def expected_facts(rank: int, world_size: int, ring: list[int], torch_is: str) -> dict[str, Any]:
+    place = ring.index(rank)
+    pred, succ = ring[place - 1], ring[(place + 1) % len(ring)]
+    common = {"place": (rank, world_size, pred, succ, tuple(ring)), "device": "cpu", "initialised after": False}
+    if len(ring) == 1:
+        return {**common, "members": [None, None], "groups of the process": 1}
+    pairs = [sorted([pred, rank]), sorted([rank, succ])]
+    return {
+        **common,
+        "members": pairs,
+        "my place in them": [pair.index(rank) for pair in pairs],
+        "names": [f"ring:{pred}>{rank}", f"ring:{rank}>{succ}"],
+        "named by torch": [torch_is != "known"] * 2,
+        "distinct": True,
+        "time-outs": [timedelta(seconds=LONG_S)] * 2,  # ``new_group`` takes half an hour unless it is told
+        "groups of the process": 3,  # the default group and two pairs: none that the rank is not in
+        "groups after one is destroyed": 2,
+        "forward": pred,
+        "back": succ,
+        "batch": [pred, succ],
+        "sums": [pred + rank, rank + succ],
+    }
+
+
+SEVERAL = [[2, 0, 1], [4, 3], [5]]
 
 
 @pytest.mark.parametrize(
-    ("rings", "private"),
+    ("rings", "torch_is"),
     [
-        *((rings, True) for rings in ([[0]], [[0, 1]], [[*range(8)]], [[*range(33)]], [[2, 0, 1], [4, 3]], [[0], [1]])),
-        *((rings, False) for rings in ([[0, 1]], [[2, 0, 1], [4, 3]], [[1, 2, 0], [3]])),  # where torch lacks the private API
+        *(([[0]], "known"), ([[0, 1]], "known"), ([[*range(9)]], "known"), (SEVERAL, "known")),
+        *(([[0, 1]], "of another version"), (SEVERAL, "without private API")),
     ],
 )
-def test_rings(server: RankServer, rings: list[list[int]], private: bool) -> None:
-    port, count = free_port(), sum(len(ring) for ring in rings)
-    ring_of = {rank: ring if len(rings) > 1 else None for ring in rings for rank in ring}
-    facts = results(server.run(look_at_ring, [(port, count, rank, ring_of[rank], private) for rank in range(count)], limit_s=50))
-    for rank in range(count):
-        check_ring(facts[rank], rank, count, ring_of[rank] or rings[0], private=private)
+def test_rings(server: RankServer, rings: list[list[int]], torch_is: str) -> None:
+    count = sum(len(ring) for ring in rings)
+    facts = results(run(server, look_at_ring, count, count, rings, torch_is))
+    assert facts == [expected_facts(rank, count, next(ring for ring in rings if rank in ring), torch_is) for rank in range(count)]
 
 
-def look_at_ring_of_another_torch(port: int, rank: int) -> tuple[str, bool, int]:
-    torch.__version__ = "2.99.0"
-    initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=LONG_S)
-    ring = current_ring()
-    came = exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group)
-    return ring.pred_group.group_desc, ring.pred_group.group_name == ring.pred_group.group_desc, came
+# -- sockets
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, ::1, ::ffff:127.0.0.1
 
 
-def test_another_version_of_torch_goes_the_public_way(server: RankServer) -> None:
-    """There a group's name is torch's own number."""
-    port = free_port()
-    facts = results(server.run(look_at_ring_of_another_torch, [(port, rank) for rank in range(3)]))
-    assert facts == [("ring:2>0", False, 2), ("ring:0>1", False, 0), ("ring:1>2", False, 1)]
-
-
-def wait_for_nobody(port: int, rank: int, timeout_s: float, private: bool) -> tuple[str, float]:
-    if not private:
-        refuse_private_api()
-    initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=timeout_s)
-    begin = time.monotonic()
-    try:
-        dist.recv(torch.empty(1), current_ring().pred, group=current_ring().pred_group)
-    except RuntimeError as error:
-        return str(error), time.monotonic() - begin
-    return "received", 0.0
-
-
-@pytest.mark.parametrize("private", [True, False], ids=["private", "public"])
-def test_time_out_reaches_the_pair_groups(server: RankServer, private: bool) -> None:
-    """``new_group`` takes half an hour unless it is told: a deadlock on a pair would last that long."""
-    port = free_port()
-    for words, took_s in results(server.run(wait_for_nobody, [(port, rank, 1.5, private) for rank in range(2)], limit_s=40)):
-        assert words != "received"
-        assert took_s >= 1.4 or "closed" in words, "the other may end first, and then nobody is waited for"
-
-
-def look_at_sockets(host: str, port: int, rank: int) -> dict[str, Any]:
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
+def look_at_sockets(port: int, rank: int, host: str) -> tuple[Any, ...]:
     initialize_distributed(host, port, 2, rank, rank, "cpu", timeout_s=LONG_S)
     extra = dist.new_group([0, 1])
     came = exchange(rank, 1 - rank, 1 - rank, extra, extra)
@@ -172,24 +163,17 @@ def look_at_sockets(host: str, port: int, rank: int) -> dict[str, Any]:
     del extra
     destroy_distributed()
     gc.collect()
-    return {"came": came, "during": during, "interface": interface, "before": before, "after": os.environ.get("GLOO_SOCKET_IFNAME")}
-
-
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, ::1, ::ffff:127.0.0.1
+    assert during, "Gloo and the store listen somewhere: the look at them failed"
+    return came, during - LOOPBACK, interface, os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets")
-@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", None), ("127.0.0.1", "lo"), ("::1", None), ("localhost", None)])
+@pytest.mark.parametrize(("host", "told"), [(HERE, None), (HERE, "lo"), ("::1", None), ("localhost", None)])
 def test_nothing_listens_beyond_loopback(server: RankServer, host: str, told: str | None) -> None:
     """The user's choice of an interface stays."""
-    port, environment = free_port(host), {} if told is None else {"GLOO_SOCKET_IFNAME": told}
-    ended = server.run(look_at_sockets, [(host, port, rank) for rank in range(2)], environment=environment)
-    for rank, facts in enumerate(results(ended)):
-        assert facts["came"] == 1 - rank
-        assert facts["during"], "Gloo and the store listen somewhere: the look at them failed"
-        assert facts["during"] <= LOOPBACK
-        assert facts["interface"] in ("lo", "lo0")
-        assert facts["after"] == facts["before"] == told
+    environment = {} if told is None else {"GLOO_SOCKET_IFNAME": told}
+    ended = run(server, look_at_sockets, 2, host, host=host, environment=environment)
+    assert results(ended) == [(1, set(), "lo", told), (0, set(), "lo", told)]
 
 
 def test_the_look_at_sockets_finds_one_that_listens_everywhere() -> None:
@@ -199,15 +183,17 @@ def test_the_look_at_sockets_finds_one_that_listens_everywhere() -> None:
         assert not listening() <= LOOPBACK
 
 
-def come_back(port: int, count: int, rank: int, times: int) -> list[float]:
+# -- ring after ring
+
+
+def come_back(port: int, rank: int, times: int) -> list[int]:
     kept, came, before = [], [], builtins.print
     for index in range(times):
-        initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S)
+        initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=LONG_S)
         assert builtins.print is not before, "prints are suppressed within the ring only"
-        ring = current_ring()
-        came.append(exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group))
+        came.append(pass_on(rank))
         if index % 2:
-            kept.append(ring)
+            kept.append(current_ring())
         destroy_distributed()
         assert builtins.print is before
     return came
@@ -215,21 +201,19 @@ def come_back(port: int, count: int, rank: int, times: int) -> list[float]:
 
 def test_ring_after_ring_on_one_port(server: RankServer) -> None:
     """Torch's own hung at the eighteenth such round: a rank met the store that was on its way out."""
-    port = free_port()
-    came = results(server.run(come_back, [(port, 3, rank, 24) for rank in range(3)], limit_s=50))
-    assert came == [[2] * 24, [0] * 24, [1] * 24]
+    assert results(run(server, come_back, 3, 24)) == [[2] * 24, [0] * 24, [1] * 24]
 
 
 def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
     dist.init_process_group("gloo", init_method=f"tcp://{HERE}:{port}", world_size=3, rank=rank, timeout=timedelta(seconds=LONG_S))
+    facts: list[Any] = []
     try:
         initialize_distributed(HERE, port, 4, rank, rank, "cpu")
     except ArgumentError as error:
-        facts: list[Any] = [str(error)]
+        facts.append(str(error).partition(" (rank")[0])
     for _ in range(3):
         initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=LONG_S)
-        ring = current_ring()
-        facts.append(exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group))
+        facts.append(pass_on(rank))
         destroy_distributed()
         facts.append(len(c10d._world.pg_map))
     dist.barrier()
@@ -237,76 +221,68 @@ def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
 
 
 def test_ring_over_the_scripts_group(server: RankServer) -> None:
-    port = free_port()
-    for rank, facts in enumerate(results(server.run(ring_over_the_scripts_group, [(port, rank) for rank in range(3)]))):
-        assert facts[0].startswith("world_size must be 3 as in the default process group that exists, got 4 (rank ")
-        assert facts[1:] == [(rank - 1) % 3, 1] * 3
+    refused = "world_size must be 3 as in the default process group that exists, got 4"
+    assert results(run(server, ring_over_the_scripts_group, 3)) == [[refused, *[(rank - 1) % 3, 1] * 3] for rank in range(3)]
 
 
-def call_again(port: int) -> list[str]:
-    arguments: dict[str, Any] = {"head_ip": HERE, "port": port, "world_size": 1, "rank": 0, "local_rank": 0, "comm_device": "cpu"}
+OTHERS = {"head_ip": "localhost", "port": 1, "world_size": 2, "local_rank": 1, "comm_device": "gpu", "timeout_s": 6}
+
+
+def call_again(port: int, rank: int) -> list[str]:
+    arguments: dict[str, Any] = {"head_ip": HERE, "port": port, "world_size": 1, "rank": rank, "local_rank": 0, "comm_device": "cpu"}
     initialize_distributed(**arguments, timeout_s=5)
     ring, shown = current_ring(), builtins.print
     initialize_distributed(**arguments, timeout_s=5)
     initialize_distributed(**arguments)  # who leaves the time-out out agrees with any
-    assert current_ring() is ring
     assert builtins.print is shown
     words = []
-    others = {"head_ip": "localhost", "port": port % 65535 + 1, "world_size": 2, "local_rank": 1, "comm_device": "gpu", "timeout_s": 6}
-    for name, value in others.items():
-        try:
+    for name, value in OTHERS.items():
+        with pytest.raises(ArgumentError, match=r"as in the ring that exists, got .*\(rank 0 of 1\)") as caught:
             initialize_distributed(**{**arguments, name: value})
-        except ArgumentError as error:
-            words.append(str(error))
+        words.append(str(caught.value).partition(" must be ")[0])
     assert current_ring() is ring
     dist.destroy_process_group()  # behind our back: the next call starts anew
     initialize_distributed(**arguments)
     assert current_ring() is not ring
     destroy_distributed()
     destroy_distributed()
-    try:
+    with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
         current_ring()
-    except RingError as error:
-        words.append(str(error))
     return words
 
 
 def test_second_initialize(server: RankServer) -> None:
-    (words,) = results(server.run(call_again, [(free_port(),)]))
-    assert len(words) == 7
-    for name, sentence in zip(("head_ip", "port", "world_size", "local_rank", "comm_device", "timeout_s"), words, strict=False):
-        assert sentence.startswith(f"{name} must be ")
-        assert "as in the ring that exists, got" in sentence
-        assert "(rank 0 of 1)" in sentence
-    assert words[-1].startswith("the ring must exist before it is used, got none")
+    assert results(run(server, call_again, 1)) == [list(OTHERS)]
 
 
 # -- how a ring ends
 
 
-def leave_work_undone(port: int, rank: int, what: str) -> bool:
+def wait_for_nobody(port: int, rank: int) -> tuple[str, float]:
+    initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=1.5)
+    begin = time.monotonic()
+    try:
+        dist.recv(torch.empty(1), current_ring().pred, group=current_ring().pred_group)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begin
+    return "received", 0.0
+
+
+def leave_work_undone(port: int, rank: int) -> bool:
     initialize_distributed(HERE, port, 2, rank, rank, "cpu", timeout_s=2)
     ring = current_ring()
-    if rank == 0 and what == "irecv":
-        kept = dist.irecv(torch.empty(1), 1, group=ring.pred_group)
+
+    def receive_from_nobody() -> None:
+        with contextlib.suppress(RuntimeError, ValueError):
+            dist.recv(torch.empty(1), ring.pred, group=ring.pred_group)
+
+    if rank == 0:
+        kept = dist.irecv(torch.empty(1), 1, group=ring.succ_group)
         assert kept is not None
-    elif rank == 0 and what == "all_reduce":
         dist.all_reduce(torch.empty(1), async_op=True)
-    elif rank == 0:
         threading.Thread(target=receive_from_nobody, daemon=True).start()
     destroy_distributed()
     return dist.is_initialized()
-
-
-def receive_from_nobody() -> None:
-    with contextlib.suppress(RuntimeError, ValueError):
-        dist.recv(torch.empty(1), current_ring().pred, group=current_ring().pred_group)
-
-
-@pytest.mark.parametrize("what", ["irecv", "all_reduce", "a thread in recv"])
-def test_destroy_ends_with_work_undone(server: RankServer, what: str) -> None:
-    port = free_port()
-    assert results(server.run(leave_work_undone, [(port, rank, what) for rank in range(2)], limit_s=30)) == [False, False]
 
 
 def be_left_alone(port: int, rank: int) -> None:
@@ -316,28 +292,37 @@ def be_left_alone(port: int, rank: int) -> None:
     destroy_distributed()
 
 
-def test_destroy_ends_where_a_rank_died(server: RankServer) -> None:
-    port = free_port()
-    first, second = server.run(be_left_alone, [(port, rank) for rank in range(2)], limit_s=30)
-    assert (first.how, second.how) == ("returned", "killed")
-
-
-def fail_while_building(port: int, rank: int, how: str) -> None:
+def fail_while_building(port: int, rank: int) -> None:
     def fail(*_: Any) -> None:
-        if how == "dies":
-            os._exit(3)
         raise RuntimeError("no route to anybody\nsecond line")
 
+    build_badly(port, rank, fail)
+
+
+def die_while_building(port: int, rank: int) -> None:
+    build_badly(port, rank, lambda *_: os._exit(3))
+
+
+def build_badly(port: int, rank: int, build: Callable[..., Any]) -> None:
     if rank == 1:
-        ringsim.ring.groups.build_pair_groups = fail  # type: ignore[assignment]
+        ringsim.ring.groups.build_pair_groups = build
     initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=2)
 
 
-@pytest.mark.parametrize("how", ["raises", "dies"])
-def test_a_rank_that_fails_while_groups_are_built_fails_everyone(server: RankServer, how: str) -> None:
-    port = free_port()
-    ended = server.run(fail_while_building, [(port, rank, how) for rank in range(3)], limit_s=45)
-    for rank in (0, 1, 2) if how == "raises" else (0, 2):
-        assert ended[rank].error == RendezvousFailed.__name__
-        if how == "raises":
-            assert "rank 1 must reach its peers, got no route to anybody" in ended[rank].value
+def act(name: str, port: int, rank: int) -> Any:
+    return globals()[name](port, rank)
+
+
+def test_ends(server: RankServer) -> None:
+    """All at once: they wait most of the time."""
+    counts = {wait_for_nobody: 2, leave_work_undone: 2, be_left_alone: 2, fail_while_building: 3, die_while_building: 3}
+    arguments = [(each.__name__, port, rank) for each, count in counts.items() for port in [free_port()] for rank in range(count)]
+    ended = iter(server.run(act, arguments, limit_s=50))
+    stuck, undone, alone, failed, died = ([next(ended) for _ in range(count)] for count in counts.values())
+    for words, took_s in results(stuck):  # the time-out reaches the pair groups
+        assert words != "received"
+        assert took_s >= 1.4 or "closed" in words, "the other may end first, and then nobody is waited for"
+    assert results(undone) == [False, False]
+    assert [each.how for each in alone] == ["returned", "killed"]
+    assert [each.error for each in (*failed, died[0], died[2])] == [RendezvousFailed.__name__] * 5
+    assert all("rank 1 must reach its peers, got no route to anybody" in each.value for each in failed)

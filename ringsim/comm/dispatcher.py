@@ -1,0 +1,218 @@
+"""Shows the collectives that C++ issues to the recorder: those of DistributedDataParallel, of functional collectives, of DTensor.
+
+They never call the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as operators ``c10d::allreduce_``,
+``c10d::broadcast_`` and so on. Its key ``BackendSelect`` is free for them: what is registered there is called first, and hands on to what
+would have been called without it. That is done once in the life of a process, and while nothing is recorded a call is handed on at once:
+neither registering nor removing is safe while another thread is in an operator.
+
+An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
+
+Whoever waits for such a collective waits in C++, unseen. So a thread waits for them as well, one after the other, and writes down when each
+was done. A callback on their futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup, Work
+
+from ringsim.comm.collectives import METHODS, Reading, find_tensors
+from ringsim.comm.torch_private import keys_below_backend_select, tree_leaves
+from ringsim.traces.events import ERROR, NONE
+from ringsim.traces.recorder import Recorder
+
+__all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
+
+NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
+JOIN_S: Final = 2.0  # what is still under way when recording ends gets this long
+
+
+class Issued(NamedTuple):
+    """A collective on its way through the dispatcher.
+
+    Attributes:
+        reading: which one it is.
+        group: where.
+        tensors: those that its size is reckoned from.
+        made: those that it fills.
+        root: the group rank of its root, NONE where it has none.
+        hand_on: does it; what it returns is to be returned.
+    """
+
+    reading: Reading
+    group: ProcessGroup
+    tensors: list[torch.Tensor]
+    made: list[torch.Tensor]
+    root: int
+    hand_on: Callable[[], Any]
+
+
+class Dispatcher:
+    """The functions registered with torch's dispatcher, and who is shown what comes by.
+
+    Attributes:
+        listener: is called with each collective, and does it; None while nothing is recorded.
+        on_wait: is called with a tensor when the program begins to wait for the functional collective that makes it.
+        complete: whether all collectives come by: False in a version of torch that has another dispatcher.
+        recorded_elsewhere: by thread, ``now`` is whether what comes by is recorded by whoever called it.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Callable[[Issued], Any] | None = None
+        self.on_wait: Callable[[torch.Tensor], None] | None = None
+        self.recorded_elsewhere = threading.local()
+        self._libraries = [torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional")]
+        below = keys_below_backend_select()
+        self.complete = below is not None
+        for method, reading in METHODS.items() if below is not None else ():
+            name = f"{method}_" if hasattr(torch.ops.c10d, f"{method}_") else method
+            operator = getattr(torch.ops.c10d, name, None)
+            if operator is not None and method != "monitored_barrier":  # which only Python calls
+                kernel = self._make_kernel(operator.default, reading, below)
+                self._libraries[0].impl(name, kernel, "BackendSelect", with_keyset=True)
+        wait = getattr(torch.ops._c10d_functional, "wait_tensor", None)
+        if wait is not None and below is not None:
+            self._libraries[1].impl("wait_tensor", self._make_wait(wait.default, below), "BackendSelect", with_keyset=True)
+
+    def _make_kernel(self, operator: Any, reading: Reading, below: Any) -> Callable[..., Any]:
+        names = [argument.name for argument in operator._schema.arguments]
+        group_at, root_at = names.index("process_group"), names.index("root_rank") if "root_rank" in names else None
+        elsewhere, hand_on = self.recorded_elsewhere, operator.redispatch
+
+        def kernel(keys: Any, *args: Any) -> Any:
+            listener = self.listener
+            if listener is None or getattr(elsewhere, "now", False):
+                return hand_on(keys & below, *args)
+            try:
+                tensors = find_tensors(reading, args[:group_at], {})
+                real = all(map(_holds_data, tensors))
+                root = NONE if root_at is None else int(args[root_at])
+                group = ProcessGroup.unbox(args[group_at])
+            except Exception:
+                real = False
+            if not real:
+                return hand_on(keys & below, *args)
+            return listener(Issued(reading, group, tensors, tree_leaves(args[0]), root, functools.partial(hand_on, keys & below, *args)))
+
+        return kernel
+
+    def _make_wait(self, operator: Any, below: Any) -> Callable[..., Any]:
+        hand_on = operator.redispatch
+
+        def kernel(keys: Any, tensor: torch.Tensor) -> Any:
+            on_wait = self.on_wait
+            if on_wait is not None and _holds_data(tensor):
+                on_wait(tensor)
+            return hand_on(keys & below, tensor)
+
+        return kernel
+
+
+def _holds_data(tensor: torch.Tensor) -> bool:
+    """Tells a tensor from one that only has a shape, as compilers pass through here."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+
+
+@functools.cache
+def get_dispatcher() -> Dispatcher:
+    """Returns the one of this process; the first call registers it."""
+    return Dispatcher()
+
+
+class _UnderWay(NamedTuple):
+    """A collective that nobody in Python waits for: its record, what it fills, and where the thread was that issued it."""
+
+    work: Work
+    slot: int
+    places: list[int]
+    thread: int
+    frame: tuple[int, int]
+
+
+class LateWaits:
+    """Waits for collectives that the program waits for in C++, one after the other, and writes down when each was done.
+
+    Args:
+        recorder: where they are recorded.
+        wait: waits for a handle, unseen; may be given a limit.
+    """
+
+    def __init__(self, recorder: Recorder, wait: Callable[..., Any]) -> None:
+        self._recorder, self._wait = recorder, wait
+        self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._slots: dict[int, int] = {}  # by the address of what a collective fills
+        self._latest: dict[int, int] = {}  # by thread, what it issued last
+
+    def add(self, work: Work, slot: int, made: list[torch.Tensor], frame: FrameType | None) -> None:
+        """Writes down when a collective is done, in the record at ``slot``.
+
+        Args:
+            work: its handle.
+            slot: its record.
+            made: the tensors that it fills.
+            frame: of the Python function that called into C++, where there is one.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ringsim-late-waits", daemon=True)
+            self._thread.start()
+        places = [tensor.data_ptr() for tensor in made]
+        self._slots.update(dict.fromkeys(places, slot))
+        thread = threading.get_ident()
+        self._latest[thread] = slot
+        self._queue.put(_UnderWay(work, slot, places, thread, _where(frame)))
+
+    def begin(self, tensor: torch.Tensor) -> None:
+        """Writes down that the program begins to wait for what fills ``tensor``, where that is under way."""
+        slot = self._slots.get(tensor.data_ptr())
+        if slot is not None:
+            self._recorder.wait(slot)
+
+    def stop(self) -> None:
+        """Ends when what was added is done, or has had its time."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._wait_for(item)
+            except Exception:
+                self._recorder.wait(item.slot)  # it broke while somebody waited: it was not refused
+                self._recorder.complete(item.slot, ERROR)
+                continue
+            for place in item.places:
+                self._slots.pop(place, None)  # first: nobody begins to wait for what is done
+            # DistributedDataParallel waits when it has issued its last bucket; so does what C++ does at once.
+            waited_from_the_start = self._latest.get(item.thread) == item.slot and self._is_still_there(item)
+            self._recorder.complete(item.slot, waited=not waited_from_the_start)
+
+    def _wait_for(self, item: _UnderWay) -> None:
+        """Waits for a collective. After a while a thread that has not come back from C++ since it issued it counts as waiting, too."""
+        try:
+            self._wait(item.work, timedelta(seconds=NOTICED_S))
+        except Exception:
+            if item.work.is_completed():
+                raise
+            if self._is_still_there(item):
+                self._recorder.wait(item.slot)
+            self._wait(item.work)
+
+    def _is_still_there(self, item: _UnderWay) -> bool:
+        """Whether the thread that issued a collective has not come back from C++ since."""
+        return _where(sys._current_frames().get(item.thread)) == item.frame
+
+
+def _where(frame: FrameType | None) -> tuple[int, int]:
+    """Returns at which instruction of which call a thread is, without keeping what it holds alive."""
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)

@@ -1,0 +1,115 @@
+"""Makes spans of what a program says of itself already: ``record_function`` blocks, NVTX ranges, torch's own pipelines.
+
+torch itself names optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with ``record_function``. Schedules
+of ``torch.distributed.pipelining`` call three methods of a stage for each microbatch: these become the spans "forward", "backward",
+"input_grad" and "weight_grad" within a span "step NAME", which is what ``Trace.bubble`` and the picture of a step read.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.profiler import record_function
+
+from ringsim.comm.torch_private import Place
+from ringsim.traces.recorder import Recorder, span
+from ringsim.traces.steps import STEP
+
+__all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
+
+# Schedules by ringsim's names, so that their bubbles are compared with closed forms; others bear their class's.
+_SCHEDULES: Final = {
+    "ScheduleGPipe": "gpipe",
+    "Schedule1F1B": "1f1b",
+    "ScheduleInterleaved1F1B": "interleaved_1f1b",
+    "ScheduleLoopedBFS": "looped_bfs",
+    "ScheduleZBVZeroBubble": "zb_v",
+    "ScheduleDualPipeV": "dualpipe_v",
+}
+
+
+def make_replacements(recorder: Recorder) -> dict[Place, Callable[..., Any]]:
+    """Makes the functions that record ``record_function`` blocks and NVTX ranges."""
+    enter: Callable[..., Any] = record_function.__enter__
+    leave: Callable[..., Any] = record_function.__exit__
+    push: Callable[..., Any] = torch.cuda.nvtx.range_push
+    pop: Callable[..., Any] = torch.cuda.nvtx.range_pop
+    blocks: dict[int, int | None] = {}  # slots, by the id of the block
+    ranges = threading.local()  # a thread's ranges nest
+
+    def enter_block(self: Any) -> Any:
+        blocks[id(self)] = recorder.span_begin(str(self.name))
+        return enter(self)
+
+    def leave_block(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        slot = blocks.pop(id(self), None)
+        if slot is not None:
+            recorder.span_end(slot, failed=kind is not None)
+        return leave(self, kind, error, traceback)
+
+    def range_push(msg: Any) -> Any:
+        depth = push(msg)
+        ranges.__dict__.setdefault("open", []).append(recorder.span_begin(str(msg)))
+        return depth
+
+    def range_pop() -> Any:
+        depth, slots = pop(), ranges.__dict__.get("open")
+        slot = slots.pop() if slots else None
+        if slot is not None:
+            recorder.span_end(slot)
+        return depth
+
+    return {
+        (record_function, "__enter__"): enter_block,
+        (record_function, "__exit__"): leave_block,
+        (torch.cuda.nvtx, "range_push"): range_push,
+        (torch.cuda.nvtx, "range_pop"): range_pop,
+    }
+
+
+def find_pipelining() -> Any:
+    """Returns the module of torch's pipeline stages where the program has imported it: importing it takes a second."""
+    return sys.modules.get("torch.distributed.pipelining.schedules")
+
+
+def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
+    """Makes the functions that record the steps and the computations of ``torch.distributed.pipelining``.
+
+    Args:
+        schedules: its module, as ``find_pipelining`` returns it.
+    """
+    stages = sys.modules["torch.distributed.pipelining.stage"]
+    kind = stages._PipelineStageBase
+    forward, backward, backward_weight = kind.forward_one_chunk, kind.backward_one_chunk, kind.backward_weight_one_chunk
+
+    def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with span("forward", stage=self.stage_index, microbatch=fwd_chunk_id):
+            return forward(self, fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self: Any, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *args: Any, **kwargs: Any) -> Any:
+        with span("backward" if full_backward else "input_grad", stage=self.stage_index, microbatch=bwd_chunk_id):
+            return backward(self, bwd_chunk_id, loss, full_backward, *args, **kwargs)
+
+    def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with span("weight_grad", stage=self.stage_index, microbatch=bwd_chunk_id):
+            return backward_weight(self, bwd_chunk_id, *args, **kwargs)
+
+    return {
+        (kind, "forward_one_chunk"): forward_one_chunk,
+        (kind, "backward_one_chunk"): backward_one_chunk,
+        (kind, "backward_weight_one_chunk"): backward_weight_one_chunk,
+        **{(each, "step"): _make_step(each.step) for each in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)},
+    }
+
+
+def _make_step(call: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = type(self).__name__
+        with span(STEP + _SCHEDULES.get(name, name)):
+            return call(self, *args, **kwargs)
+
+    return step

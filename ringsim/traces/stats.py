@@ -1,0 +1,162 @@
+"""A run in numbers: what each operation on each group carried, how long it blocked, and what bandwidth that was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringsim.traces.collectives import COLLECTIVES, bus_factor
+from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND, Events, Ints
+from ringsim.traces.units import bytes_text, time_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["OperationStats", "Stats", "count_calls", "measure_stats"]
+
+
+@dataclass(frozen=True)
+class OperationStats:
+    """All operations of one name on one group.
+
+    An operation is *blocked* from when the program began to wait for it until it was done; where that is not known, as of collectives that
+    C++ waits for, it is left out of the blocked times. Bandwidths are of the typical operation, by the median of bytes over the time from
+    post to done; they are lower bounds where the program came late to wait. 1 GB is 10**9 bytes.
+
+    Attributes:
+        op: the operation, as torch spells it.
+        group: name of the group.
+        group_size: number of ranks in it.
+        count: how many there were; a collective counts once, however many ranks took part.
+        size_bytes: what they carried in all: messages, or S as nccl-tests has it.
+        blocked_p50_us: half of them blocked their rank for less; NaN where that is not known of any, as below.
+        blocked_p90_us: nine of ten blocked for less.
+        blocked_max_us: the longest.
+        algbw_gb_per_s: algorithm bandwidth; NaN where nothing was carried.
+        busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the size of the group.
+        share: the part of all ranks' time that they were blocked in, from 0 to 1 (more where several threads of a rank wait).
+    """
+
+    op: str
+    group: str
+    group_size: int
+    count: int
+    size_bytes: int
+    blocked_p50_us: float
+    blocked_p90_us: float
+    blocked_max_us: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The table of ``Trace.stats``.
+
+    Attributes:
+        rows: one for each operation and group; what blocked longest comes first.
+
+    Example:
+        >>> row = OperationStats("all_reduce", "world", 4, 12, 12_582_912, 300.0, 420.0, 1500.0, 2.1, 3.15, 0.25)
+        >>> print(Stats((row,)))
+        operation   group   ranks   count      bytes   blocked p50     p90     max   algbw GB/s   busbw GB/s   share
+        all_reduce  world       4      12     12 MiB        300 µs  420 µs  1.5 ms         2.10         3.15    25 %
+    """
+
+    rows: tuple[OperationStats, ...]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Returns the rows as a new pandas DataFrame, one column for each field of ``OperationStats``."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(OperationStats)])
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Returns the rows as JSON can say them: None for what is not known."""
+        return [{key: None if value != value else value for key, value in asdict(row).items()} for row in self.rows]
+
+    def __str__(self) -> str:
+        """Returns the table as text."""
+        if not self.rows:
+            return "no operation was recorded"
+        names, groups = (
+            max([least, *map(len, each)]) for least, each in ((9, [row.op for row in self.rows]), (5, [row.group for row in self.rows]))
+        )
+        head = f"{'operation':{names}}  {'group':{groups}}{'ranks':>8}{'count':>8}{'bytes':>11}{'blocked p50':>14}{'p90':>8}{'max':>8}"
+        lines = [f"{head}{'algbw GB/s':>13}{'busbw GB/s':>13}{'share':>8}"]
+        for row in self.rows:
+            times = [_say(row.blocked_p50_us, 14), _say(row.blocked_p90_us, 8), _say(row.blocked_max_us, 8)]
+            rates = [f"{'-' if rate != rate else format(rate, '.2f'):>13}" for rate in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
+            size = bytes_text(row.size_bytes) if row.size_bytes else "-"
+            start = f"{row.op:{names}}  {row.group:{groups}}{row.group_size:>8}{row.count:>8,}{size:>11}"
+            lines.append(start + "".join(times + rates) + f"{100 * row.share:>6.0f} %")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _say(time_us: float, width: int) -> str:
+    return f"{'-' if math.isnan(time_us) else time_text(time_us * 1e3):>{width}}"
+
+
+def measure_stats(events: Events, world_size: int, makespan_s: float) -> Stats:
+    """Computes the table.
+
+    Args:
+        events: of all ranks, in order of rank and posting.
+        world_size: number of ranks in the run.
+        makespan_s: how long it took.
+
+    Example:
+        Two ranks reduce 1,000 bytes three times; each waits 10 us for that, of 60:
+
+        >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
+        >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("uint8", (1000,), 1000),))
+        >>> post = np.array([0, 20_000, 40_000] * 2)
+        >>> events = make_events({"rank": [0, 0, 0, 1, 1, 1], "op": [OP_CODES["all_reduce"]] * 6, "group": [0] * 6, "payload": [0] * 6,
+        ...                       "post_ns": post, "wait_ns": post, "done_ns": post + 10_000}, tables)
+        >>> (row,) = measure_stats(events, 2, 60e-6).rows
+        >>> row.op, row.count, row.size_bytes, row.blocked_p90_us, row.algbw_gb_per_s, round(row.share, 2)
+        ('all_reduce', 3, 3000, 10.0, 0.1, 0.5)
+    """
+    communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
+    mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
+    if len(mine) == 0:
+        return Stats(())
+    keys, key_of = np.unique(np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True)
+    total_us = world_size * makespan_s * 1e6
+    rows = [_make_row(events, mine[key_of == number], int(op), int(group), total_us) for number, (op, group) in enumerate(keys.T.tolist())]
+    return Stats(tuple(sorted(rows, key=lambda row: (-row.share, row.op, row.group))))
+
+
+_NEW_GROUP = OP_NAMES.index("new_group")
+
+
+def _make_row(events: Events, index: Ints, op: int, number: int, total_us: float) -> OperationStats:
+    group, name = events.tables.groups[number], OP_NAMES[op]
+    sizes, done = np.maximum(events.size_bytes[index], 0), events.done_ns[index]
+    finished = (events.status[index] == OK) & (done != NONE)
+    lasted_us = (done - events.post_ns[index]) / 1e3
+    blocked_us = ((done - events.wait_ns[index]) / 1e3)[finished & (events.wait_ns[index] != NONE)]
+    p50, p90, longest = np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
+    timed = finished & (lasted_us > 0) & (sizes > 0)
+    algbw = float(np.median(sizes[timed] / lasted_us[timed])) * 1e-3 if timed.any() else math.nan
+    count = count_calls(events.rank[index], name)
+    size_bytes = int(sizes.sum()) if name not in COLLECTIVES else int(sizes.sum() * count // len(index))
+    factor = bus_factor(name, max(len(group.ranks), 1))
+    share = float(np.maximum(blocked_us, 0).sum()) / total_us if total_us > 0 else 0.0
+    return OperationStats(name, group.name, len(group.ranks), count, size_bytes, p50, p90, longest, algbw, algbw * factor, share)
+
+
+def count_calls(ranks: Ints, op: str) -> int:
+    """Returns how many operations the records of one name on one group are of: a collective leaves one on each rank that took part.
+
+    Example:
+        >>> count_calls(np.array([0, 0, 1, 1]), "all_reduce"), count_calls(np.array([0, 0, 1, 1]), "send")
+        (2, 4)
+    """
+    return int(np.bincount(ranks).max(initial=0)) if op in COLLECTIVES else len(ranks)

@@ -1,0 +1,163 @@
+"""Collectives that C++ issues: what DistributedDataParallel, functional collectives and DTensor do is recorded, and stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ringsim
+from ringsim.comm.torch_hooks import install, uninstall
+from ringsim.errors import MessageMismatch
+from ringsim.state import get_state
+from ringsim.traces.value import Trace
+
+SIZES = [(64, 512), (512, 512), (512, 512), (512, 8)]  # more than torch puts into its first bucket, 1 MiB
+BYTES = 4 * sum(rows * columns + columns for rows, columns in SIZES)
+
+
+def train(steps: int) -> list[torch.Tensor]:
+    """Trains a model in several buckets, and returns the gradients of the last step."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(*size) for size in SIZES]), bucket_cap_mb=1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(steps):
+        model.zero_grad()
+        with ringsim.span("backward"):
+            model(torch.randn(4, SIZES[0][0])).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@contextlib.contextmanager
+def unrecorded() -> Any:
+    recorder = get_state().recorder
+    assert recorder is not None
+    uninstall(recorder)
+    yield
+    install(recorder)
+
+
+def data_parallel() -> bool:
+    """Tells whether gradients are the same, bit by bit, with recording and without."""
+    recorded = train(3)
+    with unrecorded():
+        return all(map(torch.equal, recorded, train(3)))
+
+
+def functional() -> list[float]:
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    found = [float(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD).sum())]
+    mesh = init_device_mesh("cpu", (size,))
+    whole = distribute_tensor(torch.ones(4 * size, 2), mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
+    return [*found, float(whole.to_local().sum())]
+
+
+def sharded() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Linear(8, 8), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    model(torch.randn(2, 8)).sum().backward()
+
+
+WORKERS: dict[str, Callable[[], Any]] = {"data_parallel": data_parallel, "functional": functional, "sharded": sharded}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def runs(request: pytest.FixtureRequest) -> dict[str, Trace]:
+    return {name: ringsim.trace(worker, world_size=request.param) for name, worker in WORKERS.items()}
+
+
+def ops_of(trace: Trace, rank: int) -> Counter[str]:
+    frame = trace.to_pandas()
+    return Counter(frame[(frame["rank"] == rank) & (frame["kind"] == "collective")]["op"])
+
+
+def test_buckets_are_recorded_once_with_their_bytes(runs: dict[str, Trace]) -> None:
+    frame = runs["data_parallel"].to_pandas()
+    reductions = frame[frame["op"] == "all_reduce"]
+    for rank in range(runs["data_parallel"].world_size):
+        mine, spans = (each[each["rank"] == rank] for each in (reductions, frame[frame["label"] == "backward"]))
+        steps = [
+            mine[mine["post_ns"].between(*times)]["size_bytes"].tolist() for times in zip(spans["post_ns"], spans["done_ns"], strict=True)
+        ]
+        assert [sum(sizes) for sizes in steps] == [BYTES] * 3
+        assert len(steps[0]) == 1  # torch makes its buckets in the first step
+        assert len(steps[1]) == len(steps[2]) > 1
+    assert set(frame["status"]) == {"ok"}
+    assert set(reductions["group"]) == {"world"}
+    assert set(reductions["file"]) == {__file__}
+    assert (reductions["done_ns"] >= reductions["post_ns"]).all()
+
+
+def test_recording_changes_no_bit_of_a_gradient(runs: dict[str, Trace]) -> None:
+    assert all(runs["data_parallel"].results)
+
+
+def test_what_python_issues_is_recorded_once(runs: dict[str, Trace]) -> None:
+    size = runs["sharded"].world_size
+    for rank in range(size):
+        assert ops_of(runs["sharded"], rank) == {"all_gather_single": 1, "reduce_scatter_single": 1}
+        assert ops_of(runs["functional"], rank) == {"all_reduce": 1, "scatter": 1, "all_gather_coalesced": 1}
+    assert runs["functional"].results == [[3.0 * size, 8.0 * size]] * size
+
+
+def test_a_program_waits_where_its_functional_collective_does(runs: dict[str, Trace]) -> None:
+    frame = runs["functional"].to_pandas()
+    waited = frame[frame["op"] == "all_reduce"]
+    assert (waited["wait_ns"] >= waited["post_ns"]).all()
+
+
+def test_nothing_is_said_to_be_missing_where_nothing_is(runs: dict[str, Trace]) -> None:
+    for trace in runs.values():
+        assert trace.metadata["not_recorded"] == []
+        assert {finding.kind for finding in trace.explain().findings} <= {"straggler"}  # which a busy machine makes
+
+
+def unequal() -> None:
+    """Rank 1 has one batch more."""
+    train(2 + dist.get_rank())
+    dist.barrier()
+
+
+def on_one_rank() -> None:
+    if dist.get_rank() == 0:
+        train(1)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(("worker", "op"), [(unequal, "all_reduce"), (on_one_rank, "all_gather")])
+def test_a_rank_that_waits_in_cpp_is_seen_to_wait(worker: Callable[[], Any], op: str) -> None:
+    with pytest.raises(MessageMismatch) as caught:
+        ringsim.trace(worker, world_size=2, limit_s=60)
+    (finding,) = caught.value.diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
+    assert {operation.op for operation in finding.operations} == {op, "barrier"}
+    assert {operation.file for operation in finding.operations} == {__file__}
+
+
+def late() -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    for _ in range(4):
+        if dist.get_rank() == 1:
+            with ringsim.span("slow data"):
+                ringsim.compute(0.3)
+        model(torch.randn(4, 8)).sum().backward()
+
+
+def test_the_rank_that_comes_late_is_named() -> None:
+    first = ringsim.trace(late, world_size=3).explain().findings[0]
+    assert (first.kind, first.ranks) == ("straggler", (1,))
+    assert "slow data" in first.message
