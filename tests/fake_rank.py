@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ringsim.comm.torch_hooks import install, uninstall
+from ringsim.comm.injecting import install_with
+from ringsim.comm.torch_hooks import uninstall
+from ringsim.faults import Injection
 from ringsim.traces.events import Events
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
@@ -29,9 +31,9 @@ def fake_world(size: int = SIZE) -> Iterator[ProcessGroup]:
 
 
 @contextmanager
-def recording(recorder: Recorder, check: str = "basic") -> Iterator[Stop]:
+def recording(recorder: Recorder, check: str = "basic", inject: Sequence[Injection] = ()) -> Iterator[Stop]:
     """Shows operations to a recorder until what it gives is called, which returns the events and what the rank says."""
-    install(recorder, check)
+    install_with(inject, recorder, check)
 
     def stop() -> tuple[Events, dict[str, Any]]:
         if recorder.users:

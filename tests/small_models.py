@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,72 +14,37 @@ VOCABULARY = 31
 LENGTH = 48
 
 
-def _sizes(**changes: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": LENGTH,
-        "attn_implementation": "sdpa",
-        **changes,
-    }
-
-
-def _llama(**changes: Any) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_sizes(intermediate_size=32, num_key_value_heads=2, **changes)))
-
-
-def _qwen2(**changes: Any) -> nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    return Qwen2ForCausalLM(
-        Qwen2Config(**_sizes(intermediate_size=32, num_key_value_heads=2, tie_word_embeddings=True, **windows, **changes))
-    )
-
-
-def _qwen3(**changes: Any) -> nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM(Qwen3Config(**_sizes(intermediate_size=32, num_key_value_heads=2, head_dim=4, **changes)))
-
-
-def _gpt2(**changes: Any) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(**_sizes(**{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **changes})))
-
-
-def _opt(**changes: Any) -> nn.Module:
-    from transformers import OPTConfig, OPTForCausalLM
-
-    return OPTForCausalLM(OPTConfig(**_sizes(**{"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 8, **changes})))
-
-
-def _small(**changes: Any) -> nn.Module:
-    return SmallTransformer(**{"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 3, "max_length": LENGTH, **changes})
-
-
-_KINDS: dict[str, Callable[..., nn.Module]] = {
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gpt2": _gpt2,
-    "opt": _opt,
-    "small": _small,
+_USUAL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": LENGTH,
+    "attn_implementation": "sdpa",
 }
-KINDS = tuple(_KINDS)
+_GROUPED = {"intermediate_size": 32, "num_key_value_heads": 2}
+_WINDOWS = {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+# The names of a configuration and its model in transformers, and what they need beside what is usual.
+_KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _GROUPED),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _GROUPED | _WINDOWS),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _GROUPED | {"head_dim": 4}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "opt": ("OPTConfig", "OPTForCausalLM", {"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 8}),
+}
+KINDS = (*_KINDS, "small")
 
 
 def build(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
     """Returns a model in training mode, without dropout unless asked for; the test is skipped where transformers is missing."""
-    if kind != "small":
-        pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    return _KINDS[kind](**changes).to(dtype).train()
+    if kind == "small":
+        sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 3, "max_length": LENGTH}
+        return SmallTransformer(**sizes | changes).to(dtype).train()
+    transformers = pytest.importorskip("transformers")
+    config, model, more = _KINDS[kind]
+    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**_USUAL | more | changes))
+    return made.to(dtype).train()
 
 
 def logits(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:

@@ -35,7 +35,7 @@ from ringsim.comm.bootstrap import (
     listen,
     meet,
 )
-from ringsim.errors import RendezvousFailed
+from ringsim.errors import RendezvousFailed, RingError
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))
@@ -257,6 +257,45 @@ def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> N
     with pytest.raises(RendezvousFailed) as caught:
         meet_alone("127.0.0.1", world_size=2, timeout_s=0.3)
     assert "own machine" not in str(caught.value)
+
+
+ELSEWHERE = "head_ip must be an address of rank 0's own machine, got"
+UNKNOWN = "head_ip must be an address or a name that this machine knows, got"
+EVERYWHERE = "head_ip must be one address that the ranks can reach"
+
+
+@pytest.mark.parametrize(
+    ("head", "rank", "words"),
+    [
+        ("192.0.2.1", 0, ELSEWHERE),
+        ("2001:db8::1", 0, ELSEWHERE),
+        ("no-such-machine.invalid", 0, UNKNOWN),
+        ("a name with spaces", 1, UNKNOWN),
+        ("x" * 300, 1, UNKNOWN),
+        ("0.0.0.0", 0, EVERYWHERE),
+        ("::", 1, EVERYWHERE),
+    ],
+)
+def test_a_head_that_cannot_be(head: str, rank: int, words: str) -> None:
+    with pytest.raises(RingError, match=f"^{words}"):
+        meet(head, 0, rank, 2, Card(2, "cpu", (0, 1)), 0.3)
+
+
+@pytest.mark.parametrize("head", ["127.0.0.1", "::1", "localhost"])
+def test_listen_on_loopback_only_and_once(head: str) -> None:
+    with listen(head, 0) as listener:
+        address, port = listener.getsockname()[:2]
+        assert address in ("127.0.0.1", "::1")
+        with pytest.raises(RendezvousFailed, match=f"^port must be free on rank 0's machine, got {port}"):
+            listen(head, port)
+
+
+def test_a_name_that_is_not_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))
+    with pytest.raises(RendezvousFailed, match=r"this machine knows, got 'slow\.example': no answer within"):
+        listen("slow.example", 0, timeout_s=0.1)
+    never.set()
 
 
 # -- calls that may never return

@@ -11,6 +11,7 @@ import torch
 import ringsim
 from ringsim.cli import main, make_parser
 from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
+from ringsim.cli.doctor import backend_facts, examine
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.value import Trace
 
@@ -34,10 +35,12 @@ def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixtur
     make_parser().parse_args(example[1:])
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"ringsim {ringsim.__version__}\n"
+@pytest.mark.parametrize(("arguments", "code", "words"), [(["--version"], 0, f"ringsim {ringsim.__version__}\n"), ([], 2, "VERB")])
+def test_without_a_verb(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == code
+    assert words in "".join(capsys.readouterr())
 
 
 def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,12 +50,12 @@ def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, cap
     assert {picture.read_bytes()[:4] for picture in (pictures / "ring.png", pictures / "timeline.png")} == {b"\x89PNG"}
 
 
-@pytest.mark.parametrize("ending", [".pftrace", ".json", ".goal", ".chakra"])
-def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str) -> None:
-    path = tmp_path / f"run{ending}"
-    assert main(["show", str(trace_file), "--export", str(path)]) == 0
-    assert capsys.readouterr().out.endswith(f"wrote {path}\n")
-    assert path.exists()
+def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for ending in ("pftrace", "json", "goal", "chakra"):
+        path = tmp_path / f"run.{ending}"
+        assert main(["show", str(trace_file), "--export", str(path)]) == 0
+        assert capsys.readouterr().out.endswith(f"wrote {path}\n")
+        assert path.exists()
 
 
 def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +88,6 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         assert captured.count("\n") == 1, captured
 
 
-def test_no_verb_shows_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([])
-    assert left.value.code == 2
-    assert "VERB" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -105,6 +101,28 @@ def test_generate_refuses_before_it_starts_a_rank(arguments: list[str], code: in
     said = capsys.readouterr()
     assert words in said.err
     assert "starting" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("variables", "good", "words"),
+    [
+        ({}, False, "rank, world_size, local_rank, head_ip and port must come from a launcher or from arguments, got nothing"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+            True,
+            "rank 1 of 2, local rank 0, head 10.0.0.1:29500: found by torchrun from RANK=1, WORLD_SIZE=2",
+        ),
+        ({"RANK": "1"}, False, "torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE"),
+    ],
+)
+def test_doctor_says_which_rule_would_fire(variables: dict[str, str], good: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = {what: (works, detail) for works, what, detail in examine(backend_facts())}
+    assert said["launcher"][0] is good
+    assert words in said["launcher"][1]
+    assert all(said[what][0] for what in ("Gloo", "loopback", "start method"))
+    assert {"NCCL", "processes"} <= said.keys()
 
 
 DATA = files("ringsim") / "data"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +21,9 @@ from ringsim.comm.built import Handle
 from ringsim.comm.log import read_settings
 from ringsim.comm.log_table import LogRow, LogTable, is_operation, make_rows, straggler_ns
 from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, MpiRecords
+from ringsim.comm.torch_hooks import uninstall
 from ringsim.errors import ArgumentError, RunTimeout
-from ringsim.state import change_state
+from ringsim.state import change_state, get_state
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, OP_NAMES, Events, Group, Payload, Tables, make_events
 from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder
@@ -33,12 +36,12 @@ US = 1000  # ns
 
 
 def operations(text: str, **columns: list[int]) -> Events:
-    """Makes events from lines such as "0,1 isend 1 0 - 10 20 30".
+    """Makes events from text such as "0,1 barrier 0 - - 10 10 30; 1 isend 1 0 - 40 50 60".
 
     Ranks, operation, group, payload, label, post, wait and done, times in microseconds; "-" is none. ``columns`` replaces first values.
     """
     table: dict[str, list[int]] = {name: [] for name in ("rank", "op", "group", "payload", "label", "post_ns", "wait_ns", "done_ns")}
-    for line in text.strip().splitlines():
+    for line in text.split(";"):
         ranks, op, *numbers = line.split()
         for rank in ranks.split(","):
             values = [NONE if number == "-" else int(number) * (US if place > 2 else 1) for place, number in enumerate(numbers)]
@@ -56,7 +59,7 @@ def reductions(ranks: str, group: int, durations: list[int]) -> Events:
         for rank in ranks.split(",")
         for k, each in enumerate(durations)
     ]
-    return operations("\n".join(lines))
+    return operations(";".join(lines))
 
 
 def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, ...]:
@@ -65,56 +68,40 @@ def rows_of(events: Events, first: Any = None, **options: Any) -> tuple[LogRow, 
 
 NAN = math.nan
 FOUR = "0,1,2,3"
-# What the program did, and what its one row says.
-ROWS: dict[str, tuple[Events, list[bool] | None, dict[str, Any]]] = {
+Case = tuple[Events, list[bool] | None, dict[str, Any]]
+
+
+def case(events: Events, first: list[bool] | None = None, **expected: Any) -> Case:
+    """What the program did, and what its one row says."""
+    return events, first, expected
+
+
+P10, P90 = np.percentile(SOME * 4, [10, 90])
+ASYNCHRONOUS = case(operations("0 isend 1 0 - 0 80 100"), mean_us=100, overlap_mean_us=80, blocked_mean_us=20, lower_bound=True)
+FIRST_ALONE = case(reductions(FOUR, 0, [7]), [True] * 4, first_mean_us=7, mean_us=NAN, algbw_gb_per_s=NAN)
+UNDONE = operations("0 isend 1 0 - 0 0 90; 0 isend 1 0 - 0 0 10; 0 isend 1 0 - 20 - -", status=[ERROR])
+LABELLED = make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, REPEATING)
+ROWS: dict[str, Case] = {
     # DeepSpeed 0.19.8 logs five operations of 10 ms as 13.8, 23.9, 37.7, 47.8 and 57.8 ms: its timer is read without being reset.
-    "each operation counts its own time": (
-        reductions(FOUR, 0, [10_000] * 5),
-        None,
-        {"count": 5, "mean_us": 10_000, "median_us": 10_000, "p10_us": 10_000, "p90_us": 10_000, "total_us": 50_000},
-    ),
-    "statistics are those of numpy": (
-        reductions(FOUR, 0, SOME),
-        None,
-        {"mean_us": np.mean(SOME), "median_us": 19, "total_us": sum(SOME)}
-        | dict(zip(("p10_us", "p90_us"), np.percentile(SOME * 4, [10, 90]), strict=True)),
+    "each operation counts its own time": case(reductions(FOUR, 0, [10] * 5), count=5, mean_us=10, p10_us=10, p90_us=10, total_us=50),
+    "statistics are those of numpy": case(
+        reductions(FOUR, 0, SOME), mean_us=np.mean(SOME), median_us=19, total_us=sum(SOME), p10_us=P10, p90_us=P90
     ),
     # DeepSpeed 0.19.8 takes the size of the world for every group, and doubles the algorithm bandwidth of all_reduce.
-    "bus bandwidth of four": (reductions(FOUR, 0, [10]), None, {"group_size": 4, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.15}),
-    "bus bandwidth of a pair": (reductions("1,3", 1, [10]), None, {"group_size": 2, "algbw_gb_per_s": 0.1, "busbw_gb_per_s": 0.1}),
+    "bus bandwidth of four": case(reductions(FOUR, 0, [10]), group_size=4, algbw_gb_per_s=0.1, busbw_gb_per_s=0.15),
+    "bus bandwidth of a pair": case(reductions("1,3", 1, [10]), group_size=2, algbw_gb_per_s=0.1, busbw_gb_per_s=0.1),
     # DeepSpeed 0.19.8 takes the full input and multiplies it by the number of ranks.
-    "reduce_scatter is not multiplied by the ranks again": (
-        operations("0,1,2,3 reduce_scatter_tensor 0 1 - 0 0 10"),
-        None,
-        {"size_bytes": 4000, "algbw_gb_per_s": 0.4, "busbw_gb_per_s": 0.3},
+    "reduce_scatter is not multiplied by the ranks again": case(
+        operations("0,1,2,3 reduce_scatter_tensor 0 1 - 0 0 10"), size_bytes=4000, algbw_gb_per_s=0.4, busbw_gb_per_s=0.3
     ),
-    "first messages are kept apart": (
-        reductions(FOUR, 0, [700_000, 10, 10]),
-        [True, False, False] * 4,
-        {"first_count": 4, "first_mean_us": 700_000, "count": 3, "mean_us": 10, "p90_us": 10, "total_us": 700_020},
+    "first messages are kept apart": case(
+        reductions(FOUR, 0, [700, 10, 10]), [True, False, False] * 4, first_count=4, first_mean_us=700, count=3, mean_us=10, total_us=720
     ),
-    "only first messages leave no steady state": (
-        reductions(FOUR, 0, [7]),
-        [True] * 4,
-        {"first_mean_us": 7, "mean_us": NAN, "algbw_gb_per_s": NAN},
-    ),
+    "only first messages leave no steady state": FIRST_ALONE,
     # DeepSpeed 0.19.8 times an asynchronous operation on the CPU at the moment it is posted only.
-    #   post 0 ........ wait 80 === done 100
-    "an asynchronous operation keeps post, wait and done apart": (
-        operations("0 isend 1 0 - 0 80 100"),
-        None,
-        {"mean_us": 100, "overlap_mean_us": 80, "blocked_mean_us": 20, "lower_bound": True},
-    ),
-    "a label that is the name of the operation says nothing more": (
-        make_events({"rank": [0, 1], "op": [OP_CODES["all_reduce"]] * 2, "group": [1, 1], "label": [0, NONE]}, REPEATING),
-        None,
-        {"name": "all_reduce", "count": 1},
-    ),
-    "what is not done is counted and not timed": (
-        operations("0 isend 1 0 - 0 0 90\n0 isend 1 0 - 0 0 10\n0 isend 1 0 - 20 - -", status=[ERROR]),
-        None,
-        {"count": 3, "in_flight": 1, "failed": 1, "mean_us": 10, "total_us": 10},
-    ),
+    "an asynchronous operation keeps post, wait and done apart": ASYNCHRONOUS,
+    "a label that is the name of the operation says nothing more": case(LABELLED, name="all_reduce", count=1),
+    "what is not done is counted and not timed": case(UNDONE, count=3, in_flight=1, failed=1, mean_us=10, total_us=10),
 }
 
 
@@ -126,13 +113,9 @@ def test_the_row_says(what: str) -> None:
 
 
 def test_rows_are_by_name_operation_group_size_and_size() -> None:
-    events = operations("""
-        0 all_reduce 0 0 - 0 0 5
-        0 all_reduce 0 1 - 10 10 15
-        0 all_reduce 0 0 0 20 20 25
-        1 all_reduce 1 0 - 30 30 35
-        1 isend 1 0 - 40 40 45
-    """)
+    events = operations(
+        "0 all_reduce 0 0 - 0 0 5; 0 all_reduce 0 1 - 1 1 5; 0 all_reduce 0 0 0 2 2 5; 1 all_reduce 1 0 - 3 3 5; 1 isend 1 0 - 4 4 5"
+    )
     assert [(row.name, row.op, row.group_size, row.size_bytes) for row in rows_of(events)] == [
         ("all_reduce", "all_reduce", 2, 1000),
         ("all_reduce", "all_reduce", 4, 1000),
@@ -142,36 +125,27 @@ def test_rows_are_by_name_operation_group_size_and_size() -> None:
     ]
     # DeepSpeed 0.19.8 ends the process where its table lacks an operation (all_gather_object, monitored_barrier, ...).
     every = sorted(set(OP_NAMES) - {"mark"})
-    rows = rows_of(operations("\n".join(f"0 {op} 0 0 1 0 0 10" for op in every)))
+    rows = rows_of(operations(";".join(f"0 {op} 0 0 1 0 0 10" for op in every)))
     assert [(row.name, row.op, row.count) for row in rows] == [("mine", op, 1) for op in every]
 
 
 # When each operation waited for another rank, us, and the mean in its row.
 STRAGGLERS: dict[str, tuple[Events, list[int], dict[str, float]]] = {
     "the wait for the last rank": (
-        operations("""
-            0 barrier 0 - -  0  0 100
-            1 barrier 0 - - 20 20 100
-            2 barrier 0 - - 60 60 100
-            3 barrier 0 - - 40 40 100
-        """),
+        operations("0 barrier 0 - - 0 0 100; 1 barrier 0 - - 20 20 100; 2 barrier 0 - - 60 60 100; 3 barrier 0 - - 40 40 100"),
         [60, 40, 0, 20],
         {"barrier": 30},
     ),
     "the wait for a message's other side": (
-        operations("1 isend 1 0 - 50 50 90\n3 irecv 1 0 - 0 0 90", peer=[3, 1]),
+        operations("1 isend 1 0 - 50 50 90; 3 irecv 1 0 - 0 0 90", peer=[3, 1]),
         [0, 50],
         {"isend": 0, "irecv": 50},
     ),
     # DeepSpeed 0.19.8 reduces the list of records over all ranks, and hangs or fails where one has more than another.
     "no equal records": (
-        operations("""
-            0 barrier    0 - -  0  0  9
-            0 barrier    0 - - 10 10 19
-            1 barrier    0 - -  5  5  9
-            1 all_reduce 1 0 -  6  6  9
-            3 all_reduce 1 0 -  8  8  9
-        """),
+        operations(
+            "0 barrier 0 - - 0 0 9; 0 barrier 0 - - 10 10 19; 1 barrier 0 - - 5 5 9; 1 all_reduce 1 0 - 6 6 9; 3 all_reduce 1 0 - 8 8 9"
+        ),
         [NONE, NONE, NONE, 2, 0],
         {"barrier": NAN, "all_reduce": 1},
     ),
@@ -187,7 +161,7 @@ def test_straggler_time_is(what: str) -> None:
 
 
 def test_spans_and_marks_of_the_program_are_no_operations() -> None:
-    events = operations("0 span - - 0 0 - 5\n0 span 0 0 1 0 - 5\n0 mark - - 0 0 - 0")
+    events = operations("0 span - - 0 0 - 5; 0 span 0 0 1 0 - 5; 0 mark - - 0 0 - 0")
     assert is_operation(events).tolist() == [False, True, False]
 
 
@@ -216,11 +190,8 @@ def test_the_table_as_text_through_the_store_and_in_pandas() -> None:
     empty = LogTable(rows_of(join_events([])))
     assert (empty.rows, str(empty)) == ((), "Communication of 1 rank: nothing was logged")
     assert list(empty.to_pandas()) == list(frame)
-    lower_bound, missing = (
-        ROWS[what] for what in ("an asynchronous operation keeps post, wait and done apart", "only first messages leave no steady state")
-    )
-    assert ">= 0.010" in str(LogTable(rows_of(*lower_bound[:2])))
-    assert str(LogTable(rows_of(*missing[:2]))).split()[-2:] == ["-", "-"]
+    assert ">= 0.010" in str(LogTable(rows_of(*ASYNCHRONOUS[:2])))
+    assert str(LogTable(rows_of(*FIRST_ALONE[:2]))).split()[-2:] == ["-", "-"]
 
 
 # -- settings
@@ -357,3 +328,13 @@ def test_what_is_no_handle_ends_it(result: Any, logged: Recorder, tmp_path: Path
         sum_up()  # type: ignore[call-arg]
     assert sum_up(torch.ones(2), lambda: result) is result
     assert last_span(tmp_path)["status"] == OK
+
+
+def test_a_log_that_is_never_stopped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    configure(enabled=True)
+    assert [path.name.startswith("ringsim-log-") for path in tmp_path.iterdir()] == [True]
+    uninstall(get_state().log.records.recorder)
+    change_state(log=None)
+    gc.collect()  # as the end of the process does
+    assert list(tmp_path.iterdir()) == []

@@ -61,7 +61,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("source", ["deadlock", "straggler", "pipeline"])
+@pytest.mark.parametrize("source", ["deadlock", "straggler"])
 def test_names_are_shown_and_nothing_of_them_runs(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = hostile_file(tmp_path / "x.ringtrace", source)
     trace = ringsim.load(path)

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
+import torch.distributed as dist
+from fake_rank import fake_world, recording
 
 from ringsim.comm.injecting import _SlowLinks
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RankFailed
 from ringsim.faults import Degrade, Fail, Jitter, Slow, check_injections, degraded_by, fails_at, jitter_of, make_failure, slowed_by
+from ringsim.traces.events import OP_NAMES
 from ringsim.traces.recorder import Recorder
 
 WORLD_SIZE = 4
@@ -119,3 +123,18 @@ def test_a_message_on_a_slow_link(what: str, tmp_path: Path, monkeypatch: pytest
         links._hold_back(CHANNEL, place, posted_ns, size_bytes, begun_ns, done_ns)
     assert slept_ns == [message[-1] for message in messages]
     recorder.close()
+
+
+def test_later_operations_fail_as_well_and_a_rank_that_does_less_does_not(tmp_path: Path) -> None:
+    for rounds, failures in ((1, 0), (3, 2)):
+        recorder = Recorder(tmp_path / str(rounds), rank=0, world_size=4)
+        with fake_world(), recording(recorder, inject=[Fail(0, 2)]) as stop:
+            said = []
+            dist.barrier()
+            for _ in range(rounds):
+                try:
+                    dist.all_reduce(torch.ones(2))
+                except RankFailed as error:
+                    said.append(str(error).partition(",")[0])
+            assert said == ["rank 0 of 4 was made to fail in place of its operation 2"] * failures
+            assert [OP_NAMES[op] for op in stop()[0].op] == ["barrier", "all_reduce"]

@@ -9,6 +9,7 @@ import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,17 +93,14 @@ def test_wrong_arguments_start_nothing(worker: object, arguments: dict[str, obje
         trace(worker, **arguments)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "GLOO_SOCKET_IFNAME", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"])
-def test_values_read_at_the_start_make_another_kind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = make_kind(2, "cpu", 30, ring=True)
-    assert before == make_kind(2, "cpu", 30, ring=True)
-    monkeypatch.setenv(name, "1")
-    assert before != make_kind(2, "cpu", 30, ring=True)
-
-
-@pytest.mark.parametrize("name", ["HOME", "PATH", "MY_SETTING", "RANK", "OMPX"])
-def test_other_values_do_not(name: str) -> None:
-    assert not START_VALUES.fullmatch(name)
+def test_values_read_at_the_start_make_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [make_kind(2, "cpu", 30, ring=True)]
+    for name in ("OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "GLOO_SOCKET_IFNAME", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"):
+        assert make_kind(2, "cpu", 30, ring=True) == seen[-1]
+        monkeypatch.setenv(name, "1")
+        seen.append(make_kind(2, "cpu", 30, ring=True))
+        assert seen[-1] not in seen[:-1], name
+    assert not any(START_VALUES.fullmatch(name) for name in ("HOME", "PATH", "MY_SETTING", "RANK", "OMPX"))
 
 
 def _report(rank: int, error: str, text: str, at_ns: int, *, of_ringsim: bool = False) -> Report:
@@ -130,44 +128,28 @@ def test_an_error_of_ringsim_comes_as_itself() -> None:
 # -- what a run shows while it goes on
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "rank-2.out"
-
-
-def test_lines_are_shown_when_they_are_complete(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = RankOutput(2, file, show=True, show_hidden=False)
+@pytest.mark.parametrize(
+    ("steps", "show_hidden", "kept"),
+    [
+        # Lines are shown when they are complete.
+        ([("one\ntw", "one\n"), ("o\n\nthr", "two\n\n"), ("ee", ""), ("", "three\n")], False, "one\ntwo\n\nthree"),
+        # Hidden text is kept, and shown to who asks for it.
+        ([("a\n\x0ehid\nand\n\x0fb\n\x0elast\n\x0f", "a\nb\n"), ("", "")], False, "a\nhid\nand\nb\nlast\n"),
+        ([("a\n\x0ehid\nand\n\x0fb\n\x0elast\n\x0f", "a\nhid\nand\nb\nlast\n"), ("", "")], True, "a\nhid\nand\nb\nlast\n"),
+        # A character that is cut in two is not harmed.
+        ([(b"sp\xc3", ""), (b"\xa4ter\n\xff\n", "später\n\ufffd\n"), ("", "")], False, "später\n\ufffd\n"),
+    ],
+)
+def test_output(steps: list[tuple[Any, str]], show_hidden: bool, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rank-2.out"
+    output = RankOutput(2, file, show=True, show_hidden=show_hidden)
     output.follow()  # the rank has not started
-    with file.open("wb") as stream:
-        for text, shown in (("one\ntw", "[rank 2] one\n"), ("o\n\nthr", "[rank 2] two\n[rank 2] \n"), ("ee", "")):
-            stream.write(text.encode())
-            stream.flush()
-            output.follow()
-            assert capsys.readouterr().out == shown
-    output.follow(last=True)
-    assert capsys.readouterr().out == "[rank 2] three\n"
-    assert output.text == "one\ntwo\n\nthree"
-
-
-def test_hidden_text_is_kept_and_not_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text("a\n\x0ehidden\nand more\n\x0fb\n\x0elast\n\x0f")
-    output = RankOutput(2, file, show=True, show_hidden=False)
-    output.follow(last=True)
-    assert capsys.readouterr().out == "[rank 2] a\n[rank 2] b\n"
-    assert output.text == "a\nhidden\nand more\nb\nlast\n"
-    everything = RankOutput(2, file, show=True, show_hidden=True)
-    everything.follow(last=True)
-    assert capsys.readouterr().out.count("[rank 2]") == 5
-
-
-def test_a_character_cut_in_two_is_not_harmed(file: Path) -> None:
-    output = RankOutput(0, file, show=False, show_hidden=False)
-    encoded = "später\n".encode()
-    file.write_bytes(encoded[:4])
-    output.follow()
-    file.write_bytes(encoded + b"\xff\n")
-    output.follow()
-    assert output.text == "später\n\ufffd\n"
+    for number, (written, shown) in enumerate(steps, 1):
+        with file.open("ab") as stream:
+            stream.write(written if isinstance(written, bytes) else written.encode())
+        output.follow(last=number == len(steps))
+        assert capsys.readouterr().out == "".join(f"[rank 2] {line}" for line in shown.splitlines(keepends=True))
+    assert output.text == kept
 
 
 class Terminal(io.StringIO):
@@ -176,7 +158,7 @@ class Terminal(io.StringIO):
 
 
 def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+    terminal, log = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     line = run.Progress(4)
     line.update(1, lambda: "")
@@ -190,13 +172,8 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
     assert "2 done" not in terminal.getvalue(), "it does not flicker"
     line.clear()
     assert terminal.getvalue().endswith("\r\x1b[K")
-
-
-def test_no_progress_line_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr(run, "QUIET_S", 0.0)
     line = run.Progress(4)
     line.update(1, lambda: "")
     line.clear()
-    assert log.getvalue() == ""
+    assert log.getvalue() == "", "where nobody looks there is none"

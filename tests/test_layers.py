@@ -170,7 +170,9 @@ def users_of(pattern: str) -> set[str]:
     """Returns the modules whose code, without comments and text, has something of this form."""
     found = set()
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text())
+        if not re.search(pattern, source := path.read_text()):
+            continue
+        tree = ast.parse(source)
         for node in ast.walk(tree):  # docstrings and messages say what they like
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 node.value = ""

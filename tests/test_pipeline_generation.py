@@ -30,7 +30,6 @@ from ringsim.schedules.generation import (
     count_messages,
     plan_batches,
     plan_jobs,
-    plan_steps,
     steady_use,
     time_generation,
 )
@@ -77,8 +76,7 @@ def test_drawn_tokens_do_not_depend_on_stages_or_batches() -> None:
     alone = {seed: draw(seed, [None])[0] for seed in (1, 2)}
     assert alone[1] != alone[2]
     assert alone[1] != one_by_one(small_model(), PROMPTS, 8)
-    for seed, due in alone.items():
-        assert simulate(draw, 3, seed, [None, 1, 2]).results == [[due] * 3] * 3
+    assert simulate(draw, 3, 1, [None, 1, 2]).results == [[alone[1]] * 3] * 3
 
 
 def test_drawn_tokens_are_as_likely_as_the_model_says() -> None:
@@ -102,10 +100,10 @@ def test_a_prompt_ends_with_its_first_stop_token() -> None:
 def test_more_stages_than_layers_and_fewer_prompts_than_stages() -> None:
     def few() -> list[list[list[int]]]:
         settings: list[dict[str, Any]] = [{}, {"async_comm": True, "num_inner_iterations": 7}]
-        tokens = [generate(small_model(layers), PROMPTS, 4, **each) for layers in (0, 1, 2) for each in settings]
+        tokens = [generate(small_model(layers), PROMPTS, 4, **each) for layers in (0, 2) for each in settings]
         return tokens + [generate(small_model(), PROMPTS[:number], 4) for number in (1, 2, 4)]
 
-    due = [one_by_one(small_model(layers), PROMPTS, 4) for layers in (0, 0, 1, 1, 2, 2)]
+    due = [one_by_one(small_model(layers), PROMPTS, 4) for layers in (0, 0, 2, 2)]
     due += [one_by_one(small_model(), PROMPTS[:number], 4) for number in (1, 2, 4)]
     assert simulate(few, 4).results == [due] * 4
 
@@ -271,47 +269,6 @@ def test_steady_use_is_the_share_in_which_a_full_ring_works() -> None:
         period = use.numerator * stages
         first, second = (makespan(time_generation(stages, turns, 1, count * period, 1, 1, async_comm=async_comm)) for count in (2, 4))
         assert Fraction(2 * period * turns, second - first) == use, (stages, turns, async_comm)
-
-
-def test_steady_use_drawn() -> None:
-    drawn = {
-        (stages, posted): " ".join(str(steady_use(stages, turns, posted)) for turns in range(1, 9))
-        for stages in (2, 4)
-        for posted in (0, 1)
-    }
-    assert drawn == {
-        (2, 0): "0 1 0 0 0 0 0 0",
-        (2, 1): "1/2 1 1/2 0 0 0 0 0",
-        (4, 0): "0 1/3 2/3 1 0 0 0 0",
-        (4, 1): "1/4 1/2 3/4 1 3/4 1/2 1/4 0",
-    }
-
-
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
-def test_messages_are_as_many_as_their_form_says(stages: int, rounds: int, tokens: int) -> None:
-    run = time_generation(stages, stages, rounds, tokens, 1, 1)
-    assert len(run.messages) == count_messages(stages, rounds * stages, tokens)
-    sends = [(message.source, message.rank) for message in run.messages]
-    closing = sends.count((stages - 1, 0)) if stages > 2 else None
-    assert closing is None or closing == rounds * stages * (tokens - 1)
-
-
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
-def test_every_output_is_the_input_of_the_next_stage(stages: int, turns: int, rounds: int, tokens: int) -> None:
-    """What a stage sends and what its successor receives are the same jobs in the same order, whatever the setting."""
-    jobs = plan_jobs(rounds * turns, turns, tokens)
-    assert sorted(jobs) == sorted(product(range(rounds * turns), range(tokens)))
-    steps = [list(plan_steps(stage, stages, jobs, tokens)) for stage in range(stages)]
-    for stage in range(stages):
-        assert [step.compute for step in steps[stage] if step.compute] == jobs
-        sent = [step.send for step in steps[stage] if step.send]
-        received = [step.receive for step in steps[(stage + 1) % stages] if step.receive]
-        if stage < stages - 1:
-            assert sent == received
-        else:  # the token that closes the ring belongs to the next job of its batch
-            assert [(job.batch, job.token + 1) for job in sent] == received
-    for before, after in zip(steps[0], steps[0][1:], strict=False):
-        assert after.send is None or after.send == before.compute
 
 
 @pytest.mark.parametrize(

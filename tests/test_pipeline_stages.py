@@ -1,4 +1,4 @@
-"""Models cut into stages: the same logits and gradients, every layer once, the passes of a stage, and its arithmetic."""
+"""Models cut into stages: the same logits and gradients, the passes of a stage and its arithmetic; what reports say about gradients."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ import ringsim.pipeline.partition
 from ringsim.compute_costs import FlopCosts, Work, charge
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline import (
-    Adapter,
-    Announced,
     SmallTransformer,
     adapter_of,
+    boundary_shapes,
     build_stages,
     by_count,
     by_weight,
+    check_gradient_flow,
+    check_single_rank,
     compare_gradients,
+    compare_losses,
+    cross_entropy,
     flop_costs,
     generate,
     get_stage_layers,
+    gradient_report,
     make_schedule,
     partition_model,
+    single_process_step,
     tied_parameters,
     train_step_pipeline,
 )
@@ -62,6 +67,10 @@ def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+def are_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return set(found) == set(expected) and bool(compare_gradients(found, expected, tolerance=1e-10))
+
+
 @pytest.mark.parametrize("mask", [None, LEFT, RIGHT], ids=["no mask", "left", "right"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_stages_one_after_the_other_are_the_model(kind: str, mask: Tensor | None) -> None:
@@ -74,7 +83,7 @@ def test_stages_one_after_the_other_are_the_model(kind: str, mask: Tensor | None
         stages = build_stages(model, partition)
         found = run(stages, tokens(), attention_mask=mask)[real]
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-        assert compare_gradients(gradients(model, found), expected_gradients, tolerance=1e-10)
+        assert are_same(gradients(model, found), expected_gradients)
         holders = {
             name: [index for index, stage in enumerate(stages) if any(held is parameter for held in stage.parameters())]
             for name, parameter in model.named_parameters()
@@ -119,7 +128,7 @@ def test_hooks_and_checkpointing_of_the_user_are_done() -> None:
         layer.mlp.register_forward_pre_hook(lambda *_, number=number: seen.append(number))
     output = run(build_stages(model, partition_model(model, 2)), tokens())
     assert seen == [0, 1, 2]
-    assert compare_gradients(gradients(model, output), expected, tolerance=1e-10)
+    assert are_same(gradients(model, output), expected)
     assert sorted(seen) == [0, 0, 1, 1, 2, 2]  # again in the backward pass
 
 
@@ -145,48 +154,9 @@ def test_a_stage_does_not_copy_the_model() -> None:
     assert get_stage_layers(model, range(3, 3)) == []
 
 
-class Residual(nn.Module):
-    """A model that no adapter knows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(5, 4)
-        self.steps = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.out = nn.Linear(4, 5)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        hidden = self.table(token_ids)
-        for step in self.steps:
-            hidden = hidden + step(hidden)
-        return self.out(hidden)
-
-
-class ResidualAdapter(Adapter):
-    def layers(self, model: Any) -> list[nn.Module]:
-        return list(model.steps)
-
-    def first_modules(self, model: Any) -> list[nn.Module]:
-        return [model.table]
-
-    def last_modules(self, model: Any) -> list[nn.Module]:
-        return [model.out]
-
-    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        return model.table(token_ids)
-
-    def run_layer(self, model: Any, layer: nn.Module, hidden: Tensor, context: Any) -> Tensor:
-        return hidden + layer(hidden)
-
-
-def test_another_model_needs_one_small_adapter() -> None:
-    torch.manual_seed(0)
-    model, adapter = Residual(), ResidualAdapter()
-    stages = build_stages(model, partition_model(model, 2, adapter=adapter), adapter=adapter)
-    ids = torch.tensor([[0, 1, 4]])
-    assert torch.equal(run(stages, ids), model(ids))
-
+def test_a_model_that_is_made_from_a_known_one_is_known() -> None:
     class Mine(SmallTransformer):
-        """A model that is made from one that is known."""
+        pass
 
     assert adapter_of(Mine(vocab_size=5, hidden_size=4, num_layers=1, num_heads=1)) is adapter_of(build("small"))
 
@@ -280,13 +250,12 @@ def test_partition_by_time_balances_the_measured_times(monkeypatch: pytest.Monke
     assert partition_model(model, 2, by="time", sample=torch.ones(2, 3)) == [range(1), range(1, 4)]
 
 
-def test_measuring_leaves_gradients_and_random_numbers_alone() -> None:
-    model = SmallTransformer(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, dropout=0.5)
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    partition_model(model, 2, by="time", sample=torch.tensor([[1, 2, 3]]))
-    assert torch.equal(torch.rand(2), expected)
+def test_measuring_and_references_leave_gradients_and_random_numbers_alone() -> None:
+    model = build("small", dropout=0.5)
+    before = torch.get_rng_state()
+    partition_model(model, 2, by="time", sample=tokens())
+    single_process_step(model, INPUTS, TARGETS)
+    assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -310,7 +279,7 @@ def test_two_stages_by_hand_equal_one_model(split: bool) -> None:
     else:
         grad = backward_stage(x, loss, None)
     backward_stage(torch.ones(5, 3), y, grad)
-    assert compare_gradients({name: parameter.grad for name, parameter in whole.named_parameters()}, expected, tolerance=1e-10)
+    assert are_same({name: parameter.grad for name, parameter in whole.named_parameters()}, expected)
 
 
 def test_gradients_of_what_comes_in() -> None:
@@ -516,6 +485,149 @@ def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
     charge("F", 0, 0, count=lambda: pytest.fail("nobody asked"))
 
 
+# -- what reports say about gradients that are right, and about each known way to get them wrong
+
+INPUTS = [tokens(2, 5, seed=1), tokens(1, 7, seed=2), tokens(3, 4, seed=3)]
+TARGETS = [tokens(2, 5, seed=4), tokens(1, 7, seed=5), tokens(3, 4, seed=6)]
+TARGETS[0][0, :3] = -100
+MASKS = [torch.ones_like(ids) for ids in INPUTS]
+MASKS[2][1, 2:] = 0
+
+
+def backward(model: nn.Module, share: float, inputs: list[Tensor] = INPUTS) -> None:
+    for ids, target in zip(inputs, TARGETS, strict=True):
+        (share * cross_entropy(logits(model, ids), target)).backward()
+
+
+@pytest.mark.parametrize("kind", ["small", "llama"])
+def test_the_reference_is_what_backward_gives(kind: str) -> None:
+    model = build(kind)
+    reference = single_process_step(model, INPUTS, TARGETS)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    backward(model, 1 / 3)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(reference.gradients[name], parameter.grad, rtol=1e-12, atol=1e-14)
+    losses = [cross_entropy(logits(model, ids), target).item() for ids, target in zip(INPUTS, TARGETS, strict=True)]
+    assert reference.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
+
+
+def verdicts(model: nn.Module) -> list[tuple[str, str]]:
+    return [(row.parameter, row.verdict) for row in gradient_report(model, INPUTS, TARGETS).wrong]
+
+
+def test_each_known_mistake_has_its_verdict() -> None:
+    right, undivided, mixed = build("small"), build("small"), build("small")
+    backward(right, 1 / 3)
+    report = gradient_report(right, INPUTS, TARGETS)
+    assert report
+    assert report.worst < 1e-14
+    assert str(report).startswith(f"{len(list(right.parameters()))} gradients equal those of one process")
+    backward(undivided, 1.0)  # by the number of microbatches
+    report = gradient_report(undivided, INPUTS, TARGETS)
+    assert not report
+    assert {(row.verdict, round(row.scale or 0, 9), round(row.difference, 9)) for row in report.rows} == {("scaled", 3.0, 2.0)}
+    undivided.head.weight.grad = None
+    row, *others = gradient_report(undivided, INPUTS, TARGETS).wrong
+    assert row == ("head.weight", "missing", math.inf, None, ())
+    assert {other.verdict for other in others} == {"scaled"}
+    backward(mixed, 1 / 3, [ids.flip(1) for ids in INPUTS])
+    assert {verdict for _, verdict in verdicts(mixed)} == {"different"}
+
+
+def test_tied_and_frozen_parameters() -> None:
+    model, name = build("small", tied=True), "embedding.weight"
+    backward(model, 1 / 3)
+    weight = model.embedding.weight
+    weight.grad = single_process_step(model, INPUTS, TARGETS).gradients[name] - weight.grad * 0.25
+    assert verdicts(model) == [(name, "scaled")]
+    weight.grad[3] += 1.0
+    assert verdicts(model) == [(name, "different")]
+    frozen = build("small")
+    frozen.embedding.requires_grad_(False)
+    backward(frozen, 1 / 3)
+    assert verdicts(frozen) == []
+    frozen.embedding.weight.grad = torch.zeros_like(frozen.embedding.weight)
+    assert verdicts(frozen) == [(name, "unexpected")]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "verdict"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], ("equal", 0.0)),
+        ([1.0, 1.0], [0.0, 0.0], ("different", math.inf)),
+        ([0.0, 0.0], [1.0, 1.0], ("different", 1.0)),
+        ([1.0, math.nan], [1.0, 1.0], ("different", math.inf)),
+        ([1.0, 1.0], [1.0, math.nan], ("different", math.inf)),
+    ],
+)
+def test_zeros_and_nan_are_compared_too(found: list[float], expected: list[float], verdict: tuple[str, float]) -> None:
+    (row,) = compare_gradients({"w": torch.tensor(found)}, {"w": torch.tensor(expected)}, tolerance=1e-5).rows
+    assert (row.verdict, row.difference) == verdict
+
+
+@pytest.mark.parametrize(("kind", "masks"), [("small", MASKS), ("small", None), ("llama", MASKS)])
+def test_stages_one_after_the_other_train_as_the_model(kind: str, masks: list[Tensor] | None) -> None:
+    model = build(kind)
+    before = [torch.ones_like(parameter) for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), before, strict=True):
+        parameter.grad = gradient
+    for sizes in ([3], [0, 2, 0, 1, 0]):
+        report = check_single_rank(model, partition_model(model, len(sizes), by=sizes), INPUTS, TARGETS, attention_masks=masks)
+        assert report, str(report)
+    for parameter, gradient in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is gradient  # put back
+        assert bool((gradient == 1).all())  # and not added to
+
+
+def test_a_wrong_cut_is_seen_in_one_process() -> None:
+    model = build("small")
+    report = check_single_rank(model, [range(1), range(2, 3)], INPUTS, TARGETS)  # layer 1 is lost
+    verdicts = {row.parameter: row.verdict for row in report.rows}
+    assert verdicts["blocks.1.attention.out.weight"] == "missing"
+    assert verdicts["blocks.2.attention.out.weight"] == "different"
+
+
+def test_gradient_flow_names_what_was_not_reached() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    model[0].requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert check_gradient_flow(model) == {}
+    model[1].weight.grad = None
+    model[1].bias.grad = torch.zeros(2)
+    model[2].weight.grad[0, 0] = math.nan
+    assert check_gradient_flow(model) == {"1.weight": "no gradient", "1.bias": "only zeros", "2.weight": "not finite"}
+    small = build("small")
+    first, last = build_stages(small, partition_model(small, 2))
+    first(INPUTS[0]).sum().backward()
+    assert check_gradient_flow(first) == {}
+    assert set(check_gradient_flow(last).values()) == {"no gradient"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_boundaries_are_hidden_states(kind: str) -> None:
+    model = build(kind, dtype=torch.float32)
+    found = boundary_shapes(model, partition_model(model, 5), INPUTS[1])
+    assert [(each.stage, each.shape, each.size_bytes) for each in found] == [(stage, (1, 7, 16), 7 * 16 * 4) for stage in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "step", "difference"),
+    [
+        ([], [], None, 0.0),
+        ([1.0, 2.0], [1.0, 2.0], None, 0.0),
+        ([1.0, 2.0], [1.0, 2.0 + 1e-7], None, 5e-8),
+        ([1.0, 2.5, 9.0], [1.0, 2.0, 3.0], 1, 2.0),
+        ([math.nan], [1.0], 0, math.inf),
+        ([1.0], [0.0], 0, math.inf),
+    ],
+)
+def test_losses_are_compared_step_by_step(found: list[float], expected: list[float], step: int | None, difference: float) -> None:
+    comparison = compare_losses(found, expected)
+    assert comparison.first_step == step
+    assert bool(comparison) is (step is None)
+    assert comparison.difference == pytest.approx(difference, rel=1e-6)
+
+
 # -- refused
 
 TWO = nn.Sequential(nn.ReLU(), nn.ReLU())
@@ -537,9 +649,12 @@ SMALL = SmallTransformer(vocab_size=5, hidden_size=4, num_layers=1, num_heads=1)
         (lambda: partition_model(TWO, 3, by=[1, 1]), r"a number for each of 3 stages, got \[1, 1\]"),
         (lambda: partition_model(TWO, 3, by=[1, 1, 1]), "must add up to 2 layers"),
         (lambda: partition_model(TWO, 3, by="time"), "sample must be given"),
-        (lambda: partition_model(Residual(), 2), r"got Residual\. Write a small"),
+        (lambda: partition_model(nn.Linear(2, 2), 2), r"got Linear\. Write a small"),
         (lambda: build_stages(SMALL, [range(1)])[0](tokens(), cache=adapter_of(SMALL).cache(SMALL)), "must be given with a cache"),
         (lambda: adapter_of(TWO).cache(TWO), "got Sequential, whose adapter has none"),
+        (lambda: single_process_step(SMALL, [], []), "one tensor for each microbatch"),
+        (lambda: single_process_step(SMALL, INPUTS[:2], TARGETS), "one tensor for each microbatch"),
+        (lambda: compare_losses([1.0], []), "got 1 and 0"),
         (lambda: build("small", num_heads=3), "num_heads must divide hidden_size, got 3 heads for 16"),
         (lambda: forward_stage(TWO, torch.ones(2, requires_grad=True) * 2), r"a leaf of .*, got the result of MulBackward0\. .*x\.detach"),
         (lambda: Header("activation", 0, Payload((1,) * 9, torch.float32)).pack(), "at most 8 dimensions and one of float32"),

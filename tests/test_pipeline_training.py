@@ -385,14 +385,6 @@ def test_every_message_knows_its_stage_and_microbatch(trace: ringsim.Trace) -> N
     assert tags.count(PAYLOAD_TAG) == 2 * sum(forward[:-1]) + forward[-1]  # the last step goes forward only
 
 
-def test_pictures_name_the_step_that_they_show(trace: ringsim.Trace) -> None:
-    for number in (0, NAMES.index("zb_v")):
-        title = trace.plot_timeline(step=number).get_title(loc="left")
-        assert f"{trace.world_size} rank" in title
-        assert "closed form" in title
-    plt.close("all")
-
-
 # -- messages, one at a time
 
 PAYLOADS = [

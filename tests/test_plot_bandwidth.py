@@ -107,16 +107,10 @@ def test_what_was_not_measured_is_dashed_and_a_ceiling_has_no_fit() -> None:
     ax = plot_bandwidth(table(rows(line), rows(lambda size: 2 * line(size), kind="simulated"), tcp))
     measured, simulated = [one for one in ax.lines if (one.get_gid() or "").startswith("median gloo")]
     assert (measured.get_linestyle(), simulated.get_linestyle()) == ("-", "--")
-    assert measured.get_color() == simulated.get_color()
+    assert measured.get_color() == simulated.get_color() == pen("gloo").colour
+    assert pen("mine").name == "mine"
     assert (len(drawn(ax, "ceiling tcp")), len(drawn(ax, "fit "))) == (1, 2)
     assert {"Gloo pingpong", "Gloo pingpong, simulated", "TCP, no torch"} <= set(words(ax).splitlines())
-
-
-def test_a_backend_has_one_colour_in_every_chart() -> None:
-    for chart in (table(rows(line)), table(rows(line, backend="nccl"), rows(line)), table(rows(line, pattern="shift"))):
-        colours = {one.get_color() for one in plot_bandwidth(chart).lines if (one.get_gid() or "").startswith("median gloo")}
-        assert colours == {pen("gloo").colour}
-    assert pen("mine").name == "mine"
 
 
 def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:

@@ -88,22 +88,21 @@ def test_use_before_initialize_says_what_to_do() -> None:
             use()
 
 
-def test_gpu_without_a_gpu_says_so_and_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
-    with pytest.raises(
-        ArgumentError, match=r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 of 1, local_rank 0\)"
-    ):
-        initialize_distributed("127.0.0.1", 29500, 1, 0, 0, "gpu")
-
-
-def test_more_ranks_than_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize(
+    ("has_gpu", "local_rank", "words"),
+    [
+        (False, 0, r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 of 3, local_rank 0\)"),
+        (True, 2, "local_rank must be below the number of GPUs of this machine, 2, got 2"),
+    ],
+)
+def test_a_gpu_that_is_not_there_opens_nothing(has_gpu: bool, local_rank: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("there is no such GPU"))
-    with pytest.raises(ArgumentError, match="local_rank must be below the number of GPUs of this machine, 2, got 2"):
-        initialize_distributed("127.0.0.1", 29500, 3, 2, 2, "gpu")
+    monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
+    with pytest.raises(ArgumentError, match=words):
+        initialize_distributed("127.0.0.1", 29500, 3, local_rank, local_rank, "gpu")
 
 
 def test_cuda_is_never_touched_for_cpu() -> None:

@@ -53,6 +53,19 @@ def simulated(file: Path) -> ScheduleRun:
     return read_description(file).simulate()
 
 
+def refuse(file: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("ringsim: ")
+    assert said.count("\n") == 1
+
+
+def show(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["simulate", str(file)]) == 0
+    return capsys.readouterr().out
+
+
 # -- what it says
 
 
@@ -79,8 +92,7 @@ def test_the_example_says_what_its_file_says(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_closed_form_stands_beside_the_simulated_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(write(tmp_path, changed("model", activation_kib=0)))]) == 0
-    text = capsys.readouterr().out
+    text = show(write(tmp_path, changed("model", activation_kib=0)), capsys)
     assert re.search(r"^  step +330 ms$", text, re.MULTILINE)  # (m + p - 1)(f + b) = 11 * 30 ms
     assert re.search(r"^  closed form +330 ms$", text, re.MULTILINE)
     assert "27.3% of the step, 37.5% of the work" in text  # 3/11 and 3/8
@@ -99,14 +111,13 @@ def test_messages_start_as_the_schedule_says(
         "link": {"latency_ms": 10, "bandwidth_gb_per_s": 1},
         "model": changed("model", activation_kib=0)["model"],
     }
-    assert main(["simulate", str(write(tmp_path, tables))]) == 0
-    text = capsys.readouterr().out
+    text = show(write(tmp_path, tables), capsys)
     assert f"  step           {step_ms} ms\n  closed form    {step_ms} ms\n" in text
 
 
 def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(write(tmp_path, changed("link", latency_us=100)))]) == 0
-    assert "none with these messages; 330 ms if they took no time" in capsys.readouterr().out
+    text = show(write(tmp_path, changed("link", latency_us=100)), capsys)
+    assert "none with these messages; 330 ms if they took no time" in text
 
 
 def test_shapes_are_charged_for_their_arithmetic() -> None:
@@ -139,8 +150,7 @@ def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
 def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     actions = "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n"
     tables = {**changed("schedule", name=None, microbatches=None, actions=actions), "ring": {"ranks": 2}}
-    assert main(["simulate", str(write(tmp_path, tables))]) == 0
-    text = capsys.readouterr().out
+    text = show(write(tmp_path, tables), capsys)
     named = simulated(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
     assert f"  step           {1e3 * float(named.makespan):,.6g} ms\n" in text, "it is 1F1B"
     assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
@@ -197,11 +207,7 @@ def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.Ca
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_line(tables: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(write(tmp_path, tables))]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.startswith("ringsim: ")
-    assert said.count("\n") == 1
+    refuse(write(tmp_path, tables), words, capsys)
 
 
 def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +351,4 @@ def test_the_example_says_what_sharing_costs(tmp_path: Path, capsys: pytest.Capt
 def test_mistakes_in_a_network_are_told_in_one_line(
     tables: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", str(write(tmp_path, {**TABLES, **tables}))]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    refuse(write(tmp_path, {**TABLES, **tables}), words, capsys)

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from simulated_runs import LINK, run
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import ArgumentError, RingError
+from ringsim.errors import ArgumentError, RankFailed, RingError
 from ringsim.simulator.api import simulate
 from ringsim.simulator.collectives import ReductionRefused
 from ringsim.simulator.matching import Message
 
-LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
+SEMANTICS = pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
 
-
-def place() -> int:
-    return ringsim.current_ring().rank
+place = dist.get_rank
 
 
 def on_rank(rank: int, shape: tuple[int, ...] = (4,)) -> torch.Tensor:
@@ -75,8 +74,8 @@ def average_bytes(device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_refused_reduction_ends_the_run_that_does_not_catch_it(size: int, device: str) -> None:
-    with pytest.raises(ringsim.errors.RankFailed, match="torch has for uint8, got AVG: result type Float can't be cast"):
-        simulate(average_bytes, world_size=size, args=(device,), link=LINK)
+    with pytest.raises(RankFailed, match="torch has for uint8, got AVG: result type Float can't be cast"):
+        run(average_bytes, size, device)
 
 
 def refuse_and_wait() -> list[str]:
@@ -93,8 +92,7 @@ def refuse_and_wait() -> list[str]:
 
 
 def test_the_handle_of_a_refused_reduction_raises_in_its_wait() -> None:
-    trace = simulate(refuse_and_wait, world_size=2, link=LINK)
-    assert trace.results == [[ReductionRefused.__name__] * 2 + ["True", "True"]] * 2
+    assert run(refuse_and_wait, 2) == [[ReductionRefused.__name__] * 2 + ["True", "True"]] * 2
 
 
 def write_into_one_place() -> str:
@@ -106,47 +104,30 @@ def write_into_one_place() -> str:
 
 
 def test_what_torch_cannot_write_is_an_error_on_all_ranks() -> None:
-    trace = simulate(write_into_one_place, world_size=3, link=LINK)
-    assert trace.results == ["the tensors of a collective must be some that torch can write into, got"] * 3
+    assert run(write_into_one_place) == ["the tensors of a collective must be some that torch can write into, got"] * 3
 
 
-def gather_into_own_parts() -> list[list[float]]:
-    mine = torch.arange(6.0).reshape(3, 2) + 10 * place()
-    dist.all_gather([mine[2], mine[1], mine[0]], mine[place()])
-    return mine.tolist()
+SHARING: dict[str, tuple[Callable[[torch.Tensor, list[torch.Tensor]], Any], Any]] = {  # what ranks with three numbers call, and have then
+    "all_gather": (lambda mine, parts: dist.all_gather(parts[::-1], parts[place()]), [[22, 11, 0]] * 3),
+    "scatter": (lambda mine, parts: dist.scatter(mine[1:2], parts if place() == 0 else None, 0), [[0, 0, 2], [10, 1, 12], [20, 2, 22]]),
+    "gather": (
+        lambda mine, parts: dist.gather(mine[:1], parts[::-1] if place() == 0 else None, 0),
+        [[20, 10, 0], [10, 11, 12], [20, 21, 22]],
+    ),
+    "reduce_scatter": (lambda mine, parts: dist.reduce_scatter(parts[(place() + 1) % 3], parts), [[0, 30, 2], [10, 11, 33], [36, 21, 22]]),
+}
 
 
-def scatter_own_parts() -> list[float]:
+def share(name: str) -> list[float]:
     mine = torch.arange(3.0) + 10 * place()
-    dist.scatter(mine[1:2], list(mine.split(1)) if place() == 0 else None, 0)
+    SHARING[name][0](mine, list(mine.split(1)))
     return mine.tolist()
 
 
-def gather_own_parts() -> list[float]:
-    mine = torch.arange(3.0) + 10 * place()
-    dist.gather(mine[:1], list(mine.split(1))[::-1] if place() == 0 else None, 0)
-    return mine.tolist()
-
-
-def reduce_into_next_part() -> list[float]:
-    mine = torch.arange(3.0) + 10 * place()
-    parts = list(mine.split(1))
-    dist.reduce_scatter(parts[(place() + 1) % 3], parts)
-    return mine.tolist()
-
-
-@pytest.mark.parametrize(
-    ("worker", "results"),
-    [
-        (gather_into_own_parts, [[[24, 25], [12, 13], [0, 1]]] * 3),
-        (scatter_own_parts, [[0, 0, 2], [10, 1, 12], [20, 2, 22]]),
-        (gather_own_parts, [[20, 10, 0], [10, 11, 12], [20, 21, 22]]),
-        (reduce_into_next_part, [[0, 30, 2], [10, 11, 33], [36, 21, 22]]),
-    ],
-)
-def test_outputs_may_share_memory_with_inputs(worker: Callable[[], Any], results: Any) -> None:
+@pytest.mark.parametrize("name", SHARING)
+def test_outputs_may_share_memory_with_inputs(name: str) -> None:
     """As if all had been read before anything was written."""
-    assert simulate(worker, world_size=3, link=LINK).results == results
+    assert run(share, 3, name) == SHARING[name][1]
 
 
 def ask_until_done(what: str, waits: bool) -> list[float]:
@@ -166,7 +147,7 @@ def ask_until_done(what: str, waits: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
+@SEMANTICS
 @pytest.mark.parametrize("what", ["irecv", "all_reduce"])
 def test_what_was_asked_for_until_done_is_done(what: str, semantics: str, waits: bool) -> None:
     trace = simulate(ask_until_done, world_size=2, args=(what, waits), link=ringsim.Link(1e-3, 1e-9), semantics=semantics)
@@ -214,12 +195,13 @@ def of_all_kinds() -> list[torch.Tensor]:
         *(numbers[:6].double(), numbers[:6].to(torch.bfloat16), numbers[:6] > 2, numbers[:6].int()),
         *(torch.complex(numbers, -numbers).conj(), torch.complex(numbers, -numbers), torch.complex(numbers, -numbers).conj().imag),
         *(numbers[5], numbers[5:6], numbers[:0], torch.nn.Parameter(numbers[:6] + 1), numbers[:6] * 2),
+        numbers[:4].to("meta"),  # sizes alone share a way with data
     ]
 
 
-def exchange(times: int) -> list[Any]:
+def send_all_kinds(times: int) -> list[Any]:
     """Rank 0 sends all of them, and rank 1 says what has come: into memory that lies as the sender's, and into columns of a matrix."""
-    if dist.get_rank() == 0:
+    if place() == 0:
         for _ in range(times):
             for tensor in of_all_kinds():
                 dist.send(tensor, 1)
@@ -227,44 +209,24 @@ def exchange(times: int) -> list[Any]:
     come = []
     for turn in range(times):
         for tensor in of_all_kinds():
-            if turn % 2:
-                target = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 1]
-            else:
-                target = torch.zeros(tensor.shape, dtype=tensor.dtype)
-            dist.recv(target, 0)
-            come.append(target)
+            columns = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)[..., 1]
+            come.append(columns if turn % 2 else torch.zeros_like(columns))
+            dist.recv(come[-1], 0)
     return come
 
 
-@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
+@SEMANTICS
 def test_each_kind_arrives(semantics: str) -> None:
-    come = simulate(exchange, world_size=2, args=(3,), link=LINK, semantics=semantics).results[1]
+    come = run(send_all_kinds, 2, 3, semantics=semantics)[1]
     sent = [tensor.detach() for tensor in of_all_kinds()] * 3
     assert [tensor.dtype for tensor in come] == [tensor.dtype for tensor in sent]
-    assert all(torch.equal(one, other) for one, other in zip(come, sent, strict=True))
-
-
-def without_and_with_data() -> list[float]:
-    """Sizes alone travel first, then data, on the same way."""
-    here = []
-    for device in ("meta", "cpu", "meta", "cpu"):
-        tensor = torch.full((4,), 3.0, device=device)
-        if dist.get_rank() == 0:
-            dist.send(tensor, 1)
-        else:
-            target = torch.zeros(4, device=device)
-            dist.recv(target, 0)
-            here += [] if device == "meta" else target.tolist()
-    return here
-
-
-def test_tensors_without_data_and_with_data_share_a_way() -> None:
-    assert simulate(without_and_with_data, world_size=2, link=LINK).results[1] == [3.0] * 8
+    assert all(one.is_meta or torch.equal(one, other) for one, other in zip(come, sent, strict=True))
+    assert [tensor.is_meta for tensor in come] == [tensor.is_meta for tensor in sent]
 
 
 def changed_in_flight(change: str, who: int) -> list[float]:
     """The tensor of one side changes while it waits for the other side, which comes later. Each side has sent, or received, before."""
-    rank = dist.get_rank()
+    rank = place()
     tensor = torch.arange(4.0).view(2, 2) if rank == 0 else torch.zeros(2, 2)
     for turn in range(2):
         if rank != who:
@@ -292,31 +254,7 @@ def changed_in_flight(change: str, who: int) -> list[float]:
     ],
 )
 def test_a_tensor_counts_as_it_is_when_its_message_moves(change: str, who: int, expected: list[float]) -> None:
-    assert simulate(changed_in_flight, world_size=2, args=(change, who), link=LINK).results[1] == expected
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_tensor_that_has_become_too_small_is_refused(who: int) -> None:
-    with pytest.raises(RingError, match="must keep its size until"):
-        simulate(changed_in_flight, world_size=2, args=("smaller", who), link=LINK)
-
-
-def pass_on(make: Any) -> list[float]:
-    """Rank 0 sends what is made, of which nobody may read more than is there."""
-    if dist.get_rank() == 0:
-        dist.send(make(), 1)
-        return []
-    target = torch.ones(4)
-    dist.recv(target, 0)
-    return target.tolist()
-
-
-def fake() -> torch.Tensor:
-    return FakeTensorMode().from_tensor(torch.ones(4))
-
-
-def negated() -> torch.Tensor:
-    return torch._neg_view(torch.full((4,), 2.0))
+    assert run(changed_in_flight, 2, change, who)[1] == expected
 
 
 def cut() -> torch.Tensor:
@@ -325,25 +263,37 @@ def cut() -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
-def test_views_and_zero_tensors_arrive_as_their_values(semantics: str) -> None:
-    def zeros() -> torch.Tensor:
-        return torch._efficientzerotensor(4)
-
-    for make, expected in ((negated, -2.0), (zeros, 0.0)):
-        assert simulate(pass_on, world_size=2, args=(make,), link=LINK, semantics=semantics).results[1] == [expected] * 4
-
-
-@pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
-@pytest.mark.parametrize(("make", "words"), [(fake, "FakeTensor"), (cut, "storage of 4 bytes for 16")])
-def test_what_torch_cannot_copy_is_refused(make: Any, words: str, semantics: str) -> None:
-    with pytest.raises(RingError, match=words):
-        simulate(pass_on, world_size=2, args=(make,), link=LINK, semantics=semantics)
+MADE: dict[str, tuple[Callable[[], torch.Tensor], float | str]] = {  # what is sent, and the value that arrives, or why it is refused
+    "negated": (lambda: torch._neg_view(torch.full((4,), 2.0)), -2.0),
+    "zeros": (lambda: torch._efficientzerotensor(4), 0.0),
+    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "FakeTensor"),
+    "cut": (cut, "storage of 4 bytes for 16"),
+}
 
 
-def cut_in_flight(who: int, collective: bool) -> None:
+def pass_on(name: str) -> list[float]:
+    target = torch.ones(4)
+    if place() == 0:
+        dist.send(MADE[name][0](), 1)
+    else:
+        dist.recv(target, 0)
+    return target.tolist()
+
+
+@SEMANTICS
+@pytest.mark.parametrize("name", MADE)
+def test_views_and_zeros_arrive_as_their_values_and_what_torch_cannot_copy_is_refused(name: str, semantics: str) -> None:
+    expected = MADE[name][1]
+    if isinstance(expected, str):
+        with pytest.raises(RingError, match=expected):
+            run(pass_on, 2, name, semantics=semantics)
+    else:
+        assert run(pass_on, 2, name, semantics=semantics)[1] == [expected] * 4
+
+
+def cut_in_flight(collective: bool, who: int) -> None:
     """The storage of one side is resized while its message is under way."""
-    rank, tensor = dist.get_rank(), torch.ones(1 << 16)
+    rank, tensor = place(), torch.ones(1 << 16)
     if rank != who:
         ringsim.compute(1.0)
     if collective:
@@ -357,10 +307,17 @@ def cut_in_flight(who: int, collective: bool) -> None:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("collective", [False, True])
-def test_a_storage_that_is_resized_under_way_is_refused(who: int, collective: bool) -> None:
-    with pytest.raises(RingError, match="must keep its memory until"):
-        simulate(cut_in_flight, world_size=2, args=(who, collective), link=LINK)
+@pytest.mark.parametrize(
+    ("worker", "what", "words"),
+    [
+        (changed_in_flight, ("smaller",), "must keep its size until"),
+        (cut_in_flight, (False,), "must keep its memory until"),
+        (cut_in_flight, (True,), "must keep its memory until"),
+    ],
+)
+def test_a_tensor_that_has_become_too_small_is_refused(worker: Callable[..., Any], what: tuple[Any, ...], words: str, who: int) -> None:
+    with pytest.raises(RingError, match=words):
+        run(worker, 2, *what, who)
 
 
 def test_a_handle_that_was_never_begun_raises() -> None:

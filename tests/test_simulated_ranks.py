@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_simulated_state import LINK, run, switch
+from simulated_runs import LINK, exchange, now_s, run, switch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import ArgumentError, PeerExited, RankFailed, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, PeerExited, RendezvousFailed, RingError
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state
 
@@ -33,8 +33,8 @@ def test_what_cannot_be_copied_is_named_with_its_line_and_what_is_large_too() ->
     with pytest.raises(ArgumentError, match=r"the variable 'lock' must be picklable .*test_simulated_ranks\.py, line \d+, in <lambda>"):
         run(lambda: lock.acquire())
     with pytest.warns(UserWarning, match="most of it in the variable 'table'") as caught:
-        run(lambda: len(table), 1)
-    assert caught[0].filename.endswith("test_simulated_state.py")  # the line that called simulate
+        simulate(lambda: len(table), world_size=1, link=LINK)
+    assert caught[0].filename == __file__  # the line that called simulate
 
 
 def own_state() -> tuple[int, bool]:
@@ -51,6 +51,7 @@ def test_spans_and_rings_are_the_ranks_own() -> None:
     assert trace.results == [(0, True), (1, True), (2, True)]
     frame = trace.to_pandas()
     assert (frame.microbatch == frame["rank"]).all()
+    assert get_state().ring is None
 
 
 def printing() -> None:
@@ -66,47 +67,10 @@ def printing() -> None:
 def test_prints_are_kept_by_rank_and_shown_as_those_of_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     trace = simulate(printing, world_size=3, link=LINK)
     assert trace.output == [f"one {rank}\ntwo {rank}\nthree {rank}\n" for rank in range(3)]
-    shown = capsys.readouterr().out.splitlines()
-    assert sorted(shown) == [
-        "[rank 0] one 0",
-        "[rank 0] three 0",
-        "[rank 0] two 0",
-        "[rank 1] three 1",
-        "[rank 2] three 2",
-        "[rank 2] two 2",
+    expected = [
+        f"[rank {rank}] {word} {rank}" for rank, word in ((0, "one"), (0, "three"), (0, "two"), (1, "three"), (2, "three"), (2, "two"))
     ]
-
-
-def test_a_failed_rank_leaves_everything_as_it_was() -> None:
-    def fail() -> None:
-        torch.set_default_dtype(torch.float64)
-        switch()
-        if ringsim.current_ring().rank == 1:
-            raise ValueError("here")
-        dist.barrier()
-
-    before = torch.random.get_rng_state()
-    with pytest.raises(RankFailed, match="rank 1 of 3 raised ValueError: here"):
-        run(fail)
-    assert torch.get_default_dtype() == torch.float32
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert get_state().ring is None
-
-
-def in_torchs_own_words() -> None:
-    ring = ringsim.current_ring()
-    torch.distributed.send(torch.zeros(1), ring.succ, group=ring.succ_group)
-
-
-def in_torchs_own_world() -> None:
-    torch.distributed.barrier()
-
-
-@pytest.mark.parametrize("worker", [in_torchs_own_words, in_torchs_own_world])
-def test_calls_of_torch_itself_are_told_what_to_write(worker: Callable[[], None]) -> None:
-    with pytest.raises(RingError, match="from ringsim import comm as dist") as caught:
-        run(worker)
-    assert "torch.distributed." in str(caught.value)  # the user's own line
+    assert sorted(capsys.readouterr().out.splitlines()) == expected
 
 
 def asks_for_the_ring_again() -> tuple[str, tuple[int, ...], float]:
@@ -116,38 +80,37 @@ def asks_for_the_ring_again() -> tuple[str, tuple[int, ...], float]:
     rank = dist.get_rank()
     first = rank // 2 * 2
     ringsim.initialize_distributed("127.0.0.1", 29501, 4, rank, 0, "cpu", ring_ranks=[first, first + 1])
-    ring = ringsim.current_ring()
-    out, back = torch.full((1,), float(rank)), torch.zeros(1)
-    sending = dist.isend(out, ring.succ, group=ring.succ_group)
-    dist.recv(back, ring.pred, group=ring.pred_group)
-    sending.wait()
-    return ringsim.get_comm_device(), ring.ranks, back.item()
+    back = exchange(torch.full((1,), float(rank)), torch.zeros(1))
+    return ringsim.get_comm_device(), ringsim.current_ring().ranks, back.item()
 
 
 def test_rings_are_asked_for_again_and_made_anew() -> None:
-    assert run(asks_for_the_ring_again, 4) == [
-        ("cpu", (0, 1), 1.0), ("cpu", (0, 1), 0.0), ("cpu", (2, 3), 3.0), ("cpu", (2, 3), 2.0),
-    ]  # fmt: skip
+    assert run(asks_for_the_ring_again, 4) == [("cpu", (rank & 2, rank & 2 | 1), float(rank ^ 1)) for rank in range(4)]
 
 
-def simulates() -> None:
-    simulate(switch, world_size=2, link=LINK)
+# -- what is not there
 
 
-def logs() -> None:
-    dist.configure(enabled=True, prof_all=True)
+def in_torchs_own_words() -> None:
+    ring = ringsim.current_ring()
+    torch.distributed.send(torch.zeros(1), ring.succ, group=ring.succ_group)
 
 
-@pytest.mark.parametrize(("worker", "words"), [(simulates, "outside of simulated ranks"), (logs, "got record=False")])
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        (in_torchs_own_words, r"torch\.distributed\.(.|\n)*from ringsim import comm as dist"),  # with the user's own line
+        (lambda: torch.distributed.barrier(), r"torch\.distributed\.(.|\n)*from ringsim import comm as dist"),
+        (lambda: simulate(switch, world_size=2, link=LINK), "outside of simulated ranks"),
+        (lambda: dist.configure(enabled=True, prof_all=True), "got record=False"),
+    ],
+)
 def test_what_is_not_there_says_so(worker: Callable[[], None], words: str) -> None:
     with pytest.raises(RingError, match=words):
         run(worker, record=False)
 
 
-def now_s() -> float:
-    clock = get_state().clock
-    assert clock is not None
-    return clock.now_s()
+# -- groups
 
 
 def come_late() -> tuple[float, float]:
@@ -174,9 +137,9 @@ def stay_away() -> None:
 def test_a_member_that_never_comes_is_named(record: bool) -> None:
     with pytest.raises(PeerExited) as caught:
         simulate(stay_away, world_size=4, link=LINK, record=record)
-    diagnosis = caught.value.diagnosis
-    assert diagnosis is not None
-    assert (diagnosis.findings[0].kind, diagnosis.findings[0].ranks) == ("missing_participant", (0, 1, 2))
+    assert caught.value.diagnosis is not None
+    finding = caught.value.diagnosis.findings[0]
+    assert (finding.kind, finding.ranks) == ("missing_participant", (0, 1, 2))
 
 
 def disagree() -> None:
@@ -188,5 +151,4 @@ def test_another_group_in_its_place_is_refused_with_the_line_of_the_first() -> N
     with pytest.raises(RendezvousFailed, match=place) as caught:
         simulate(disagree, world_size=3, link=LINK)
     assert caught.value.trace is not None
-    made = caught.value.trace.to_pandas().query("op == 'new_group' and rank == 1")
-    assert made.status.tolist() == ["error"]
+    assert caught.value.trace.to_pandas().query("op == 'new_group' and rank == 1").status.tolist() == ["error"]

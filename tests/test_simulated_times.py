@@ -9,6 +9,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+from simulated_runs import exchange, now_s, run, switch
 
 import ringsim
 from ringsim import comm as dist
@@ -17,7 +18,6 @@ from ringsim.link import Link
 from ringsim.predict.calibration import Calibration
 from ringsim.simulator.api import simulate
 from ringsim.simulator.links import SharedCores
-from ringsim.state import get_state
 from ringsim.topologies import FullBisection, GraphLinks, Hosts, OneMachine, RingLinks, Topology
 from ringsim.traces.value import Trace
 
@@ -25,7 +25,7 @@ ALPHA, BETA = 1e-5, 1e-9
 LINK = ringsim.Link(alpha_s=ALPHA, beta_s_per_byte=BETA)
 
 
-def run(worker: Any, world_size: int, *args: Any, **kwargs: Any) -> Trace:
+def simulated(worker: Any, world_size: int, *args: Any, **kwargs: Any) -> Trace:
     return simulate(worker, world_size=world_size, args=args, **{"link": LINK, **kwargs})
 
 
@@ -36,40 +36,31 @@ def ring_all_reduce(elements: int) -> list[float]:
     chunks = list(torch.full((elements,), float(ring.rank)).chunk(size))
     for turn in range(2 * (size - 1)):
         out, place = chunks[(ring.rank - turn) % size], (ring.rank - turn - 1) % size
-        inbox = torch.empty_like(chunks[place])
-        handles = [dist.isend(out, ring.succ, group=ring.succ_group), dist.irecv(inbox, ring.pred, group=ring.pred_group)]
-        for handle in handles:
-            handle.wait()
+        inbox = exchange(out, torch.empty_like(chunks[place]))
         chunks[place] = chunks[place] + inbox if turn < size - 1 else inbox
     return torch.cat(chunks).tolist()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 64])
 def test_a_ring_all_reduce_takes_what_its_formula_says(size: int) -> None:
-    trace = run(ring_all_reduce, size, 4 * size)
+    trace = simulated(ring_all_reduce, size, 4 * size)
     assert trace.results == [[float(sum(range(size)))] * 4 * size] * size
     assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(2 * (size - 1) * (ALPHA + 16 * BETA), abs=1e-9)
-    built_in = run(lambda: dist.all_reduce(torch.zeros(4 * size)), size)
+    built_in = simulated(lambda: dist.all_reduce(torch.zeros(4 * size)), size)
     assert built_in.makespan_s == pytest.approx(trace.makespan_s, abs=2e-9)
 
 
 @pytest.mark.parametrize("size", [4, 16])
 def test_one_slow_link_slows_the_whole_ring(size: int) -> None:
     """The link is busy five times as long, and every step waits for it."""
-    trace = run(ring_all_reduce, size, 4 * size, inject=[ringsim.Degrade(1, 2, factor=5)])
+    trace = simulated(ring_all_reduce, size, 4 * size, inject=[ringsim.Degrade(1, 2, factor=5)])
     assert trace.makespan_s == pytest.approx(2 * (size - 1) * 5 * (ALPHA + 16 * BETA), rel=0.2)
     assert trace.makespan_s > 1.5 * (size - 1) * 5 * (ALPHA + 16 * BETA)
 
 
 def talk(rounds: int) -> int:
-    ring = ringsim.current_ring()
     for _ in range(rounds):
-        handles = [
-            dist.isend(torch.zeros(2), ring.succ, group=ring.succ_group),
-            dist.irecv(torch.zeros(2), ring.pred, group=ring.pred_group),
-        ]
-        for handle in handles:
-            handle.wait()
+        switch()
         dist.barrier()
     return rounds
 
@@ -81,18 +72,15 @@ def test_a_rank_fails_in_place_of_an_operation(at_op: int) -> None:
     assert caught.value.rank == 1
     assert caught.value.trace is not None
     assert int((caught.value.trace.events.rank == 1).sum()) == at_op
-    assert run(talk, 3, 3, inject=[ringsim.Fail(1, 9)]).results == [3, 3, 3]
+    assert run(talk, 3, 3, inject=[ringsim.Fail(1, 9)]) == [3, 3, 3]
 
 
 def wait_for_nobody() -> tuple[float, float]:
-    ring = ringsim.current_ring()
-    inbox = torch.zeros(1)
+    ring, inbox = ringsim.current_ring(), torch.zeros(1)
     handle = dist.irecv(inbox, ring.pred, group=ring.pred_group)
     with pytest.raises(RunTimeout, match=r"within 0\.25 s of virtual time"):
         handle.wait(0.25)
-    clock = get_state().clock
-    assert clock is not None
-    begun_s = clock.now_s()
+    begun_s = now_s()
     sending = dist.isend(torch.ones(1), ring.succ, group=ring.succ_group)
     handle.wait()  # the operation went on
     sending.wait()
@@ -100,35 +88,26 @@ def wait_for_nobody() -> tuple[float, float]:
 
 
 def test_a_wait_ends_at_its_limit_in_virtual_time() -> None:
-    assert run(wait_for_nobody, 3).results == [(0.25, 1.0)] * 3
+    assert run(wait_for_nobody, 3) == [(0.25, 1.0)] * 3
 
 
-def poll() -> bool:
-    ring = ringsim.current_ring()
-    if ring.rank == 0:
+def ask(answers: bool) -> bool:
+    """Asks whether a message has come, which rank 0 sends after a second where it ``answers``."""
+    rank = dist.get_rank()
+    if answers and rank == 0:
         ringsim.compute(1.0)
         dist.send(torch.zeros(1), 1)
         return True
-    handle = dist.irecv(torch.zeros(1), 0)
-    asked = 0
+    handle, asked = dist.irecv(torch.zeros(1), 1 - rank), 0
     while not handle.is_completed():
         asked += 1
     return asked < 10
 
 
-def test_who_asks_lets_time_pass() -> None:
-    assert run(poll, 2).results == [True, True]
-
-
-def ask_for_ever() -> None:
-    handle = dist.irecv(torch.zeros(1), 1 - ringsim.current_ring().rank)
-    while not handle.is_completed():
-        pass
-
-
-def test_asking_for_ever_ends() -> None:
+def test_who_asks_lets_time_pass_but_not_for_ever() -> None:
+    assert run(ask, 2, True) == [True, True]
     with pytest.raises(ringsim.errors.Deadlock, match="questions in a row"):
-        run(ask_for_ever, 2)
+        run(ask, 2, False)
 
 
 def compute_for_real(times: int) -> float:
@@ -138,15 +117,13 @@ def compute_for_real(times: int) -> float:
         for _ in range(times * (1 + 15 * ring.rank)):  # far more than other work on the machine can hide
             matrix = matrix @ matrix * 1e-3
     dist.barrier()
-    clock = get_state().clock
-    assert clock is not None
-    return clock.now_s()
+    return now_s()
 
 
 def test_computing_takes_what_it_takes_where_that_is_asked_for() -> None:
-    free = run(compute_for_real, 3, 50)
+    free = simulated(compute_for_real, 3, 50)
     assert free.results == pytest.approx([2 * ALPHA] * 3)
-    measured = run(compute_for_real, 3, 50, compute="measured")
+    measured = simulated(compute_for_real, 3, 50, compute="measured")
     assert min(measured.results) > 1e-4
     frame = measured.to_pandas()
     took = (frame.done_ns - frame.post_ns)[frame.op == "span"].tolist()
@@ -155,87 +132,66 @@ def test_computing_takes_what_it_takes_where_that_is_asked_for() -> None:
     assert "another run gives other times" in measured.metadata["notes"][0]
 
 
-def receive_or_send() -> None:
-    ring = ringsim.current_ring()
-    (dist.recv if ring.rank else dist.send)(torch.zeros(1), 1 - ring.rank)
-
-
 def compute_twice(seconds: float) -> None:
     ringsim.compute(seconds)
     ringsim.compute(seconds)
 
 
+def twice(operation: str) -> None:
+    for _ in range(2):
+        if operation == "message":
+            (dist.recv if dist.get_rank() else dist.send)(torch.zeros(1), 1 - dist.get_rank())
+        else:
+            dist.barrier() if operation == "barrier" else dist.all_reduce(torch.zeros(1))
+
+
 def test_times_that_no_trace_can_hold_are_refused() -> None:
     """A trace counts nanoseconds in 64 bits: 2**63 of them are 9,223,372,036.8 s."""
-    assert run(compute_twice, 1, 4.5e9).to_pandas()["done_ns"].tolist() == [4_500_000_000_000_000_000, 9_000_000_000_000_000_000]
-    for seconds in (5e9, 1e10, 1e300, 1.7e308):
+    frame = simulated(compute_twice, 1, 4.5e9).to_pandas()
+    assert frame["done_ns"].tolist() == [4_500_000_000_000_000_000, 9_000_000_000_000_000_000]
+    slow: list[Any] = [(compute_twice, seconds, {}) for seconds in (5e9, 1e10, 1e300, 1.7e308)]
+    slow += [(twice, what, {"link": link}) for what in ("message", "all_reduce") for link in (Link(5e9, 0), Link(0, 1e300))]
+    slow += [(twice, "message", {"link": None, "topology": FullBisection(link)}) for link in (Link(1e12, 0), Link(0, 1e300))]
+    for worker, what, network in [*slow, (twice, "barrier", {"link": Link(5e9, 0)})]:
         with pytest.raises(ArgumentError, match="a time must fit into a trace"):
-            run(compute_twice, 2, seconds)
-    for link in (ringsim.Link(5e9, 0), ringsim.Link(0, 1e300)):
-        for operation in (receive_or_send, dist.barrier, lambda: dist.all_reduce(torch.zeros(1))):
-            if operation is dist.barrier and link.alpha_s == 0:
-                continue  # no bytes
-            with pytest.raises(ArgumentError, match="a time must fit into a trace"):
-                run(lambda operation=operation: [operation() for _ in range(2)], 2, link=link)
-    for link in (ringsim.Link(1e12, 0), ringsim.Link(0, 1e300)):
-        with pytest.raises(ArgumentError, match="a time must fit into a trace"):
-            run(receive_or_send, 2, link=None, topology=ringsim.topologies.FullBisection(link))
+            run(worker, 2, what, **network)
     with pytest.raises(ArgumentError, match=r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000\.0\. Give seconds"):
-        run(receive_or_send, 2, link=ringsim.Link(1e12, 0))
+        run(twice, 2, "message", link=Link(1e12, 0))
 
 
 LATENCY = Link(alpha_s=0.004, beta_s_per_byte=0.0)
-FREE = Link(0.0, 0.0)
 CALIBRATION = Calibration(
-    link=LATENCY,
-    sending=FREE,
-    sending_early_s=0.0,
-    receiving_s=0.0,
-    sleep_s=0.0,
-    around_s=0.0,
-    cores=1,
-    costs=None,
-    num_messages=3,
-    sizes_bytes=(1,),
-)
+    link=LATENCY, sending=Link(0.0, 0.0), sending_early_s=0.0, receiving_s=0.0, sleep_s=0.0, around_s=0.0,
+    cores=1, costs=None, num_messages=3, sizes_bytes=(1,),
+)  # fmt: skip
 
 
-def _send_to_successor() -> float:
+def send_to_neighbour() -> float:
     """Rank 0 to rank 1, rank 2 to rank 3, both at once; returns when this rank is done, in ms."""
-    ring = ringsim.current_ring()
-    token = torch.zeros(1)
-    if ring.rank % 2 == 0:
-        dist.send(token, ring.succ, group=ring.succ_group)
-    else:
-        dist.recv(token, ring.pred, group=ring.pred_group)
-    return _now_ms()
+    rank = dist.get_rank()
+    (dist.recv if rank % 2 else dist.send)(torch.zeros(1), rank ^ 1)
+    return round(now_s() * 1e3, 6)
 
 
-def _now_ms() -> float:
-    clock = ringsim.state.get_state().clock
-    assert clock is not None
-    return round(clock.now_s() * 1e3, 6)
-
-
-def _compute() -> float:
+def compute_10_ms() -> float:
     ringsim.compute(0.010)
-    return _now_ms()
+    return round(now_s() * 1e3, 6)
 
 
 @pytest.mark.parametrize(("cores", "done_ms"), [(1, [4, 4, 8, 8]), (2, [4, 4, 4, 4])])
 def test_messages_wait_for_a_core(cores: int, done_ms: list[float]) -> None:
-    assert simulate(_send_to_successor, world_size=4, topology=OneMachine(LATENCY, cores)).results == done_ms
+    assert run(send_to_neighbour, 4, link=None, topology=OneMachine(LATENCY, cores)) == done_ms
 
 
 @pytest.mark.parametrize(("cores", "done_ms"), [(1, [11, 12, 13, 14]), (2, [11, 11, 12, 12]), (4, [11] * 4)])
 def test_ranks_sleep_side_by_side_and_go_on_one_after_the_other(cores: int, done_ms: list[float]) -> None:
     calibration = replace(CALIBRATION, around_s=0.001, cores=cores)
-    assert simulate(_compute, world_size=4, topology=calibration.topology, compute=calibration).results == done_ms
+    assert simulate(compute_10_ms, world_size=4, topology=calibration.topology, compute=calibration).results == done_ms
 
 
 def test_links_alone_share_no_cores() -> None:
     calibration = replace(CALIBRATION, around_s=0.001)
-    assert simulate(_compute, world_size=4, link=LATENCY, compute=calibration).results == [11] * 4
+    assert simulate(compute_10_ms, world_size=4, link=LATENCY, compute=calibration).results == [11] * 4
 
 
 def test_slower_link_needs_no_more_of_a_core() -> None:
@@ -249,9 +205,7 @@ A_FLOAT_A_SECOND = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.25)  # a float ta
 
 def finished(handle: Any) -> float:
     handle.wait()
-    clock = get_state().clock
-    assert clock is not None
-    return clock.now_s()
+    return now_s()
 
 
 def numbers(count: int) -> torch.Tensor:
@@ -305,11 +259,8 @@ def call(name: str) -> None:
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("name", CALLS)
 def test_where_nobody_is_met_the_formula_holds_on_any_network(name: str, size: int) -> None:
-    networks: list[dict[str, Any]] = [
-        {"link": A_FLOAT_A_SECOND},
-        {"topology": complete_graph(size)},
-        {"topology": FullBisection(A_FLOAT_A_SECOND)},
-    ]
+    networks: list[dict[str, Any]] = [{"link": A_FLOAT_A_SECOND}]
+    networks += [{"topology": topology} for topology in (complete_graph(size), FullBisection(A_FLOAT_A_SECOND))]
     times = [simulate(call, world_size=size, args=(name,), **network).makespan_s for network in networks]
     assert times == pytest.approx([expected_s(name, size)] * 3, rel=1e-9)
 
@@ -339,11 +290,7 @@ def reduce_twice() -> tuple[float, float]:
     return finished(first), finished(second)
 
 
-@pytest.mark.parametrize(
-    "network",
-    [{"link": A_FLOAT_A_SECOND}, {"topology": FullBisection(A_FLOAT_A_SECOND)}],
-    ids=["private", "shared"],
-)
+@pytest.mark.parametrize("network", [{"link": A_FLOAT_A_SECOND}, {"topology": FullBisection(A_FLOAT_A_SECOND)}])
 def test_collectives_of_a_group_go_one_after_the_other(network: dict[str, Any]) -> None:
     trace = simulate(reduce_twice, world_size=2, **network)
     assert trace.results == [(10.0, 18.0)] * 2  # the second has its bytes on the way while the first one's latency passes
@@ -361,14 +308,7 @@ def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "topology",
-    [
-        FullBisection(A_FLOAT_A_SECOND),
-        Hosts(8, inner=A_FLOAT_A_SECOND, outer=A_FLOAT_A_SECOND),
-    ],
-    ids=["bisection", "hosts"],
-)
+@pytest.mark.parametrize("topology", [FullBisection(A_FLOAT_A_SECOND), Hosts(8, inner=A_FLOAT_A_SECOND, outer=A_FLOAT_A_SECOND)])
 def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
     trace = simulate(call, world_size=1000, args=("all_reduce",), topology=topology, record=False)
     assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(expected_s("all_reduce", 1000))
@@ -383,12 +323,9 @@ def reduce_beside_a_message(built_in: bool, elements: int) -> float:
         dist.all_reduce(numbers(4000), group=group)
     else:
         for _ in range(2 * (ring.world_size - 1)):
-            step = [dist.isend(numbers(1000), ring.succ, group), dist.irecv(numbers(1000), ring.pred, group)]
-            for handle in step:
+            for handle in (dist.isend(numbers(1000), ring.succ, group), dist.irecv(numbers(1000), ring.pred, group)):
                 handle.wait()
-    clock = get_state().clock
-    assert clock is not None
-    reduced_s = clock.now_s()
+    reduced_s = now_s()
     for handle in handles:
         handle.wait()
     return reduced_s
@@ -396,18 +333,9 @@ def reduce_beside_a_message(built_in: bool, elements: int) -> float:
 
 @pytest.mark.parametrize("elements", [10, 1000])
 @pytest.mark.parametrize(
-    "topology",
-    [
-        FullBisection(A_FLOAT_A_SECOND),
-        RingLinks(A_FLOAT_A_SECOND),
-        Hosts(2, A_FLOAT_A_SECOND, A_FLOAT_A_SECOND),
-    ],
-    ids=["bisection", "ring", "hosts"],
+    "topology", [FullBisection(A_FLOAT_A_SECOND), RingLinks(A_FLOAT_A_SECOND), Hosts(2, A_FLOAT_A_SECOND, A_FLOAT_A_SECOND)]
 )
 def test_beside_a_message_the_flows_take_what_the_steps_take(topology: Topology, elements: int) -> None:
-    built_in, by_hand = (
-        max(simulate(reduce_beside_a_message, world_size=4, args=(built_in, elements), topology=topology).results)
-        for built_in in (True, False)
-    )
+    built_in, by_hand = (max(run(reduce_beside_a_message, 4, how, elements, link=None, topology=topology)) for how in (True, False))
     assert built_in == pytest.approx(by_hand, rel=1e-9)
     assert built_in > expected_s("all_reduce", 4) * 1000 / 4  # the message is felt

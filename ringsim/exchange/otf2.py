@@ -7,8 +7,6 @@ A rank is a process, a thread of it a location. What has a length is a region th
 
 Source:
     "Open Trace Format 2 - User manual", https://perftools.pages.jsc.fz-juelich.de/cicd/otf2/
-
-Reading archives of OTF2, those of ringsim and those that Score-P made of MPI programs; needs the package ``otf2``.
 """
 
 from __future__ import annotations

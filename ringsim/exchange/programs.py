@@ -32,7 +32,6 @@ from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.collectives import count_rounds
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OK, OP_NAMES, SPAN, Events, Group, Payload
 from ringsim.traces.matching import refused
-from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

@@ -3,17 +3,8 @@
 A chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta line does not hold. Of a trace,
 every message is a point. On machines without a GPU, what others measured with NCCL and published stands beside: every figure has its
 source, a public discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the times of single
-sizes, and nothing in between is filled in::
-
-    link                       small messages       large messages
-    NVLink 4, H100             3 us                 180 GB/s measured, 370 GB/s to be expected (line rate 450)
-    NVLink 3, A100, 12 links   -                    230 GB/s (line rate 300)
-    NVLink 3, A100, 4 links    9.8 us               72 GB/s (line rate 100)
-    InfiniBand HDR, 200 Gbit/s -                    24 GB/s (line rate 25)
-    network, A40               31-34 us             -
-
-``sendrecv_perf`` of nccl-tests sends and receives at once on every rank, so its figures compare with the pattern "exchange" rather than
-with "pingpong".
+sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends and receives at once on every rank, so its figures compare
+with the pattern "exchange" rather than with "pingpong".
 """
 
 from __future__ import annotations
@@ -596,47 +587,34 @@ class LineRate:
     url: str
 
 
-_TESTS: Final = "https://github.com/NVIDIA/nccl-tests/issues/"
-_NCCL: Final = "https://github.com/NVIDIA/nccl/issues/"
-_A40: Final = "network, A40"
-_A100_4: Final = "NVLink 3, A100, 4 links"
-_H100: Final = "NVLink 4, H100"
+_H100, _A100, _A100_4 = "NVLink 4, H100", "NVLink 3, A100, 12 links", "NVLink 3, A100, 4 links"
+_ISSUES: Final = "https://github.com/NVIDIA/{}/issues/{}"
 _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
-_A100_TIMES_US: Final = {8: 9.85, 16: 9.76}
 
-LINE_RATES: Final[tuple[LineRate, ...]] = (
-    LineRate("NVLink 4, H100", 450.0, 900.0, "nccl #1264", f"{_NCCL}1264"),
-    LineRate("NVLink 3, A100, 12 links", 300.0, 600.0, "nccl-tests #149", f"{_TESTS}149"),
-    LineRate("NVLink 3, A100, 4 links", 100.0, 200.0, "nccl-tests #331", f"{_TESTS}331"),
+LINE_RATES: Final = tuple(
+    LineRate(link, one_way, 2 * one_way, f"{project} #{number}", _ISSUES.format(project, number))
+    for link, one_way, project, number in (
+        (_H100, 450.0, "nccl", 1264), (_A100, 300.0, "nccl-tests", 149), (_A100_4, 100.0, "nccl-tests", 331),
+    )
+)  # fmt: skip
+
+# Link, where and when it was published, the bandwidth of large messages or the times of single sizes, remark.
+_PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str], ...]] = (
+    (_H100, "nccl-tests", 212, "2024-05-06", 370.0, "what NCCL's maintainer says is to be expected of 450 GB/s"),
+    (_H100, "nccl-tests", 268, "2024-11-19", 180.0, "two GPUs, to 4 GiB"),
+    (_H100, "nccl", 1487, "2024-10-18", {1000: 3.0}, "about, by nccl-tests"),
+    (_A100, "nccl-tests", 149, "2023-07-05", 230.0, "what NCCL's maintainer says is to be expected beyond 1 GiB"),
+    (_A100_4, "nccl-tests", 331, "2025-07-14", {8: 9.85, 16: 9.76}, "sendrecv_perf, NCCL 2.22.3"),
+    (_A100_4, "nccl-tests", 331, "2025-07-14", 72.0, "sendrecv_perf, NCCL 2.22.3; 71 to 73"),
+    ("InfiniBand HDR, 200 Gbit/s", "nccl-tests", 119, "2022-11-17", 24.0, "what NCCL's maintainer takes for the peak of one adapter"),
+    ("network, A40", "nccl-tests", 214, "2024-11-21", _A40_TIMES_US, "sendrecv_perf between two machines"),
 )
 
-FIGURES: Final[tuple[PublishedFigure, ...]] = (
-    PublishedFigure(
-        _H100, "2024-05-06", "nccl-tests #212", f"{_TESTS}212", bandwidth_gb_per_s=370.0,
-        remark="what NCCL's maintainer says is to be expected of 450 GB/s",
-    ),
-    PublishedFigure(_H100, "2024-11-19", "nccl-tests #268", f"{_TESTS}268", bandwidth_gb_per_s=180.0, remark="two GPUs, to 4 GiB"),
-    PublishedFigure(_H100, "2024-10-18", "nccl #1487", f"{_NCCL}1487", size_bytes=1000, latency_us=3.0, remark="about, by nccl-tests"),
-    PublishedFigure(
-        "NVLink 3, A100, 12 links", "2023-07-05", "nccl-tests #149", f"{_TESTS}149", bandwidth_gb_per_s=230.0,
-        remark="what NCCL's maintainer says is to be expected beyond 1 GiB",
-    ),
-    *(
-        PublishedFigure(_A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", size, time_us, remark="sendrecv_perf, NCCL 2.22.3")
-        for size, time_us in _A100_TIMES_US.items()
-    ),
-    PublishedFigure(
-        _A100_4, "2025-07-14", "nccl-tests #331", f"{_TESTS}331", bandwidth_gb_per_s=72.0, remark="sendrecv_perf, NCCL 2.22.3; 71 to 73"
-    ),
-    PublishedFigure(
-        "InfiniBand HDR, 200 Gbit/s", "2022-11-17", "nccl-tests #119", f"{_TESTS}119", bandwidth_gb_per_s=24.0,
-        remark="what NCCL's maintainer takes for the peak of one adapter",
-    ),
-    *(
-        PublishedFigure(_A40, "2024-11-21", "nccl-tests #214", f"{_TESTS}214", size, time_us, remark="sendrecv_perf between two machines")
-        for size, time_us in _A40_TIMES_US.items()
-    ),
-)  # fmt: skip
+FIGURES: Final = tuple(
+    PublishedFigure(link, date, f"{project} #{number}", _ISSUES.format(project, number), size, time_us, rate, remark)
+    for link, project, number, date, said, remark in _PUBLISHED
+    for size, time_us, rate in ([(*time, None) for time in said.items()] if isinstance(said, dict) else [(None, None, said)])
+)
 
 PUBLISHED_SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
 PUBLISHED_LOOK: Final[dict[str, Any]] = {

@@ -71,16 +71,9 @@ SPAN_LOOKS: Final = (
 class Bars:
     """Bars as columns: numpy arrays of one length.
 
-    Attributes:
-        rank: the row.
-        lane: 0 and up for the depths of spans, then ``depths`` for sends, ``depths + 1`` for recvs, ``depths + 2`` for collectives.
-        start_ns: from the start of the run.
-        end_ns: likewise; of a bar that never ended, the end of the trace.
-        look: number in ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels``.
-        event: index of its event.
-        is_open: whether it never ended.
-        depths: lanes that spans need.
-        labels: numbers of the labels that spans have, ascending; -1 for spans without one.
+    The first ``depths`` lanes are for spans, and sends, recvs and collectives have one each after them. ``look`` is a number in
+    ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels``, which are ascending, -1 for none. What never
+    ended ``is_open`` and lasts to the end of the trace.
     """
 
     rank: Ints
@@ -123,17 +116,8 @@ def make_bars(trace: Trace) -> Bars:
     # In a file that no run has left, something may end before it began: it takes no time, and nothing lies before the first moment.
     start = np.maximum(np.concatenate([piece[1] for piece in pieces]), first)
     end = np.maximum(np.concatenate([piece[2] for piece in pieces]), start)
-    return Bars(
-        rank=events.rank[event],
-        lane=lane,
-        start_ns=start,
-        end_ns=end,
-        look=look,
-        event=event,
-        is_open=(look == UNFINISHED) | (look == UNWAITED) | ((kind == SPAN) & (events.done_ns[event] == NONE)),
-        depths=depths,
-        labels=tuple(labels.tolist()),
-    )
+    is_open = (look == UNFINISHED) | (look == UNWAITED) | ((kind == SPAN) & (events.done_ns[event] == NONE))
+    return Bars(events.rank[event], lane, start, end, look, event, is_open, depths, tuple(labels.tolist()))
 
 
 def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
@@ -225,7 +209,7 @@ class Rows:
             marks=(-EDGE, -EDGE + MARKS),
         )
 
-    def boxes(self, rank: Ints, lane: Ints, start: Ints, end: Ints, low: Ints | float = 0.0, high: Ints | float = 1.0) -> Ints:
+    def boxes(self, rank: Ints, lane: Ints | int, start: Ints, end: Ints, low: Ints | float = 0.0, high: Ints | float = 1.0) -> Ints:
         """Corners of boxes, shape (boxes, 4, 2); ``low`` and ``high`` are shares of the lane's height, counted from its lower edge."""
         height = self.bottom[lane] - self.top[lane]
         lower, upper = rank + self.bottom[lane] - low * height, rank + self.bottom[lane] - high * height
@@ -244,14 +228,13 @@ LEAST_HEIGHT: Final = 0.2  # share of a lane that a slot with anything in it tak
 class Density:
     """What short bars add up to: columns, one row for each (rank, lane, slot, look) that occurs.
 
-    ``count`` bars begin in the slot, and take ``share`` of it; drawn from ``bottom`` to ``top``, as shares of the lane's height.
+    Together they take ``share`` of the slot; drawn from ``bottom`` to ``top``, as shares of the lane's height.
     """
 
     rank: Ints
     lane: Ints
     slot: Ints
     look: Ints
-    count: Ints
     share: Ints
     bottom: Ints
     top: Ints
@@ -261,13 +244,12 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
     """Separates long bars from short ones, and adds up the short ones in slots of ``slot_ns``, the first from ``first_ns`` on.
 
     Returns:
-        A mask of the bars at least a slot long, and what the others add up to: their number is the sum of ``count``, their time that of
-        ``share`` times ``slot_ns``.
+        A mask of the bars at least a slot long, and what the others add up to: their time is the sum of ``share`` times ``slot_ns``.
     """
     long = bars.end_ns - bars.start_ns >= slot_ns
     short = ~long
     if not short.any():
-        return long, Density(*np.zeros((8, 0), dtype=np.int64))
+        return long, Density(*np.zeros((7, 0), dtype=np.int64))
     start, end = (bars.start_ns[short] - first_ns) / slot_ns, (bars.end_ns[short] - first_ns) / slot_ns
     slot = np.floor(start).astype(np.int64)
     first_part = np.minimum(end, slot + 1) - start
@@ -279,7 +261,6 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
     keys, which = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
     rank, lane, slot, look = np.unravel_index(keys, sizes)
     share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]))
-    count = np.bincount(which[: short.sum()], minlength=len(keys))
     # What shares a slot is stacked, and stacks higher than the lane are shrunk.
     height = np.maximum(share, LEAST_HEIGHT)
     begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))
@@ -287,7 +268,7 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
     height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
     running = np.cumsum(height)
     top = np.clip(running - (running - height)[begins][stack], 0, 1)
-    return long, Density(rank, lane, slot, look, count, share, np.clip(top - height, 0, 1), top)
+    return long, Density(rank, lane, slot, look, share, np.clip(top - height, 0, 1), top)
 
 
 SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours

@@ -378,9 +378,7 @@ def _draw_measured(ax: Axes, comparison: Comparison, step: int, chosen: Ints, un
     """Draws the measured spans of a run without steps."""
     events, index, begin = comparison.real.events, comparison.real_index[chosen], comparison.real_begin_ns[step]
     start, end = (events.post_ns[index] - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
-    draw_boxes(
-        ax, ROWS.boxes(events.rank[index], np.full(len(index), MEASURED_LANE), start, end), MEASURED_LOOK, gid="measured", linewidth=0.6
-    )
+    draw_boxes(ax, ROWS.boxes(events.rank[index], MEASURED_LANE, start, end), MEASURED_LOOK, gid="measured", linewidth=0.6)
     return [style.swatch(MEASURED_LOOK)]
 
 
@@ -391,8 +389,7 @@ def _draw_predicted(ax: Axes, comparison: Comparison, step: int, chosen: Ints, u
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])
     for number in np.unique(off).tolist():
         some = off == number
-        lanes = np.full(int(some.sum()), PREDICTED_LANE)
-        corners = ROWS.boxes(events.rank[index][some], lanes, start[some], end[some])
+        corners = ROWS.boxes(events.rank[index][some], PREDICTED_LANE, start[some], end[some])
         draw_boxes(ax, corners, LOOKS[number], gid=f"predicted-{number}", linewidth=0.6)
     return [style.swatch(look) for look in LOOKS]
 

@@ -87,16 +87,10 @@ PALEST_CURVE: Final = 0.6
 
 @dataclass(frozen=True)
 class StepPicture:
-    """What a picture of a step shows.
+    """What a picture of a step shows: the computations, in the unit of the time axis, the step from 0, and words.
 
-    Attributes:
-        actions: the computations, in the unit of the time axis, the step from 0.
-        time: what stands under the time axis.
-        metadata: where the times are from, for the last line.
-        about: what the line under the title says of the step itself.
-        draw_messages: draws the sends and recvs into their lanes, and returns their entries for the legend; None for none.
-        notes: what else a reader must know, a sentence each.
-        draw_over: draws over the rows, and returns its entries for the legend; None for nothing.
+    ``time`` stands under the time axis, ``about`` in the line under the title, ``notes`` below. ``draw_messages`` draws sends and recvs
+    into their lanes, and ``draw_over`` draws over the rows; both return their entries for the legend.
     """
 
     actions: StageActions
@@ -186,7 +180,8 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
         for number in range(chunks):
             some = np.flatnonzero((actions.kind == kind) & (chunk == number))
             shade = _shade(look, number, chunks)
-            _draw_computed(ax, rows, place[some], actions.start[some], actions.end[some], shade, zorder=3, gid=f"actions-{kind}-{number}")
+            corners = rows.boxes(place[some], COMPUTE_LANE, actions.start[some], actions.end[some])
+            draw_boxes(ax, corners, shade, gid=f"actions-{kind}-{number}", outlined=True)
     gaps = _draw_gaps(ax, actions, rows)
     if row_points(ax, len(actions.ranks)) >= PHASES_FROM:
         _draw_phases(ax, actions, rows)
@@ -215,11 +210,6 @@ def _shade(look: Look, chunk: int, chunks: int) -> Look:
     return Look(look.name, style.fade(look.colour, share), look.hatch, look.ink)
 
 
-def _draw_computed(ax: Axes, rows: Rows, place: Ints, start: Ints, end: Ints, look: Look, *, zorder: float, gid: str) -> None:
-    corners = rows.boxes(place, np.full(len(place), COMPUTE_LANE), start, end)
-    draw_boxes(ax, corners, look, gid=gid, zorder=zorder, outlined=True)
-
-
 def _draw_gaps(ax: Axes, actions: StageActions, rows: Rows) -> int:
     """Shades the time in which a rank computes nothing, from the start of the step to its end; returns how many gaps there are."""
     first, last = float(actions.start.min()), float(actions.end.max())
@@ -229,7 +219,7 @@ def _draw_gaps(ax: Axes, actions: StageActions, rows: Rows) -> int:
         begin, end = np.append(first, own.end), np.append(own.start, last)
         gaps.append(np.stack([np.full(len(begin), place), begin, end])[:, end - begin >= LEAST_GAP * (last - first)])
     places, starts, ends = np.concatenate(gaps, axis=1)
-    _draw_computed(ax, rows, places, starts, ends, BUBBLE_LOOK, zorder=2, gid="bubbles")
+    draw_boxes(ax, rows.boxes(places, COMPUTE_LANE, starts, ends), BUBBLE_LOOK, gid="bubbles", zorder=2, outlined=True)
     return len(places)
 
 
@@ -272,7 +262,7 @@ def _draw_numbers(ax: Axes, actions: StageActions, rows: Rows, place: Ints, chun
 def draw_flights(ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
     """Draws messages on their way, each twice: in the row of its sender and in that of its receiver; returns the legend's entry."""
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
-        draw_boxes(ax, rows.boxes(places, np.full(len(places), lane), start, end), MESSAGE_LOOK, gid=f"messages-{lane}")
+        draw_boxes(ax, rows.boxes(places, lane, start, end), MESSAGE_LOOK, gid=f"messages-{lane}")
     return [style.swatch(MESSAGE_LOOK)]
 
 

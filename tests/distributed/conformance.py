@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+import ringsim
+
 FAMILIES = ("messages", "collectives", "groups", "arguments", "handles")
 WORLD_SIZES = (1, 2, 3, 4)
 DTYPES = (
@@ -68,7 +70,7 @@ def load_rules() -> dict[str, Rule]:
 
 
 def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
-    """Runs the rules on this rank, and writes how each went to ``directory``; stops at the first that fails.
+    """Runs the rules on this rank, each in a span of its name, and writes how it went to ``directory``; stops at the first that fails.
 
     Args:
         dist: ``ringsim.comm``, initialized.
@@ -81,7 +83,8 @@ def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
             if each.least > size or name in skips:
                 continue
             try:
-                each.check(dist, rank, size)
+                with ringsim.span(name):
+                    each.check(dist, rank, size)
             except Exception:
                 report.write(json.dumps([name, traceback.format_exc()]) + "\n")
                 raise

@@ -53,29 +53,19 @@ def outside_a_group_nothing_happens(dist: Any, rank: int, size: int) -> None:
     same(tensor, make(rank))
 
 
-@rule(least=2)
-def a_group_sorts_its_ranks(dist: Any, rank: int, size: int) -> None:
-    group = dist.new_group(list(reversed(range(size))))
-    assert dist.get_process_group_ranks(group) == list(range(size))
-    assert dist.get_rank(group) == rank
-
-
-@rule(least=2)
-def a_group_keeps_the_order_if_asked(dist: Any, rank: int, size: int) -> None:
-    group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
-    assert dist.get_process_group_ranks(group) == list(reversed(range(size)))
-    assert dist.get_rank(group) == size - 1 - rank
-    tensors = [torch.empty(6) for _ in range(size)]
+@rule(least=2, each={"sorted": True, "as given": False})
+def the_order_of_a_group_is(dist: Any, rank: int, size: int, ordered: bool) -> None:
+    ranks = list(range(1, size)) if ordered else list(range(1, size))[::-1]
+    group = dist.new_group(list(range(1, size))[::-1], sort_ranks=ordered)
+    if rank == 0:
+        return
+    assert dist.get_process_group_ranks(group) == ranks
+    assert dist.get_rank(group) == ranks.index(rank)
+    assert [dist.get_global_rank(group, place) for place in range(size - 1)] == ranks
+    assert [ranks[dist.get_group_rank(group, each)] for each in ranks] == ranks
+    tensors = [torch.empty(6) for _ in ranks]
     dist.all_gather(tensors, make(rank), group=group)
-    same(tensors[0], make(size - 1))
-
-
-@rule(least=2)
-def ranks_are_translated(dist: Any, rank: int, size: int) -> None:
-    group = dist.new_group(list(range(1, size)))
-    if rank:
-        assert [dist.get_global_rank(group, place) for place in range(size - 1)] == list(range(1, size))
-        assert [dist.get_group_rank(group, each) for each in range(1, size)] == list(range(size - 1))
+    same(tensors[0], make(ranks[0]))
 
 
 @rule(least=2)

@@ -35,8 +35,9 @@ def pass_on(dist: Any, rank: int, size: int, lay_out: Any = torch.clone, into: A
     """Sends a tensor to the next rank while one comes from the rank before."""
     pred, succ = neighbours(rank, size)
     received = into(torch.zeros_like(make(pred, **what)))
+    sending = dist.isend(lay_out(make(rank, **what)), **{f"{named}dst": succ})
     receiving = dist.irecv(received, **{f"{named}src": pred})
-    dist.isend(lay_out(make(rank, **what)), **{f"{named}dst": succ}).wait()
+    sending.wait()
     receiving.wait()
     same(received.clone(), make(pred, **what))
 
@@ -46,31 +47,23 @@ def isend_and_irecv_go_to(dist: Any, rank: int, size: int, named: str) -> None:
     pass_on(dist, rank, size, named=named)
 
 
-@rule(least=2)
-def recv_from_anybody_says_who_sent(dist: Any, rank: int, size: int) -> None:
+@rule(least=2, each={"recv": 3, "irecv": 4})
+def anybody_may_send_and_is_named_by(dist: Any, rank: int, size: int, tag: int) -> None:
     if rank:
-        dist.send(torch.tensor([float(rank)]), 0, tag=3)
+        dist.send(torch.tensor([float(rank)]), 0, tag=tag)
         return
     sources = set()
     for _ in range(size - 1):
         token = torch.empty(1)
-        source = dist.recv(token, tag=3)
+        if tag == 3:
+            source = dist.recv(token, tag=tag)
+        else:
+            handle = dist.irecv(token, tag=tag)
+            handle.wait()
+            source = source_of(handle)
         assert token.item() == source
         sources.add(source)
     assert sources == set(range(1, size))
-
-
-@rule(least=2)
-def irecv_from_anybody_says_who_sent(dist: Any, rank: int, size: int) -> None:
-    if rank:
-        dist.isend(torch.tensor([float(rank)]), 0, tag=4).wait()
-        return
-    tokens = [torch.empty(1) for _ in range(size - 1)]
-    for token in tokens:
-        handle = dist.irecv(token, tag=4)
-        handle.wait()
-        assert token.item() == source_of(handle)
-    assert {token.item() for token in tokens} == set(range(1, size))
 
 
 @rule(least=2)
@@ -102,48 +95,27 @@ def messages_of_one_tag_arrive_in_order(dist: Any, rank: int, size: int) -> None
 
 
 @rule(least=2)
-def a_batch_sends_and_receives_at_once(dist: Any, rank: int, size: int) -> None:
+def a_batch_sends_and_receives_at_once_and_in_order(dist: Any, rank: int, size: int) -> None:
     pred, succ = neighbours(rank, size)
-    down, up = torch.empty(6), torch.empty(6)
+    down, up, later = torch.empty(6), torch.empty(6), torch.empty(6)
     handles = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, make(rank, salt=1), succ, tag=1),
             dist.P2POp(dist.isend, make(rank, salt=2), pred, tag=2),
             dist.P2POp(dist.irecv, down, pred, tag=1),
             dist.P2POp(dist.irecv, up, group_peer=succ, tag=2),
+            dist.P2POp(dist.isend, make(rank, salt=3), succ, tag=1),
+            dist.P2POp(dist.irecv, later, pred, tag=1),
         ]
     )
     for handle in handles:
         handle.wait()
     same(down, make(pred, salt=1))
     same(up, make(succ, salt=2))
+    same(later, make(pred, salt=3))
 
 
-@rule(least=2)
-def a_batch_keeps_the_order_of_one_pair(dist: Any, rank: int, size: int) -> None:
-    if rank > 1:
-        return
-    peer, received = 1 - rank, [torch.empty(6) for _ in range(3)]
-    ops = [dist.P2POp(dist.irecv, tensor, peer) for tensor in received]
-    ops += [dist.P2POp(dist.isend, make(rank, salt=number), peer) for number in range(3)]
-    for handle in dist.batch_isend_irecv(ops):
-        handle.wait()
-    for number, tensor in enumerate(received):
-        same(tensor, make(peer, salt=number))
-
-
-@rule(least=2)
-def large_messages_cross(dist: Any, rank: int, size: int) -> None:
-    pred, succ = neighbours(rank, size)
-    shape = (1 << 20,)
-    sent, received = make(rank, shape), torch.empty(shape)
-    sending, receiving = dist.isend(sent, succ), dist.irecv(received, pred)
-    sending.wait()
-    receiving.wait()
-    same(received, make(pred, shape))
-
-
-@rule(least=2, each={"empty": (0, 3), "number": (), "cube": (2, 3, 4)})
+@rule(least=2, each={"empty": (0, 3), "number": (), "cube": (2, 3, 4), "large": (1 << 20,)})
 def every_shape_travels(dist: Any, rank: int, size: int, shape: tuple[int, ...]) -> None:
     pass_on(dist, rank, size, shape=shape)
 
@@ -171,24 +143,14 @@ def thing(rank: int) -> dict[str, Any]:
     return {"rank": rank, "text": "x" * 100 * rank, "list": list(range(rank))}
 
 
-@rule(least=2)
-def object_lists_are_sent_and_received(dist: Any, rank: int, size: int) -> None:
+@rule(least=2, each={"one by one": {}, "in a batch": {"use_batch": True}})
+def object_lists_are_sent_and_received(dist: Any, rank: int, size: int, how: dict[str, Any]) -> None:
     if rank == 0:
-        dist.send_object_list([thing(2), "two", None], 1)
+        dist.send_object_list([thing(2), "two", None], 1, **how)
     elif rank == 1:
         received: list[Any] = [None] * 3
-        assert dist.recv_object_list(received, 0) == 0
+        assert dist.recv_object_list(received, 0, **how) == 0
         assert received == [thing(2), "two", None]
-
-
-@rule(least=2)
-def object_lists_in_a_batch_are_sent_and_received(dist: Any, rank: int, size: int) -> None:
-    if rank == 0:
-        dist.send_object_list([thing(3)], 1, use_batch=True)
-    elif rank == 1:
-        received: list[Any] = [None]
-        dist.recv_object_list(received, 0, use_batch=True)
-        assert received == [thing(3)]
 
 
 @rule()
@@ -220,3 +182,15 @@ def objects_are_scattered(dist: Any, rank: int, size: int) -> None:
         objects: list[Any] = [None]
         dist.scatter_object_list(objects, [thing(each) for each in range(size)] if rank == root else None, root)
         assert objects == [thing(rank)]
+
+
+@rule(least=2)
+def objects_travel_in_a_group(dist: Any, rank: int, size: int) -> None:
+    group = dist.new_group([size - 1, 0])
+    if rank in (0, size - 1):
+        everybodys: list[Any] = [None] * 2
+        dist.all_gather_object(everybodys, thing(rank), group=group)
+        assert everybodys == [thing(0), thing(size - 1)]
+        objects = [thing(rank)]
+        dist.broadcast_object_list(objects, group=group, group_src=1)
+        assert objects == [thing(size - 1)]

@@ -40,7 +40,7 @@ def check_rows(table: Bandwidths) -> None:
 
 
 def test_every_pattern_on_every_edge() -> None:
-    table = ringsim.bandwidth(3, [64], PATTERNS, limit_s=8)
+    table = ringsim.bandwidth(3, [64], PATTERNS, limit_s=15)
     check_rows(table)
     found: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for pattern, backend, src, dst in table.series():
@@ -63,7 +63,7 @@ def test_every_pattern_on_every_edge() -> None:
 
 
 def test_a_ring_of_one_has_its_memory_alone() -> None:
-    table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=2)
+    table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=6)
     check_rows(table)
     assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
     assert table.columns["busbw_gb_per_s"][0] == 0, "a rank alone moves nothing over a link"
@@ -76,10 +76,10 @@ TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # for the time that
 def around() -> list[Any]:
     """Measures within a worker that sends messages of its own before and after; then asks for what these ranks are not."""
     ring = ringsim.current_ring()
-    measure(make_plan((0, 1), [4096], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=2, ceilings=False))
+    measure(make_plan((0, 1), [4096], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=6, ceilings=False))
     measure(make_plan((0, 1), [LARGE], "pingpong", "gloo", edge=(0, 1), limit_s=1, ceilings=False))
     dist.all_reduce(torch.ones(4))
-    first = ringsim.bandwidth(sizes=[8, 64], edge=(1, 0), ceilings=False, limit_s=2)
+    first = ringsim.bandwidth(sizes=[8, 64], edge=(1, 0), ceilings=False, limit_s=6)
     second = ringsim.bandwidth(sizes=[512], edge=(0, 1), ceilings=False, limit_s=1)
     limited = ringsim.bandwidth(sizes=TOO_MANY, edge=(0, 1), ceilings=False, limit_s=0.6)
     dist.all_reduce(torch.ones(4))
@@ -88,7 +88,7 @@ def around() -> list[Any]:
         with pytest.raises(ArgumentError, match=words):
             ringsim.bandwidth(sizes=[8], **wrong)
     socket.gethostname = lambda: f"machine {ring.rank}"
-    apart = ringsim.bandwidth(sizes=[8], edge=(0, 1), limit_s=2)
+    apart = ringsim.bandwidth(sizes=[8], edge=(0, 1), limit_s=6)
     return [first, second, limited, apart]
 
 
@@ -152,13 +152,13 @@ def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tup
     os.chdir(directory)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
     dist.init_process_group("gloo")
-    table = ringsim.bandwidth(sizes=[8], ceilings=False, limit_s=2)
+    table = ringsim.bandwidth(sizes=[8], ceilings=False, limit_s=6)
     total = torch.ones(1)
     dist.all_reduce(total)  # the group of the script still works
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(ports[1])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        main(["bandwidth", "--sizes", "8,4K", "--limit", "4", "-o", "links.json", "-o", "links.csv"])
+        main(["bandwidth", "--sizes", "8,4K", "--limit", "12", "-o", "links.json", "-o", "links.csv"])
     return len(table), int(total), printed.getvalue()
 
 

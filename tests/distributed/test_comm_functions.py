@@ -1,4 +1,7 @@
-"""``ringsim.comm`` in place of ``torch.distributed`` in workers: what the trace says, what a call costs, the example of the docs."""
+"""``ringsim.comm`` in place of ``torch.distributed`` in workers: what the trace says, what a call costs, the example of the docs.
+
+Operations that are built from messages, too: what they say, and where they are recorded. What they do is in the conformance suite.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,23 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as native
+from conformance import FAMILIES
+from hidden import Hiding
 from torch.distributed import isend as bound_before
 
 import ringsim
 from ringsim import comm as dist
 from ringsim.comm import functions
+from ringsim.comm.built import reduce_parts
+from ringsim.comm.functions import FALLBACKS
+from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
 from ringsim.traces.value import Trace
 
@@ -53,6 +62,10 @@ def talk() -> list[Any]:
     with dist._coalescing_manager():
         dist.all_reduce(found)
     dist.barrier()  # barrier
+    dist.set_backend(Hiding())
+    with warnings.catch_warnings(action="ignore"):
+        dist.all_reduce(torch.ones(3))  # built
+    dist.set_backend("torch")
     return [token.tolist(), found.tolist(), [part[0].item() for part in parts], words]
 
 
@@ -77,10 +90,58 @@ def test_worker_gets_what_torch_gives_and_the_trace_names_its_lines() -> None:
         found = places(trace, rank)
         for op in ("isend", "recv", "irecv", "all_reduce", "all_gather", "barrier"):
             assert found[op] == {(op, __file__)}
+        assert found["built"] == {("isend", __file__), ("irecv", __file__)}
         assert found["batch"] == {("batch_isend", __file__), ("batch_irecv", __file__)}
         assert found["send of rank 0" if rank == 0 else "send"] == {("send", __file__)}
+    assert trace.unmatched == []
     groups = {trace.events.tables.groups[group].name for group in trace.events.group}
     assert {f"ring:{rank}>{(rank + 1) % size}" for rank in range(size)} <= groups
+
+
+def warn() -> list[Any]:
+    """An operation that the backend lacks, and some of which torch has the function alone, without and with a log; each of them twice."""
+    found, said = torch.ones(1), []
+    for name, hidden, log, call in (
+        ("all_reduce", True, False, lambda: dist.all_reduce(found)),  # warned of
+        ("reduce_scatter", False, False, lambda: dist.reduce_scatter(found, [torch.ones(1)])),  # warned of
+        ("broadcast", False, True, lambda: dist.broadcast(found, 0)),  # warned of
+    ):
+
+        def refuse(*args: Any, name: str = name, **kwargs: Any) -> None:
+            raise RuntimeError(f"Backend gloo does not support {name}\nException raised from {name} at Backend.hpp")
+
+        with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+            warnings.simplefilter("always")
+            patch.setattr(native.ProcessGroup, "allreduce" if hidden else name, refuse)
+            dist.set_backend(Hiding(name) if hidden else "torch")
+            dist.configure(enabled=log, verbose=log)
+            for _ in range(2):
+                call()
+            dist.configure(enabled=False)
+        assert found.item() == 1
+        said.append([(each.category, str(each.message), each.filename, each.lineno) for each in caught])
+    objects: list[Any] = [None]
+    FALLBACKS["all_gather_object"](dist.cdb, objects, {"rank": 0}, None, True)  # as plain data
+    assert objects == [{"rank": 0}]
+    return said
+
+
+def test_a_built_operation_warns_once_at_the_users_line() -> None:
+    said = ringsim.trace(warn, world_size=1).results[0]
+    for each, words in zip(said, ("'hiding' has no all_reduce", "'torch' has no reduce_scatter", "'torch' has no broadcast"), strict=True):
+        ((category, message, file, line),) = each
+        assert category is RuntimeWarning
+        assert words in message
+        assert file == __file__
+        assert "# warned of" in Path(file).read_text().splitlines()[line - 1]
+
+
+def test_everything_that_communicates_can_be_built() -> None:
+    assert set(dist._FUNCTIONS) - {"isend", "irecv"} <= set(FALLBACKS)
+    tested = "\n".join(Path(__file__).with_name(f"conformance_{family}.py").read_text() for family in FAMILIES)
+    assert {name for name in FALLBACKS if name not in tested} == {"new_subgroups_by_enumeration"}
+    with pytest.raises(ArgumentError, match=r"op must be one of SUM, AVG, .*"):
+        reduce_parts([torch.ones(1)], "PREMUL_SUM")
 
 
 def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:

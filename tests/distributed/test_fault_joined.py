@@ -77,7 +77,7 @@ def test_ranks_raise_where_they_are_stuck(played: Callable[[str], Played]) -> No
     for text, raised_at, after_s, has_trace in results(ranks):
         assert text.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits for ")
         assert raised_at == line
-        assert after_s < 3
+        assert after_s < 15  # the time-out is half an hour
         assert has_trace
     trace = ringsim.load(folder / "run.ringtrace")
     assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]

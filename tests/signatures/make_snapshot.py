@@ -12,7 +12,6 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +77,8 @@ def snapshot_of_wheel(path: Path) -> dict[str, Any]:
 
 def snapshot_of_installed() -> dict[str, Any]:
     """Makes the snapshot of the torch that is installed."""
-    spec = find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    root = Path(spec.origin).parent.parent
-    return make_snapshot(lambda name: (root / name).read_text(), importlib.metadata.version("torch").partition("+")[0])
+    torch = importlib.metadata.distribution("torch")
+    return make_snapshot(lambda name: Path(str(torch.locate_file(name))).read_text(), torch.version.partition("+")[0])
 
 
 if __name__ == "__main__":
