@@ -187,7 +187,7 @@ class LateWaits:
             self._recorder.wait(slot)
 
     def enter_block(self) -> None:
-        """Notes that the thread is back from C++: Python reuses frames, and DistributedDataParallel begins each forward pass with a block."""
+        """Notes that the thread is back from C++: Python uses frames again, and DistributedDataParallel's forward pass is a block."""
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
