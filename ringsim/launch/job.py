@@ -69,6 +69,11 @@ class RankConfig:
         return Path(self.directory, f"rank-{self.rank}.out")
 
     @property
+    def result_file(self) -> Path:
+        """Where the rank writes what its worker returns."""
+        return Path(self.directory, f"rank-{self.rank}.result")
+
+    @property
     def exit_file(self) -> Path:
         """Where the process that reaps the rank writes its exit status."""
         return Path(self.directory, f"rank-{self.rank}.exit")

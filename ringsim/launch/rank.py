@@ -33,7 +33,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
-import cloudpickle
 import numpy as np
 import torch
 
@@ -44,6 +43,7 @@ from ringsim.diagnose.failure import raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig
+from ringsim.launch.results import write_result
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
@@ -82,7 +82,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         finally:
             torch_hooks.uninstall(recorder)
             recorder.close()
-        say(("result", _pack_result(result, config)))
+        say(("result", _write_result(result, config)))
         status = 0
     except BaseException as error:  # whatever it is, the launcher must hear of it
         say(("failed", report_exception(config.rank, error)))
@@ -275,9 +275,11 @@ def _start_recording(config: RankConfig) -> Recorder:
     return recorder
 
 
-def _pack_result(result: Any, config: RankConfig) -> bytes:
+def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
     try:
-        return bytes(cloudpickle.dumps(result))
+        return write_result(result, config.result_file)
+    except OSError:  # no room
+        raise
     except Exception as error:
         raise TypeError(
             f"the result of the worker must be picklable, got a {type(result).__qualname__} ({type(error).__name__}: {error}; "

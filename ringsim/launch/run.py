@@ -34,6 +34,7 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
+from ringsim.launch.results import read_result
 from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
@@ -195,7 +196,7 @@ class _Supervisor:
         ]
         self._progress = Progress(self._size)
         self._loaded: dict[int, int] = {}  # rank -> its number of torch threads
-        self._results: dict[int, bytes] = {}
+        self._results: dict[int, list[tuple[int, int]]] = {}  # rank -> where its result lies in its file
         self._reports: dict[int, Report] = {}
         self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
         self._run_id = uuid.uuid4().hex[:12]
@@ -241,7 +242,7 @@ class _Supervisor:
                 "Raise limit_s, or look at error.trace for where they were."
             )
             raise self._explained(error)
-        trace = self._make_trace([pickle.loads(self._results[rank]) for rank in range(self._size)], complete=True)
+        trace = self._make_trace(self._read_results(), complete=True)
         self._send("bye")  # not before: the end of one rank breaks what a thread of another may still wait for, which the trace is to show
         return trace
 
@@ -375,9 +376,7 @@ class _Supervisor:
             self._look_at_the_rest()
         self._ranks.kill()
         self._ranks.wait_for_end()
-        results: list[Any] = [None] * self._size
-        for rank, packed in self._results.items():
-            results[rank] = pickle.loads(packed)
+        results = self._read_results()
         try:
             return self._make_trace(results, complete=False)
         except RingError:
@@ -397,6 +396,11 @@ class _Supervisor:
             for channel in wait(channels, timeout=left_s):
                 if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
                     channels.remove(channel)  # type: ignore[arg-type]  # likewise
+
+    def _read_results(self) -> list[Any]:
+        """Returns what the workers returned, None for those that did not."""
+        ranks = ((rank, self._results.get(rank)) for rank in range(self._size))
+        return [spans and read_result(self._ranks.config.for_rank(rank).result_file, spans) for rank, spans in ranks]
 
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._follow_outputs(last=True)

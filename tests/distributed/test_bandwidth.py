@@ -22,6 +22,7 @@ from rank_server import RankServer, free_port, results
 import ringsim
 from ringsim.cli import main
 from ringsim.errors import ArgumentError
+from ringsim.launch.ranks import get_launcher
 from ringsim.links.plan import PATTERNS, make_plan
 from ringsim.links.worker import measure
 from ringsim.traces.bandwidths import Bandwidths, load
@@ -130,17 +131,20 @@ def test_the_limit_leaves_out_the_largest_sizes_and_says_so(inside: Any) -> None
     assert (note in table.metadata["notes"][0], "limit_s=0.6" in repr(table)) == (True, True)
 
 
-def press_ctrl_c_once(label: str) -> None:
+def press_ctrl_c_once(label: str, directory: Path) -> None:
     """Waits until a record of the run names the block."""
-    while not any(label in names.read_text() for names in Path(tempfile.gettempdir()).rglob("rank-*.names")):
+    while not any(label in names.read_text() for names in directory.rglob("rank-*.names")):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_keeps_what_was_measured() -> None:
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get_launcher().close()  # parked ranks have their directory elsewhere
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sizes = [8, *(LARGE + 8 * number for number in range(200))]
-    threading.Thread(target=press_ctrl_c_once, args=(f"bandwidth gloo pingpong 0 1 {LARGE}",), daemon=True).start()
+    threading.Thread(target=press_ctrl_c_once, args=(f"bandwidth gloo pingpong 0 1 {LARGE}", tmp_path), daemon=True).start()
     table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600)
+    get_launcher().close()
     check_rows(table.select(table.columns["size_bytes"] == 8))
     assert table.metadata["interrupted"]
     assert "interrupted: only what had been measured by then is here." in table.metadata["notes"]

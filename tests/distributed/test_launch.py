@@ -29,6 +29,7 @@ from ringsim.errors import Deadlock, Interrupted, PeerExited, RankFailed, RingEr
 from ringsim.launch import ranks
 from ringsim.launch.job import Kind, start_environment
 from ringsim.launch.ranks import EXIT_S, ForkedRanks, get_launcher
+from ringsim.launch.results import read_result, write_result
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 Raised = TypeVar("Raised", bound=BaseException)
@@ -64,6 +65,42 @@ def test_results_come_by_rank(world_size: int) -> None:
     assert trace.results == [(rank - 2) % world_size + steps for rank in range(world_size)]
     assert len(trace.to_pandas("messages")) == (2 * world_size if world_size > 1 else 0)
     assert len(trace.unmatched) == 0
+
+
+def large_result() -> tuple[Any, ...]:
+    whole = torch.arange(2.0**20).reshape(1024, 1024)
+    tied = whole.to(torch.bfloat16)
+    return (
+        whole,
+        tied,
+        tied,
+        whole.t(),
+        whole.clone().requires_grad_(),
+        torch.nn.Linear(512, 512),
+        whole.numpy(),
+        [],
+        torch.ones(()),
+        whole > 3,
+    )
+
+
+def test_large_results_are_mapped_and_belong_to_the_caller(tmp_path: Path) -> None:
+    expected = large_result()
+    for result in ringsim.trace(large_result, world_size=2).results:
+        for got, sent in zip(result, expected, strict=True):
+            if isinstance(sent, torch.Tensor):
+                assert (got.dtype, got.requires_grad) == (sent.dtype, sent.requires_grad)
+                assert torch.equal(got, sent)
+        result[0][0] = -1.0  # one's own
+        assert float(result[0][0].sum()) == -1024
+        assert result[1] is result[2]
+        assert np.array_equal(result[6], expected[6])
+        assert result[5](torch.ones(512)).requires_grad
+    spans = write_result(expected, tmp_path / "result")
+    assert [end - start for start, end in spans[1:]] == [4 << 20, 2 << 20, 1 << 20, 4 << 20, 1 << 20]
+    assert spans[0][1] < 10 << 20, "only what is no plain tensor is in the pickle: a transposed one and one with a gradient"
+    assert torch.equal(read_result(tmp_path / "result", spans)[0], expected[0])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_see_the_callers_surroundings_as_they_are_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
