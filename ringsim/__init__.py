@@ -6,6 +6,7 @@ the ring and the timeline.
 Contents::
 
     trace                             run a worker on real ranks and record it; or record ranks that something else started
+    traced                            the same as a decorator
     load                              read a saved trace
     Trace                             what was recorded: events, messages, results, pictures
     span                              name a piece of work in the timeline
@@ -87,6 +88,7 @@ _CONTENTS: Final = {
     "suppress_output": "ringsim.ring.printing",
     "topologies": "ringsim.topologies",
     "trace": "ringsim.launch.api",
+    "traced": "ringsim.launch.api",
 }
 __all__ = [name for name in _CONTENTS if name != "__version__"]
 
@@ -102,6 +104,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.faults import Jitter as Jitter
     from ringsim.faults import Slow as Slow
     from ringsim.launch.api import trace as trace
+    from ringsim.launch.api import traced as traced
     from ringsim.link import Link as Link
     from ringsim.links.api import bandwidth as bandwidth
     from ringsim.magics import load_ipython_extension as load_ipython_extension

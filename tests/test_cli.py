@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!doctype html>")])
+def test_show_draws_into_the_file_that_is_named(trace_file: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
+    assert main(["show", str(trace_file), "-o", str(tmp_path / f"new/picture.{ending}")]) == 0
+    assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
+
+
+def test_show_has_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(trace_file), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    trace = ringsim.load(trace_file)
+    assert (said["world_size"], said["events"]) == (trace.world_size, len(trace.events))
+    assert [row["count"] for row in said["operations"]] == [row.count for row in trace.stats().rows]
+
+
 def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = tmp_path / "foreign.ringtrace"
     foreign.write_text("no trace")
@@ -74,6 +89,7 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         (["show", str(tmp_path / "missing.ringtrace")], 1),
         (["show", str(foreign)], 1),
         (["show", str(trace_file), "-o", str(occupied)], 1),
+        (["show", str(trace_file), "-o", str(tmp_path / "picture.gif")], 2),
         (["show", str(trace_file), "--export", str(tmp_path / "run.pdf")], 2),
         (["explain", str(foreign)], 1),
         (["explain", "-o", str(occupied / "waits.png"), str(trace_file)], 1),

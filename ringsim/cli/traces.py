@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +31,17 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     )
     add_rank_options(parser)
     parser.add_argument("-o", "--out", type=Path, default=None, metavar="FILE", help="trace file to write (default: SCRIPT.ringtrace)")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, followed by its own arguments")
+    parser.add_argument("-f", "--force", action="store_true", help="replace that file if it exists, instead of taking the next free name")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module, followed by its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the ranks that a script runs on."""
-    parser.add_argument("-n", "--ranks", type=int, help="number of ranks (default: 2, or those that the script starts by itself)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, help="number of ranks (default: 2, or those that the script, torchrun, srun or mpirun starts)"
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the ranks compute on (default: cpu)")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the run after this long")
     parser.add_argument(
@@ -47,7 +54,13 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
 
 def run_trace(options: argparse.Namespace) -> int:
     """Records a script and saves its trace; returns the exit code."""
-    out: Path = options.out or Path(Path(options.script).stem + ".ringtrace")
+    name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
+    out: Path = options.out or Path(f"{name}.ringtrace")
+    if is_launched():
+        return record_rank(options, out)
+    if not options.force and out.exists():
+        there, out = out, next_free(out)
+        print(f"{there} exists: writing {out} (-f replaces it)")
     try:
         trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
     except (RingError, Interrupted) as error:
@@ -58,6 +71,39 @@ def run_trace(options: argparse.Namespace) -> int:
     trace.save(out)
     print(trace.summary())
     print(f"wrote {out}")
+    return 0
+
+
+def next_free(file: Path) -> Path:
+    """Returns the path of a file that does not exist yet, with a number.
+
+    Example:
+        >>> next_free(Path("no/such/run.ringtrace"))
+        PosixPath('no/such/run-2.ringtrace')
+    """
+    names = (file.with_name(f"{file.stem}-{number}{file.suffix}") for number in itertools.count(2))
+    return next(name for name in names if not name.exists())
+
+
+def is_launched() -> bool:
+    """Tells whether torchrun, srun or mpirun has started this process as one of several ranks."""
+    from ringsim.environment import discover
+
+    try:
+        return discover(ask_mpi=False).world_size > 1
+    except RingError:
+        return False
+
+
+def record_rank(options: argparse.Namespace, out: Path) -> int:
+    """Records the rank that this process is: a launcher has started it. Rank 0 writes the file, and says so."""
+    from ringsim.launch.worlds import record_program
+
+    if options.ranks is not None:
+        raise ArgumentError(f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave it out, or the launcher.")
+    record_program(options.script, options.arguments, out, check=options.check, module=options.module)
+    if os.environ.get("RANK", "0") == "0" and out.exists():
+        print(f"{ringsim.load(out).summary()}\nwrote {out}")
     return 0
 
 
@@ -78,7 +124,7 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
     from ringsim.launch.run import run as run_job
 
     script = Path(options.script)
-    if not script.is_file():
+    if not options.module and not script.is_file():
         raise ArgumentError(f"SCRIPT must be a Python file, got {options.script!r}, which is not there.")
     if keep_at is not None and keep_at.exists():
         file = keep_at.with_suffix("")
@@ -87,7 +133,7 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
         )
     ranks = 2 if options.ranks is None else options.ranks
     kind = make_kind(ranks, options.device, 1800, ring=False)  # torch's own limit: the script sets what it wants
-    job = replace(pack_script(str(script), options.arguments, seed=0), check=options.check)
+    job = replace(pack_script(options.script, options.arguments, seed=0, module=options.module), check=options.check)
     try:
         return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
     except StartsRanks:
@@ -112,7 +158,7 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         path = Path(directory, "run.ringtrace")
         try:
-            record_program(str(script), options.arguments, path, check=options.check)
+            record_program(options.script, options.arguments, path, check=options.check, module=options.module)
         except (Exception, SystemExit) as error:
             report = report_exception(0, error)
             text = f"{script} raised {report.error}: {report.text}\n{indent(report.traceback)}"
@@ -123,6 +169,7 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
 
 
 # The method of Trace, by the ending of the path; .chakra and .otf2 are directories.
+PICTURES: Final = (".png", ".svg", ".pdf", ".html")
 EXPORTS: Final = {
     ".pftrace": "to_perfetto", ".json": "to_chrome", ".goal": "to_goal", ".chakra": "to_chakra", ".otf2": "to_otf2",
 }  # fmt: skip
@@ -132,7 +179,16 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
     parser = add_verb(verbs, "show", "summarise a trace file, and draw it", "ringsim show demo/run.ringtrace -o pictures", run_show)
     parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="draw ring.png and timeline.png into this directory")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="DIR|FILE",
+        help=f"draw ring.png and timeline.png into a directory, or the timeline into a file ({', '.join(PICTURES)})",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print numbers instead of words: the run, and a row for each operation and group"
+    )
     parser.add_argument(
         "--export",
         type=Path,
@@ -145,9 +201,16 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 def run_show(options: argparse.Namespace) -> int:
     """Summarises, draws and exports a trace file; returns the exit code."""
+    out: Path | None = options.out
+    if out is not None and out.suffix and not out.is_dir() and out.suffix not in PICTURES:
+        raise ArgumentError(
+            f"The ending of -o must be one of {', '.join(PICTURES)}, got {out.suffix!r} ({out}). Choose one, or a directory."
+        )
     trace = ringsim.load(options.file)
-    print(trace.summary())
-    if options.out is not None:
+    print(json.dumps(_numbers(trace), indent=2) if options.json else trace.summary())
+    if out is not None and out.suffix in PICTURES and not out.is_dir():
+        print(f"wrote {write_picture(trace.plot_timeline(), out)}")
+    elif out is not None:
         for written in write_pictures(trace, options.out):
             print(f"wrote {written}")
     for path in options.export:
@@ -156,6 +219,13 @@ def run_show(options: argparse.Namespace) -> int:
         getattr(trace, EXPORTS[path.suffix])(path)
         print(f"wrote {path}")
     return 0
+
+
+def _numbers(trace: Trace) -> dict[str, object]:
+    """Returns what the summary says, for programs."""
+    about: dict[str, object] = {key: trace.metadata[key] for key in ("source", "backend", "date") if key in trace.metadata}
+    counts = {"messages": len(trace.messages), "events": len(trace.events), "unmatched": len(trace.unmatched)}
+    return {**about, "world_size": trace.world_size, "makespan_s": trace.makespan_s, **counts, "operations": trace.stats().to_dict()}
 
 
 def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -50,7 +51,14 @@ def write_picture(axes: Axes, file: Path) -> Path:
     figure = cast("Figure", axes.figure)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file)
+        if file.suffix == ".html":
+            with io.BytesIO() as image:
+                figure.savefig(image, format="svg")
+                file.write_bytes(
+                    b"<!doctype html><meta charset='utf-8'><title>ringsim</title>" + image.getvalue()[image.getvalue().index(b"<svg") :]
+                )
+        else:
+            figure.savefig(file)
     except (OSError, ValueError) as error:
         raise RingError(f"the picture must be writable to {file}, got {error}. Choose another place with -o.") from None
     finally:

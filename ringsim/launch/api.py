@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -140,3 +141,39 @@ def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, rin
     if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
     return Kind(int(world_size), comm_device, float(timeout_s), ring, start_environment())
+
+
+def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Trace]]:
+    """Makes a function run on real ranks whenever it is called: ``trace`` as a decorator.
+
+    Args:
+        nothing: nothing; the function is what follows.
+        options: those of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are what the function is called with.
+
+    Returns:
+        The decorator. The decorated function returns the trace.
+
+    Raises:
+        TypeError: it is used without a call: ``@traced`` instead of ``@traced(world_size=4)``.
+
+    Example:
+        >>> import ringsim
+        >>> @ringsim.traced(world_size=2)
+        ... def worker(number):
+        ...     return number + ringsim.current_ring().rank
+        >>> worker(40).results
+        [40, 41]
+    """
+    if nothing:
+        raise TypeError(f"@ringsim.traced must be told how many ranks to start, got {nothing[0]!r}. Write @ringsim.traced(world_size=4).")
+
+    def decorate(worker: Callable[..., Any]) -> Callable[..., Trace]:
+        check_worker(worker)
+
+        @functools.wraps(worker)
+        def run_traced(*args: Any, **kwargs: Any) -> Trace:
+            return trace(worker, args=args, kwargs=kwargs, **options)
+
+        return run_traced
+
+    return decorate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from ringsim.faults import Injection
 
+Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]  # a logger: name, level; stream, level and format of handlers
 CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
 # Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
 # started with other values than the caller's must not run the caller's job.
@@ -90,12 +92,13 @@ class Job:
 
     Attributes:
         call: cloudpickle bytes of (worker, args, kwargs), or None for a script.
-        script: path of a script to run as ``__main__``, or None.
+        script: path of a script to run as ``__main__``, or None; the name of a module where ``module`` says so.
         environ, cwd, path, argv, affinity: the caller's, as they are now.
         lines: source lines of code that is in no file (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
         check: which mistakes are refused, see ``ringsim.trace``.
         inject: the faults to inject, on any rank.
+        loggers: the caller's, as they are configured now.
     """
 
     call: bytes | None
@@ -109,6 +112,8 @@ class Job:
     seed: int
     check: str = "basic"
     inject: tuple[Injection, ...] = ()
+    module: bool = False
+    loggers: tuple[Logging, ...] = ()
 
 
 def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int) -> Job:
@@ -123,15 +128,44 @@ def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     return _pack(pack_worker(worker, args, kwargs), None, list(sys.argv), seed)
 
 
-def pack_script(script: str, argv: Sequence[str], seed: int) -> Job:
-    """Packs a script that runs as ``__main__``, with its command-line arguments."""
-    return _pack(None, os.path.abspath(script), [script, *argv], seed)
+def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:
+    """Packs a script, or a module by its name, that runs as ``__main__``, with its command-line arguments."""
+    return replace(_pack(None, script if module else os.path.abspath(script), [script, *argv], seed), module=module)
 
 
 def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) -> Job:
     affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
-    return Job(call, script, dict(os.environ), os.getcwd(), path, argv, affinity, _cell_lines(), seed)
+    return Job(call, script, dict(os.environ), os.getcwd(), path, argv, affinity, _cell_lines(), seed, loggers=list_loggers())
+
+
+def list_loggers() -> tuple[Logging, ...]:
+    """Returns how this process's loggers are configured: their levels, and what they write to stdout and stderr in which format."""
+    loggers = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
+    found = []
+    for name, logger in loggers.items():
+        if isinstance(logger, logging.Logger):
+            handlers = [
+                ("stdout" if handler.stream is sys.stdout else "stderr", handler.level, handler.formatter)
+                for handler in logger.handlers
+                if type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.stderr)
+            ]
+            plain = [(stream, level, form if type(form) is logging.Formatter else None) for stream, level, form in handlers]
+            if logger.level or plain:
+                found.append((name, logger.level, plain))
+    return tuple(found)
+
+
+def configure_loggers(loggers: tuple[Logging, ...]) -> None:
+    """Configures the loggers of a rank as those of the caller."""
+    for name, level, handlers in loggers:
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        for stream, handler_level, form in handlers:
+            handler = logging.StreamHandler(getattr(sys, stream))
+            handler.setLevel(handler_level)
+            handler.setFormatter(form)
+            logger.addHandler(handler)
 
 
 def _cell_lines() -> dict[str, list[str]]:

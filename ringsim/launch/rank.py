@@ -42,7 +42,7 @@ from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
-from ringsim.launch.job import HIDE, SHOW, Job, RankConfig
+from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
 from ringsim.launch.results import write_result
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
 from ringsim.state import change_state
@@ -216,12 +216,16 @@ def _enter(job: Job, config: RankConfig, port: int) -> None:
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
     os.chdir(job.cwd)
-    sys.path[:] = job.path if job.script is None else [os.path.dirname(job.script), *job.path]
+    if job.script is None:
+        sys.path[:] = job.path
+    else:
+        sys.path[:] = [job.cwd if job.module else os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
     if job.affinity:
         os.sched_setaffinity(0, job.affinity)
     for name, lines in job.lines.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    configure_loggers(job.loggers)
     cores = len(job.affinity) or os.cpu_count() or 1
     if config.world_size >= cores and "OMP_NUM_THREADS" not in job.environ:
         torch.set_num_threads(1)
@@ -252,19 +256,23 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
 
 
 def _load(job: Job) -> Callable[[], Any]:
-    """Returns the function to run."""
+    """Returns the function to run. A program that ends by ``sys.exit(0)`` has ended well."""
     if job.call is not None:
         worker, args, kwargs = pickle.loads(job.call)
-        return lambda: worker(*args, **kwargs)
+        run = functools.partial(worker, *args, **kwargs)
+    else:
+        run = functools.partial(runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__")
 
-    def run_script() -> None:
+    def run_to_end() -> Any:
         try:
-            runpy.run_path(str(job.script), run_name="__main__")
+            result = run()
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
+            return None
+        return result if job.call is not None else None
 
-    return run_script
+    return run_to_end
 
 
 def _start_recording(config: RankConfig) -> Recorder:

@@ -140,7 +140,7 @@ def _two_launchers() -> StartsRanks:
 # -- in a program that makes its worlds by itself
 
 
-def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic") -> None:
+def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False) -> None:
     """Runs a script in this process, and records the world that it, or a process that it starts, makes or joins.
 
     Args:
@@ -148,12 +148,13 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
         arguments: its arguments.
         path: the file that rank 0 writes at its end, if one of these processes is rank 0.
         check: see ``ringsim.trace``.
+        module: whether ``script`` is the name of a module.
     """
     leave = record_worlds(path, check)
     sys.argv[:] = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     try:
-        runpy.run_path(script, run_name="__main__")
+        (runpy.run_module if module else runpy.run_path)(script, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             raise

@@ -144,3 +144,31 @@ def test_what_was_recorded_until_then_is_there_and_no_process(tmp_path: Path, ca
     # The parts that a killed launcher leaves are read, and a later run does not overwrite the evidence.
     assert main(["trace", "-n", "2", "-o", "SIGKILL.ringtrace", "script.py"]) == 2
     assert "SIGKILL.ringtrace.parts must not exist" in capsys.readouterr().err
+
+
+def test_a_module_is_run_and_no_file_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    Path("package").mkdir()
+    Path(write_script("dist.all_reduce(torch.ones(1))\nimport sys; sys.exit(0)")).rename("package/program.py")
+    monkeypatch.syspath_prepend(".")
+    for expected in ("program.ringtrace", "program-2.ringtrace"):
+        assert main(["trace", "-m", "package.program"]) == 0
+        assert f"wrote {expected}" in capsys.readouterr().out
+    Path("program-2.ringtrace").unlink()
+    Path("program.ringtrace").write_text("old")
+    assert main(["trace", "-f", "-m", "package.program"]) == 0
+    assert set(ringsim.load("program.ringtrace").to_pandas()["op"]) >= {"all_reduce"}
+    assert not Path("program-2.ringtrace").exists()
+
+
+def test_under_a_launcher_each_rank_records_itself() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "ringsim", "trace"]
+    script = write_script("dist.all_reduce(torch.ones(1))")
+    ended = subprocess.run([*launcher, "-o", "run.ringtrace", script], capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout.count("wrote run.ringtrace")) == (0, 1), ended.stderr
+    trace = ringsim.load("run.ringtrace")
+    assert trace.to_pandas().query("op == 'all_reduce'")["rank"].tolist() == [0, 1]
+    for variables in ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert main(["trace", "-n", "2", script]) == 2

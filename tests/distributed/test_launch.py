@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -480,3 +481,26 @@ def test_a_forked_child_has_ranks_of_its_own() -> None:
     read.close()
     os.waitpid(pid, 0)
     assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
+
+
+def logged() -> None:
+    logging.getLogger("mine").info("is said")
+    logging.getLogger("quiet").warning("is not said")
+    sys.exit(0)
+
+
+def test_a_rank_logs_as_its_caller_and_may_exit_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s of %(name)s: %(message)s"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+    monkeypatch.setattr(logging.getLogger("quiet"), "level", logging.ERROR)
+    trace = ringsim.trace(logged, world_size=2)
+    assert (trace.results, trace.output) == ([None] * 2, ["INFO of mine: is said\n"] * 2)
+
+
+def test_a_decorator_runs_on_ranks() -> None:
+    run = ringsim.traced(world_size=2, ring=False)(lambda number, *, more: number + more)
+    assert run(1, more=2).results == [3, 3]
+    with pytest.raises(TypeError, match=r"Write @ringsim.traced\(world_size=4\)"):
+        ringsim.traced(logged)

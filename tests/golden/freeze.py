@@ -256,7 +256,7 @@ def freeze_results() -> str:
 
 
 def freeze_commands() -> str:
-    """The usage line of each verb: what it takes, in which order."""
+    """What each verb takes, an option or argument a line, so that more is no harm."""
     from ringsim.cli import main
 
     def usage(*arguments: str) -> str:
@@ -269,7 +269,8 @@ def freeze_commands() -> str:
     os.environ["COLUMNS"] = "1000"
     try:
         verbs = re.findall(r"^    ([a-z]+)(?: |$)", usage(), re.MULTILINE)
-        return "\n".join([re.match(r"usage: (.*)", usage(verb))[1] for verb in verbs] + [""])  # type: ignore[index]
+        taken = {verb: re.findall(r"\[.*?\]|\S+", usage(verb).splitlines()[0])[3:] for verb in verbs}
+        return "".join(f"ringsim {verb} {one}\n" for verb, each in taken.items() for one in each)
     finally:
         os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
 
