@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
 from ringsim.diagnose.verdict import judge
 from ringsim.errors import Deadlock
 from ringsim.traces.events import Group
-from ringsim.traces.findings import Operation
+from ringsim.traces.findings import KINDS, Operation
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
 TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
@@ -51,6 +52,11 @@ def caught(call: Callable[[], object]) -> BaseException:
     with pytest.raises(BaseException) as info:  # noqa: PT011
         call()
     return info.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_ends_a_wait_is_what_torch_would_raise(kind: str) -> None:
+    assert isinstance(impose(kind, "ranks wait for each other"), RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,10 @@ def test_what_is_made_of_an_echo_is_one(text: str, echo: str, hides: bool) -> No
     report = report_exception(0, caught(lambda: wrap(RuntimeError(text), hides=hides)))
     assert (report.text, report.echo) == ("step failed", echo)
     assert ("nan loss" in report.after) is (echo == OWN and not hides)
+
+
+def test_an_exception_of_pythons_library_has_the_place_of_its_caller() -> None:
+    assert report_exception(0, caught(lambda: json.loads("{"))).where.startswith(f"{__file__}, line ")
 
 
 def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -> None:
