@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
@@ -32,11 +34,13 @@ from ringsim.diagnose.failure import (
     report_death,
     write_verdict,
 )
+from ringsim.diagnose.snapshot import operation_of
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
+from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
@@ -355,7 +359,16 @@ class _Supervisor:
             lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
             if lost or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it: then say who waited for what
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
+            error.args = (f"{error}{self._last_of_the_dead(error.trace)}",)
         return error
+
+    def _last_of_the_dead(self, trace: Trace) -> str:
+        """Says what ranks that died without an exception had posted last: no traceback tells where they were."""
+        events, said = trace.events, ""
+        for rank in (rank for rank, report in self._reports.items() if not report.error):
+            for event in np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1:].tolist():
+                said += f"\n  the last that rank {rank} posted was {operation_of(events, event)}"
+        return said
 
     def _doing(self) -> str:
         return self._options.doing(self._ranks.directory) if self._options.doing is not None else ""

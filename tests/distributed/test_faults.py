@@ -240,8 +240,12 @@ def wraps_in_a_chain() -> None:
         raise RuntimeError(f"rank {dist.get_rank()} failed in step") from error
 
 
-@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "rank 1 of 3 failed: its process was ended by signal 9"))
+DEAD = "the last that rank 1 posted was barrier (world) at test_faults.py:"
+
+
+@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "rank 1 of 3 failed: its process was ended by signal 9", DEAD))
 def wraps_a_death() -> None:
+    dist.barrier()
     if dist.get_rank() == 1:
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGKILL)
