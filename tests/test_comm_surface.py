@@ -109,9 +109,7 @@ def test_star_brings_what_torchs_star_brings() -> None:
     ours: dict[str, Any] = {}
     exec("from torch.distributed import *", theirs)
     exec("from ringsim.comm import *", ours)
-    assert {name for name, value in theirs.items() if not isinstance(value, types.ModuleType)} <= set(
-        ours
-    )  # modules: whatever was imported
+    assert {name for name, value in theirs.items() if not isinstance(value, types.ModuleType)} <= set(ours)
     assert {"cdb", "set_backend", "log_summary"} <= set(ours)
     assert not {"functions", "backend", "Any", "annotations"} & set(ours)
 

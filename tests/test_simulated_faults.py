@@ -14,10 +14,8 @@ from ringsim.simulator.api import simulate
 
 sys.path.append(str(Path(__file__).parent / "distributed"))
 import fault_programs_groups
-import fault_programs_messages
-import fault_programs_tensors
 from fault_programs import FAULTS
-from fault_rows import ELSEWHERE, OTHERWISE, ROWS, judge
+from fault_rows import ELSEWHERE, OTHERWISE, PROGRAMS, ROWS, judge
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 NUMBERS = [number for number in ROWS if number not in ELSEWHERE]
@@ -26,7 +24,7 @@ NUMBERS = [number for number in ROWS if number not in ELSEWHERE]
 @pytest.fixture(autouse=True)
 def on_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs call torch.distributed by the name of a module, which is that of ringsim.comm here."""
-    for module in (fault_programs_groups, fault_programs_messages, fault_programs_tensors):
+    for module in PROGRAMS:
         monkeypatch.setattr(module, "dist", comm)
     monkeypatch.setattr(fault_programs_groups, "my_rank", comm.get_rank)  # nobody sets RANK here
 

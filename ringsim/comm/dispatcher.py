@@ -17,6 +17,8 @@ import functools
 import queue
 import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
@@ -32,6 +34,8 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 
+RETURN_S: Final = 0.001  # the least limit that torch knows; by then a call into C++ that does not wait has come back
+LOOK_S: Final = 0.003  # how often to look whether one has that does
 NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
 JOIN_S: Final = 2.0  # what is still under way when recording ends gets this long
 
@@ -134,12 +138,17 @@ class _UnderWay(NamedTuple):
     work: Work
     slot: int
     places: list[int]
+    issued_ns: int
     thread: int
     frame: tuple[int, int]
+    blocks: int
 
 
 class LateWaits:
     """Waits for collectives that the program waits for in C++, one after the other, and writes down when each was done.
+
+    DistributedDataParallel waits when it has issued its last bucket. So a collective counts as waited for from when it was issued if its
+    thread comes back from C++ after it was done, and has issued no other one by then.
 
     Args:
         recorder: where they are recorded.
@@ -151,7 +160,8 @@ class LateWaits:
         self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._slots: dict[int, int] = {}  # by the address of what a collective fills
-        self._latest: dict[int, int] = {}  # by thread, what it issued last
+        self._blocks: defaultdict[int, int] = defaultdict(int)  # by thread, how many blocks of record_function it has entered
+        self._last: _UnderWay | None = None  # done while its thread was in C++: perhaps what that waited for
 
     def add(self, work: Work, slot: int, made: list[torch.Tensor], frame: FrameType | None) -> None:
         """Writes down when a collective is done, in the record at ``slot``.
@@ -168,14 +178,17 @@ class LateWaits:
         places = [tensor.data_ptr() for tensor in made]
         self._slots.update(dict.fromkeys(places, slot))
         thread = threading.get_ident()
-        self._latest[thread] = slot
-        self._queue.put(_UnderWay(work, slot, places, thread, _where(frame)))
+        self._queue.put(_UnderWay(work, slot, places, time.monotonic_ns(), thread, _where(frame), self._blocks[thread]))
 
     def begin(self, tensor: torch.Tensor) -> None:
         """Writes down that the program begins to wait for what fills ``tensor``, where that is under way."""
         slot = self._slots.get(tensor.data_ptr())
         if slot is not None:
             self._recorder.wait(slot)
+
+    def enter_block(self) -> None:
+        """Notes that the thread is back from C++: Python uses frames again, and DistributedDataParallel's forward pass is a block."""
+        self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
         """Ends when what was added is done, or has had its time."""
@@ -184,33 +197,56 @@ class LateWaits:
             self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             try:
-                self._wait_for(item)
+                in_cpp = self._wait_for(item)
             except Exception:
                 self._recorder.wait(item.slot)  # it broke while somebody waited: it was not refused
                 self._recorder.complete(item.slot, ERROR)
                 continue
-            for place in item.places:
-                self._slots.pop(place, None)  # first: nobody begins to wait for what is done
-            # DistributedDataParallel waits when it has issued its last bucket; so does what C++ does at once.
-            waited_from_the_start = self._latest.get(item.thread) == item.slot and self._is_still_there(item)
-            self._recorder.complete(item.slot, waited=not waited_from_the_start)
+            finally:
+                for place in item.places:
+                    self._slots.pop(place, None)  # first: nobody begins to wait for what is done
+            self._recorder.complete(item.slot)
+            self._last = item if in_cpp else None
 
-    def _wait_for(self, item: _UnderWay) -> None:
-        """Waits for a collective. After a while a thread that has not come back from C++ since it issued it counts as waiting, too."""
-        try:
-            self._wait(item.work, timedelta(seconds=NOTICED_S))
-        except Exception:
-            if item.work.is_completed():
-                raise
-            if self._is_still_there(item):
-                self._recorder.wait(item.slot)
-            self._wait(item.work)
+    def _next(self) -> _UnderWay | None:
+        """Returns the next collective, None at the end; finds out meanwhile whether the last one was waited for."""
+        last, self._last = self._last, None
+        while last is not None:
+            try:
+                came = [self._queue.get(timeout=LOOK_S)]
+            except queue.Empty:
+                came = []
+            if came and came[0] is not None and came[0][-3:] == last[-3:]:
+                return came[0]  # from the same call into C++, which went on beside the last one
+            if came or not self._holds_its_thread(last):
+                self._recorder.amend(last.slot, wait_ns=last.issued_ns)
+                last = None
+            if came:
+                return came[0]
+        return self._queue.get()
 
-    def _is_still_there(self, item: _UnderWay) -> bool:
-        """Whether the thread that issued a collective has not come back from C++ since."""
-        return _where(sys._current_frames().get(item.thread)) == item.frame
+    def _wait_for(self, item: _UnderWay) -> bool:
+        """Waits for a collective; returns whether its thread stayed in C++. There it counts as waiting after a while."""
+        in_cpp = False
+        for limit_s in (RETURN_S, NOTICED_S):
+            try:
+                self._wait(item.work, timedelta(seconds=limit_s))
+                return in_cpp or self._holds_its_thread(item)
+            except Exception:  # the limit, or what the wait below raises again
+                in_cpp = self._holds_its_thread(item)
+        if in_cpp:
+            self._recorder.wait(item.slot)
+        self._wait(item.work)
+        return in_cpp
+
+    def _holds_its_thread(self, item: _UnderWay) -> bool:
+        """Whether the thread has not come back from C++ since; functions in Python that C++ calls do not count."""
+        frame = sys._current_frames().get(item.thread)
+        while frame is not None and _where(frame) != item.frame:
+            frame = frame.f_back
+        return frame is not None and self._blocks[item.thread] == item.blocks
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:

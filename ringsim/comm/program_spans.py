@@ -32,8 +32,8 @@ _SCHEDULES: Final = {
 }
 
 
-def make_replacements(recorder: Recorder) -> dict[Place, Callable[..., Any]]:
-    """Makes the functions that record ``record_function`` blocks and NVTX ranges."""
+def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> dict[Place, Callable[..., Any]]:
+    """Makes the functions that record ``record_function`` blocks, at each of which ``on_block`` is called, and NVTX ranges."""
     enter: Callable[..., Any] = record_function.__enter__
     leave: Callable[..., Any] = record_function.__exit__
     push: Callable[..., Any] = torch.cuda.nvtx.range_push
@@ -42,6 +42,7 @@ def make_replacements(recorder: Recorder) -> dict[Place, Callable[..., Any]]:
     ranges = threading.local()  # a thread's ranges nest
 
     def enter_block(self: Any) -> Any:
+        on_block()
         blocks[id(self)] = recorder.span_begin(str(self.name))
         return enter(self)
 

@@ -418,7 +418,10 @@ class _Hooks:
             recorder, lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
         )
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
-        self.replacements: dict[Place, Hook] = {**make_replacements(recorder), **(self.checks.replacements if self.checks else {})}
+        self.replacements: dict[Place, Hook] = {
+            **make_replacements(recorder, self.late.enter_block),
+            **(self.checks.replacements if self.checks else {}),
+        }
         makers: dict[Place, Callable[[], Hook]] = {
             NEW_GROUP: lambda: _record_new_groups(recorder, compared),
             SET_DEFAULT: lambda: _record_end_of_groups(recorder, self.look_for_pipelining),

@@ -294,7 +294,10 @@ class Watcher:
         start_s = time.monotonic()
         heads = self._records.look()
         now_s, now_ns = time.monotonic(), time.monotonic_ns()  # all that was read had happened by then
-        verdict = self._compare(states, now_ns) or self._look_for_stuck(heads, states, now_s, now_ns)
+        verdict = self._compare(states, now_ns)
+        if verdict is None and (stuck := self._look_for_stuck(heads, states, now_s, now_ns)) is not None:
+            self._compare_s = 0.0  # what disagrees may be why
+            verdict = self._compare(states, now_ns) or stuck
         if self._suspicion is None:
             self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
         return verdict

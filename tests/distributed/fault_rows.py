@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fault_programs_groups
 import fault_programs_messages
 import fault_programs_tensors
-from fault_programs import FAULTS
+from fault_programs import FAULTS, Fault
 
+import ringsim
+from ringsim import errors
+from ringsim.traces.events import OK, Events
 from ringsim.traces.value import Trace
 
-PROGRAMS = (fault_programs_groups, fault_programs_messages, fault_programs_tensors)  # importing them fills FAULTS
+sys.path.append(str(Path(__file__).parents[1] / "programs"))
+import wrong_collectives
+import wrong_modules
+import wrong_threads
+
+# Importing them fills FAULTS.
+PROGRAMS = (fault_programs_groups, fault_programs_messages, fault_programs_tensors, wrong_collectives, wrong_modules, wrong_threads)
+AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.startswith("wrong_")}  # as people write them
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 RIGHT = ("fine", "cannot be seen")  # such a program ends well
+LIMIT_S = 60  # of a run; nothing here comes near it
 LATE = ("late_sender", "late_receiver", "straggler")  # on a loaded machine somebody always waits
 
 
@@ -41,10 +53,11 @@ def read_rows() -> dict[str, Row]:
 
 
 ROWS = read_rows()
-ALIVE, TIME, MEET = (
+ALIVE, TIME, MEET, MODULES = (
     "processes and signals are not simulated",
     "only a limit in real time ends it",
     "simulated ranks need no rendezvous: the ring is there",
+    "torch's modules call torch itself, and a rank has one thread",
 )
 ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("6b", "7b", "19"), TIME),
@@ -57,6 +70,9 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     "60": "tensors without data travel here, as sizes",
     "68": "a wait that has ended at its limit leaves the operation, and the group, as they are",
     "70": "a rank has one thread",
+    "83a": "the barrier is refused at once, and takes the place of the exception",
+    "81": "polling takes no simulated time",
+    **dict.fromkeys((row for row in AS_WRITTEN if row >= "85"), MODULES),
 }
 OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/simulation.md
     "46b": Row("invalid_argument", ({0},), ("ArgumentError",)),
@@ -65,7 +81,27 @@ OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/si
     "53c": Row("rank_failed", ({0}, {1}), ("RingError",)),
     "59": Row("fine", (), ("none",)),
     "61": Row("rank_failed", ({0},), ("ArgumentError",)),
+    **{row: ROWS[row]._replace(errors=("ArgumentError",)) for row in ("76a", "76b", "78b", "84b")},
+    "75a": Row("rank_failed", ({0}, {1}), ("ArgumentError",)),
+    "82": Row("rank_failed", ({0}, {1}), ("RunTimeout",)),
 }
+
+
+class Outcome(NamedTuple):
+    """How a run ended: the error, if any, and what was recorded."""
+
+    error: errors.RingError | errors.Interrupted | None
+    trace: Trace | None
+
+
+def run(fault: Fault) -> Outcome:
+    """Runs a program on real ranks."""
+    try:
+        trace = ringsim.trace(fault.worker, world_size=fault.size, args=fault.args(), **{"limit_s": LIMIT_S, **fault.options})
+    except (errors.RingError, errors.Interrupted) as error:
+        return Outcome(error, error.trace)
+    assert set(trace.results) <= {None, True}
+    return Outcome(None, trace)
 
 
 def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
@@ -88,3 +124,18 @@ def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
         again = trace.explain().findings[0]
         assert again.kind == first.kind
         assert set(again.ranks) in row.ranks
+
+
+def judge_on_ranks(number: str, outcome: Outcome) -> None:
+    """Compares how a run on real ranks ended with its row, and how long after its last event it did so."""
+    error, trace = outcome
+    judge(number, ROWS[number], error, trace)
+    within_s = FAULTS[number].within_s
+    if trace is not None and within_s is not None and len(trace.events):
+        assert trace.metadata["end_ns"] / 1e9 - last_event_s(trace.events) < within_s
+
+
+def last_event_s(events: Events) -> float:
+    """Returns when the last operation was posted, waited for or done, in seconds from the start of the run."""
+    done = events.done_ns[events.status == OK]  # others are ended by the verdict
+    return float(max(events.post_ns.max(), events.wait_ns.max(), done.max(initial=0))) / 1e9

@@ -30,7 +30,7 @@ class Reply:
                 self.text += content["text"]
             elif kind == "error":
                 self.errors.append(_COLOURS.sub("", "\n".join(content["traceback"])))
-            else:
+            elif "display_id" not in content.get("transient", {}):  # the progress of what takes long
                 self.shown.append(content)
                 self.value = content["data"]["text/plain"]
 
