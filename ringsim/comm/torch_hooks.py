@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
+from torch.distributed.algorithms.join import Join
 
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
@@ -56,9 +57,7 @@ FROM_CPP: Final = (
 UNSEEN_ON_GPUS: Final = (
     "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
 )
-UNAWAITED: Final = (
-    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight."
-)
+UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event, is_completed()) stays in flight."
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
@@ -432,6 +431,8 @@ class _Hooks:
             (ProcessGroup, "recv_anysource"): self.make_recv_anysource,
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
+            (Work, "get_future"): lambda: self.make_unawaited(Work.get_future),
+            (Join, "notify_join_context"): lambda: self.make_unawaited(Join.notify_join_context),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
@@ -714,6 +715,23 @@ class _Hooks:
             return result
 
         return wait
+
+    def make_unawaited(self, call: Hook) -> Hook:
+        """Makes the hook for what leaves a handle to C++, or to nobody: whose end is to be recorded all the same.
+
+        That is ``get_future``, and what DistributedDataParallel tells ranks by that have run out of data.
+        """
+        take, late = self.pending.pop, self.late
+
+        def unawaited(*args: Any) -> Any:
+            subject = args[-1]  # what stands before it would be an instance whose static method was called
+            result = call(subject)
+            work = subject if isinstance(subject, Work) else result
+            if isinstance(work, Work) and (slot := take(work, None)) is not None:
+                late.add(work, slot, [], None)
+            return result
+
+        return unawaited
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
         """Waits for a recv from any source, a batch, a handle that was waited for before, or one that was posted before recording."""

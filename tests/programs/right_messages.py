@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
+import datetime as dt
 import multiprocessing
 import queue
 import subprocess
@@ -192,7 +192,7 @@ def waits_with_limits_that_are_kept() -> None:
     received = torch.zeros(1)
     works = [dist.irecv(received, before), dist.isend(torch.ones(1), after)]
     for work in works:
-        work.wait(datetime.timedelta(seconds=30))
+        work.wait(dt.timedelta(seconds=30))
     assert float(received) == 1
 
 
@@ -270,7 +270,7 @@ def into_one_tensor() -> None:
     dist.all_gather(parts, part)
 
 
-@right(all_gather=8, broadcast=8, gather=4, scatter=4)
+@right(all_gather=12, broadcast=12, gather=4, scatter=8)
 def objects_in_collectives() -> None:
     rank, _, _ = place()
     found: list[Any] = [None] * SIZE
@@ -286,7 +286,7 @@ def objects_in_collectives() -> None:
 
 @right(barrier=4, monitored_barrier=4)
 def barriers() -> None:
-    dist.monitored_barrier(timeout=datetime.timedelta(seconds=60))
+    dist.monitored_barrier(timeout=dt.timedelta(seconds=60))
     dist.barrier()
 
 

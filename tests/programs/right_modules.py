@@ -54,7 +54,7 @@ def compressed_gradients() -> None:
         step(module)
 
 
-@right(all_gather=8, broadcast=4)
+@right(all_gather=4, broadcast=20, all_reduce=56)
 def uneven_inputs_that_are_joined() -> None:
     module = nn.parallel.DistributedDataParallel(model())
     with module.join():
@@ -86,6 +86,13 @@ def gradients_averaged_by_hooks() -> None:
     module(torch.randn(4, 8)).sum().backward()
     for work in works:
         work.wait()
+
+
+@right(all_reduce=8)
+def futures() -> None:
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+    both = torch.futures.collect_all([work.get_future() for work in works])
+    assert both.then(lambda done: sum(one.value()[0] for one in done.value())).wait().tolist() == [8.0] * 4
 
 
 @right(broadcast=16, all_reduce=32)
@@ -129,7 +136,7 @@ def a_parameter_server() -> None:
 # -- FSDP2, DTensor, tensor parallelism, functional collectives
 
 
-@right(all_gather_single=8, reduce_scatter_single=4)
+@right(all_gather_single=12, reduce_scatter_single=8)
 def fully_sharded() -> None:
     from torch.distributed.fsdp import fully_shard
 
@@ -138,7 +145,7 @@ def fully_sharded() -> None:
     step(fully_shard(module))
 
 
-@right(all_gather_single=8, reduce_scatter_single=4)
+@right(all_gather_coalesced=16)
 def the_whole_state_of_what_is_sharded() -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import fully_shard
@@ -148,7 +155,7 @@ def the_whole_state_of_what_is_sharded() -> None:
     assert dist.get_rank() != 0 or state["0.weight"].shape == (16, 8)
 
 
-@right(all_gather_single=4, reduce_scatter_single=4)
+@right(new_group=16, all_gather_single=4, reduce_scatter_single=4, all_reduce=4)
 def sharded_in_a_mesh() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -156,7 +163,7 @@ def sharded_in_a_mesh() -> None:
     step(fully_shard(model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))))
 
 
-@right(scatter=4)
+@right(scatter=4, all_gather_coalesced=8, all_reduce=4)
 def redistributed() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -168,7 +175,7 @@ def redistributed() -> None:
     assert float(tensor.sum().full_tensor()) == 32
 
 
-@right(all_reduce=4)
+@right(scatter=12, broadcast=4, all_reduce=4)
 def tensor_parallel() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -206,6 +213,8 @@ def experts() -> None:
 # -- pipelines, data, checkpoints
 
 
+# Before the first step the stages agree, there and back, on how shapes are found (send, recv), and tell
+# each other theirs, in two messages each.
 def pipeline(name: str, stages: int = 1, **options: Any) -> None:
     from torch.distributed import pipelining
 
@@ -216,17 +225,17 @@ def pipeline(name: str, stages: int = 1, **options: Any) -> None:
     schedule.step(*([batch] if rank == 0 else []), **({"target": batch} if rank == SIZE - 1 else {}))
 
 
-@right(isend=24, irecv=24)
+@right(send=6, recv=6, send_object_list=12, recv_object_list=12, isend=24, irecv=24)
 def pipeline_of_gpipe() -> None:
     pipeline("ScheduleGPipe")
 
 
-@right(isend=24, irecv=24)
+@right(send=6, recv=6, send_object_list=12, recv_object_list=12, isend=12, batch_isend=12, batch_irecv=12, irecv=12)
 def pipeline_of_1f1b() -> None:
     pipeline("Schedule1F1B")
 
 
-@right(isend=56, irecv=56)
+@right(send=14, recv=14, send_object_list=28, recv_object_list=28, isend=56, irecv=56)
 def pipeline_with_two_stages_each() -> None:
     pipeline("ScheduleInterleaved1F1B", 2)
 
@@ -254,7 +263,7 @@ def a_loader_with_a_process() -> None:
     assert float(total) == 32
 
 
-@right(broadcast=8)
+@right(all_gather=20, broadcast=24, gather=12, scatter=16)
 def a_checkpoint() -> None:
     import torch.distributed.checkpoint as checkpoint
 
