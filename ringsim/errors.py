@@ -13,6 +13,7 @@ The tree::
      |    +-- TraceFileError       a trace file cannot be read or written
      |    +-- ScheduleError        a pipeline schedule breaks its rules
      |    +-- ArgumentError        a bad argument (also a ValueError)
+     |         +-- StartsRanks     not of the argument, but of the program that starts its own ranks
      +-- KeyboardInterrupt
           +-- Interrupted          the user stopped a run
 
@@ -117,6 +118,10 @@ class ScheduleError(RingError):
 
 class ArgumentError(RingError, ValueError):
     """An argument breaks its rule; the message names the argument, the rule and the value."""
+
+
+class StartsRanks(ArgumentError):
+    """A program that ringsim has started ranks for starts its own."""
 
 
 class Interrupted(_Explained, KeyboardInterrupt):

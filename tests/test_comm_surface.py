@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import functools
+import importlib.util
 import inspect
 import json
 import pickle
@@ -112,6 +114,23 @@ def test_star_brings_what_torchs_star_brings() -> None:
     assert {name for name, value in theirs.items() if not isinstance(value, types.ModuleType)} <= set(ours)
     assert {"cdb", "set_backend", "log_summary"} <= set(ours)
     assert not {"functions", "backend", "Any", "annotations"} & set(ours)
+
+
+def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are wrapped in, and wherever."""
+    wrappers: list[Any] = [functools.partial, lambda function: lambda *args, **kwargs: function(*args, **kwargs)]
+    for number, name in enumerate(["isend", "irecv", "send", "all_reduce", "batch_isend_irecv", "barrier", "get_rank", "new_group"]):
+        for owner in (native, native.distributed_c10d)[number % 3 == 0 :]:
+            monkeypatch.setattr(owner, name, wrappers[number % 2](getattr(native, name)))
+    spec = importlib.util.spec_from_file_location("wrapped_functions", functions.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    fresh: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert fresh.FUNCTIONS.keys() == functions.FUNCTIONS.keys()
+    monkeypatch.setattr(native, "get_rank", lambda group=None: 5)
+    assert fresh.MANAGING["get_rank"]() == 5
+    assert list(inspect.signature(fresh.FUNCTIONS["isend"]).parameters) == list(inspect.signature(comm.isend).parameters)
 
 
 def test_private_names_pass_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +91,10 @@ def test_what_is_made_of_an_echo_is_one(text: str, echo: str, hides: bool) -> No
     report = report_exception(0, caught(lambda: wrap(RuntimeError(text), hides=hides)))
     assert (report.text, report.echo) == ("step failed", echo)
     assert ("nan loss" in report.after) is (echo == OWN and not hides)
+
+
+def test_an_exception_of_pythons_library_has_the_place_of_its_caller() -> None:
+    assert report_exception(0, caught(lambda: json.loads("{"))).where.startswith(f"{__file__}, line ")
 
 
 def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -> None:

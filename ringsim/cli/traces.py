@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
-from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks
 from ringsim.launch.job import CHECKS
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the ranks that a script runs on."""
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("-n", "--ranks", type=int, help="number of ranks (default: 2, or those that the script starts by itself)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the ranks compute on (default: cpu)")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the run after this long")
     parser.add_argument(
@@ -84,9 +85,41 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
         raise ArgumentError(
             f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: ringsim show {file}. Then remove it."
         )
-    kind = make_kind(options.ranks, options.device, 1800, ring=False)  # torch's own limit: the script sets what it wants
+    ranks = 2 if options.ranks is None else options.ranks
+    kind = make_kind(ranks, options.device, 1800, ring=False)  # torch's own limit: the script sets what it wants
     job = replace(pack_script(str(script), options.arguments, seed=0), check=options.check)
-    return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
+    try:
+        return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
+    except StartsRanks:
+        if options.ranks is not None:
+            raise
+    return run_alone(script, options)
+
+
+def run_alone(script: Path, options: argparse.Namespace) -> Trace:
+    """Runs a script that starts its own ranks: anew, in this process.
+
+    Raises:
+        RankFailed: the script raised.
+        RingError: nobody was rank 0.
+    """
+    from ringsim.diagnose.failure import indent, report_exception
+    from ringsim.launch.ranks import get_launcher
+    from ringsim.launch.worlds import record_program
+
+    get_launcher().close()  # with what the ranks have left
+    print(f"{script} starts its own ranks: it runs again, without others", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
+        path = Path(directory, "run.ringtrace")
+        try:
+            record_program(str(script), options.arguments, path, check=options.check)
+        except (Exception, SystemExit) as error:
+            report = report_exception(0, error)
+            text = f"{script} raised {report.error}: {report.text}\n{indent(report.traceback)}"
+            raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
+        if not path.exists():
+            raise RingError(f"a script must make a process group to be recorded, got none with a rank 0 ({script}). Let it make one.")
+        return ringsim.load(path)
 
 
 # The method of Trace, by the ending of the path; .chakra and .otf2 are directories.

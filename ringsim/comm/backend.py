@@ -251,7 +251,6 @@ class TorchBackend(Backend):
     """
 
     name = "torch"
-    init_process_group = staticmethod(dist.init_process_group)
     new_group = staticmethod(dist.new_group)
     destroy_process_group = staticmethod(dist.destroy_process_group)
     is_initialized = staticmethod(dist.is_initialized)
@@ -263,6 +262,10 @@ class TorchBackend(Backend):
     get_group_rank = staticmethod(dist.get_group_rank)
     isend = staticmethod(dist.isend)
     irecv = staticmethod(dist.irecv)
+
+    def init_process_group(self, *args: Any, **kwargs: Any) -> None:
+        """Calls torch's, or what stands in its place: in ranks that have a world already, what joins it."""
+        dist.init_process_group(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Returns torch's function ``name``."""

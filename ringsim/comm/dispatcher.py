@@ -201,7 +201,6 @@ class LateWaits:
             try:
                 in_cpp = self._wait_for(item)
             except Exception:
-                self._recorder.wait(item.slot)  # it broke while somebody waited: it was not refused
                 self._recorder.complete(item.slot, ERROR)
                 continue
             finally:
@@ -238,7 +237,12 @@ class LateWaits:
                 in_cpp = self._holds_its_thread(item)
         if in_cpp:
             self._recorder.wait(item.slot)
-        self._wait(item.work)
+        try:
+            self._wait(item.work)
+        except Exception:
+            if not in_cpp:
+                self._recorder.wait(item.slot)  # it broke while somebody waited: it was not refused
+            raise
         return in_cpp
 
     def _holds_its_thread(self, item: _UnderWay) -> bool:

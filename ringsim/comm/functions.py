@@ -122,7 +122,8 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
         return _run(name, signature, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
-        return torchs(*args, **kwargs) if process.unchanged else _run(name, signature, args, kwargs, None)
+        # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.
+        return getattr(dist, name, torchs)(*args, **kwargs) if process.unchanged else _run(name, signature, args, kwargs, None)
 
     function: Any = communicate if logged else manage
     function.__name__ = function.__qualname__ = name
@@ -187,14 +188,18 @@ def _communicates(name: str, function: Any) -> bool:
 
 
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
-    """Yields name, signature and torch's function for all that communicate; also for those that only the fallbacks have."""
+    """Yields name, signature and torch's function for all that communicate; also for those that only the fallbacks have.
+
+    Where a tool has put something else in the place of torch's function, which may not tell its arguments, they are taken from ours.
+    """
     for name, function in vars(dist).items():
         if _communicates(name, function):
             yield name, inspect.signature(function), function
-    for name, fallback in FALLBACKS.items():
-        if not hasattr(dist, name):
-            signature = inspect.signature(fallback)
-            yield name, signature.replace(parameters=list(signature.parameters.values())[1:]), None  # without the backend
+    for name, ours in {"isend": Backend.isend, "irecv": Backend.irecv, **FALLBACKS}.items():
+        function = getattr(dist, name, None)
+        if function is None or not (name in _MANAGING or _communicates(name, function)):
+            signature = inspect.signature(ours)
+            yield name, signature.replace(parameters=list(signature.parameters.values())[1:]), function  # without the backend
 
 
 FUNCTIONS: Final[dict[str, FunctionType]] = {  # those that communicate, by name
@@ -209,7 +214,7 @@ MANAGING: Final[dict[str, FunctionType]] = {  # those that say who is there
 
 
 _SIGNATURE: Final = inspect.signature(dist.P2POp)
-_ORIGINALS: Final[dict[Any, Any]] = {FUNCTIONS[name]: getattr(dist, name) for name in ("isend", "irecv")}
+_ORIGINALS: Final[dict[Any, Any]] = {FUNCTIONS[name]: getattr(dist.distributed_c10d, name) for name in ("isend", "irecv")}
 
 
 class P2POp(dist.P2POp):

@@ -74,6 +74,7 @@ WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
+_PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -279,7 +280,10 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     for chained in (summary.__cause__, summary.__context__):
         if chained is not None:
             _keep_users_frames(chained)
-    return str(readable(f"{theirs[-1].filename}, line {theirs[-1].lineno}, in {theirs[-1].name}")) if theirs else ""
+    if not theirs:
+        return ""
+    place = next((frame for frame in reversed(theirs) if not frame.filename.startswith(_PYTHON)), theirs[-1])  # json.loads is not the place
+    return str(readable(f"{place.filename}, line {place.lineno}, in {place.name}"))
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:

@@ -10,7 +10,7 @@ still be refused, and then it never was; a program may catch the error and try a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -90,7 +90,7 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
         sure &= np.array([one not in builder.from_any for one in receivers], dtype=bool)
     calls = CollectiveCalls.of(events)
     compared = _first_marked(settled[calls.event], _member_of(events, calls)) & known[calls.event]
-    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, compared)
+    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, compared, builder.count_dropped)
     builder.drop(events, calls, _mark_done(events, send, recv, calls, builder.elsewhere))
     return findings
 
@@ -206,8 +206,13 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
     return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
 
 
-def _call_findings(events: Events, calls: CollectiveCalls, compared: Ints) -> tuple[Finding, ...]:
-    """Makes a finding of the first call of each group whose members differ, of those of its events that are ``compared``."""
+def _call_findings(
+    events: Events, calls: CollectiveCalls, compared: Ints, count_before: Callable[[Events, int], int] = lambda _events, _event: 0
+) -> tuple[Finding, ...]:
+    """Makes a finding of the first call of each group whose members differ, of those of its events that are ``compared``.
+
+    ``count_before`` tells how many calls of an event's group stand before those of ``events``.
+    """
     event, call = calls.event[compared], calls.call[compared]
     if len(event) == 0:
         return ()
@@ -228,7 +233,7 @@ def _call_findings(events: Events, calls: CollectiveCalls, compared: Ints) -> tu
     for group, its in earliest.items():
         some = [index for index in wrong.tolist() if events.group[event[index]] == group and place[index] == its]
         operations = tuple(operation_of(events, int(one)) for one in (mine[some[0]], *event[some]))
-        findings.append(_call_finding(operations, its, said[number[some[0]]]))
+        findings.append(_call_finding(operations, its + count_before(events, int(event[some[0]])), said[number[some[0]]]))
     return tuple(findings)
 
 

@@ -333,6 +333,10 @@ class SnapshotBuilder:
         }
         return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped)
 
+    def count_dropped(self, events: Events, event: int) -> int:
+        """Returns how many operations on the channel or group of an event have been forgotten: they stand before all that are left."""
+        return self._dropped.get(_channel_key(events, event), 0)
+
     def drop(self, events: Events, calls: CollectiveCalls, done: Ints) -> None:
         """Forgets what need not be looked at again, and counts it.
 

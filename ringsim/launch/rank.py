@@ -41,6 +41,7 @@ from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import raise_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
+from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig
 from ringsim.launch.results import write_result
 from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
@@ -70,6 +71,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
             torch_hooks.uninstall(recorder)
             install_with(job.inject, recorder, job.check)
             change_state(slowdown=slowed_by(job.inject, config.rank), jitter=jitter_of(job.inject, config.rank))
+        worlds.enter_rank(Path(config.directory), functools.partial(_end, config, say))
         function = _load(job)
         recorder.on_imports()
         say(("loaded", torch.get_num_threads()))
@@ -90,6 +92,12 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     if status == 0:
         inbox.get()  # "bye"
     os._exit(status)  # an interpreter that has loaded torch takes 0.2 s to finalize
+
+
+def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> NoReturn:
+    """Ends the rank, whatever its main thread does; what it has started ends with it."""
+    say(("failed", report_exception(config.rank, error)))
+    os._exit(1)
 
 
 def warm_up() -> None:

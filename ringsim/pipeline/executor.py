@@ -35,9 +35,8 @@ from ringsim.compute_costs import charge, compute, stretched
 from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
-from ringsim.pipeline.messages import Payload, Posted, find_routes
+from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes
 from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
-from ringsim.ring import current_ring
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
 from ringsim.schedules.schedule import Action, Schedule
@@ -226,7 +225,7 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
     _check(schedule, costs)
     check_integer("size_bytes", size_bytes, 0, "Say how large an activation is.")
     check_integer("steps", steps, 1, "Say how many.")
-    ring = current_ring()
+    ring = find_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
             f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for {schedule.num_ranks}. Make another one."

@@ -302,7 +302,7 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
 
     Raises:
         MessageMismatch: the successor waits for something else; it raises too.
-        RingError: there is no ring, or it has one rank.
+        RingError: the ring has one rank.
 
     Example:
         >>> import ringsim
@@ -328,7 +328,7 @@ def recv_activation(microbatch: int) -> Tensor:
 
     Raises:
         MessageMismatch: the predecessor sends something else; it raises too.
-        RingError: there is no ring, or it has one rank.
+        RingError: the ring has one rank.
 
     Example:
         See `send_activation`.
@@ -346,7 +346,7 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
     Raises:
         ArgumentError: there is no gradient: None in place of a tensor.
         MessageMismatch: the predecessor waits for something else; it raises too.
-        RingError: there is no ring, or it has one rank.
+        RingError: the ring has one rank.
 
     Example:
         >>> import ringsim
@@ -372,7 +372,7 @@ def recv_gradient(microbatch: int) -> Tensor:
 
     Raises:
         MessageMismatch: the successor sends something else; it raises too.
-        RingError: there is no ring, or it has one rank.
+        RingError: the ring has one rank.
 
     Example:
         See `send_gradient`.
@@ -416,7 +416,7 @@ def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, rec
 
 def _route(*, to_succ: bool) -> Route:
     """Returns the way to a neighbour in this rank's ring."""
-    ring = current_ring()
+    ring = find_ring()
     size, here = len(ring.ranks), ring.ranks.index(ring.rank)
     if size < 2:
         raise RingError("a ring must have two ranks or more for a message, got one. Hand the tensor from stage to stage directly.")

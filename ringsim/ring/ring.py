@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ringsim.comm.backend import TORCH, Backend, get_backend_object
-from ringsim.environment import discover
+from ringsim.environment import HERE, discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.ring.groups import (
     RingArguments,
@@ -36,6 +36,7 @@ from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
 _DEFAULT_TIMEOUT_S: Final = 30.0
+_NO_PORT: Final = 1  # of a world that met without one (file://, a store): the port is only stored
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,7 @@ def initialize_distributed(
     values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
     device = values.pop("comm_device")
     if None in values.values():
-        found = discover(**values)
-        values = {name: getattr(found, name) for name in values}
+        values |= _discover(values, known)
     initialize(**values, comm_device="cpu" if device is None else device, timeout_s=timeout_s, ring_ranks=ring_ranks)
 
 
@@ -299,6 +299,18 @@ def _known() -> dict[str, Any]:
     if not backend.is_initialized():
         return {}
     return vars(ring) if ring is not None else {"world_size": backend.get_world_size(), "rank": backend.get_rank()}
+
+
+def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values, those that are None found; in a world that is there already, made up where no launcher says them."""
+    try:
+        found = discover(**values, ask_mpi=not known)
+    except RingError:
+        if not known:
+            raise
+        made_up = {"head_ip": HERE, "port": _NO_PORT, "local_rank": known["rank"]}
+        return {name: made_up[name] for name, value in values.items() if value is None}
+    return {name: getattr(found, name) for name in values}
 
 
 def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:

@@ -183,6 +183,7 @@ def test_a_rank_that_waits_in_cpp_is_seen_to_wait(worker: Callable[[], Any], op:
     with pytest.raises(MessageMismatch) as caught:
         ringsim.trace(worker, world_size=2, limit_s=60)
     (finding,) = caught.value.diagnosis.findings
+    assert caught.value.trace.explain().findings == (finding,), "live as afterwards"
     assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
     assert {operation.op for operation in finding.operations} == {op, "barrier"}
     assert {operation.file for operation in finding.operations} == {__file__}

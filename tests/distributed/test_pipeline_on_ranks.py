@@ -165,11 +165,18 @@ def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
 
 
 def make_worlds(directory: str) -> tuple[tuple[float, float, list[list[int]]], list[tuple[float, dict[str, Tensor], list[int]]]]:
-    """Two rings; then a script that makes a default group and no more, twice."""
+    """Two rings; then a script that makes a default group and no more, twice: the second time without a launcher's variables."""
     rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
     in_rings = in_two_rings()
     for start in range(2):  # the second time the ring of the first is still there, but its groups are gone
-        dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/{start}", world_size), rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", init_method=f"file://{directory}/{start}", rank=rank, world_size=world_size)
+        if start:
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+                del os.environ[name]
+            if rank == 0:  # what builds the ring there, on whatever is called first
+                send_activation(torch.ones(1), 0)
+            elif rank == 1:
+                recv_activation(0)
         found.append(train_watched())
         dist.destroy_process_group()
     return in_rings, found

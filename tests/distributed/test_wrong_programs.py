@@ -23,7 +23,7 @@ AT_ONCE = 4
 
 
 # Of rows that do not end as the document says yet: what is missing.
-NOT_YET = dict.fromkeys(("74e", "75a", "81", "83a", "85b", "86d", "88a", "88c", "88d", "88e", "88f", "88g"), "not told yet")
+NOT_YET = dict.fromkeys(("75a", "81", "83a", "85b", "88a", "88c", "88d", "88e", "88f", "88g"), "not told yet")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def ended(nothing_left_behind: None, tmp_path_factory: pytest.TempPathFactory) -
         patch.setenv("PYTHONPATH", str(early), prepend=os.pathsep)
         ringsim.trace(time.monotonic, world_size=2)  # starts what ranks are forked from
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return {number: pool.submit(run, FAULTS[number]) for number in HERE}
+        return {number: pool.submit(run, FAULTS[number]) for number in HERE if number not in NOT_YET}
 
 
 @pytest.mark.parametrize("number", HERE)

@@ -1,0 +1,214 @@
+"""What happens where a program makes its own world: calls ``init_process_group``, or starts processes that do.
+
+::
+
+    a rank that has a world from ringsim calls it      it joins that world
+    a process that a rank has started calls it         the run ends: here are two launchers
+    any process of a program that ringsim did not
+    start ranks for calls it                           the process is recorded from there to its end
+
+The processes meant are those of ``multiprocessing``, forked or spawned.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ringsim.errors import ArgumentError, RingError, StartsRanks
+
+# What recording needs is imported on use: a rank's workers that load data load this module as well.
+
+_TOLD: Final = "starts-ranks"  # the file in which a process tells the rank that started it
+_LOOK_S: Final = 0.1
+_END_S: Final = 5.0  # a process that has told waits this long to be ended with its rank
+
+
+# -- in a rank
+
+
+def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
+    """Prepares a rank for a program that may make worlds of its own; called once, before the program's code is there.
+
+    Args:
+        directory: of the run.
+        end: ends the rank with an error; called from a thread.
+    """
+    from ringsim.launch.watcher import OUR_THREADS
+
+    refuse = _make_refusal(directory, os.getpid())
+    _join_on_init(refuse)
+    listener: list[threading.Thread] = []
+
+    def listen() -> None:
+        while not (directory / _TOLD).exists():
+            time.sleep(_LOOK_S)
+        end(_two_launchers())
+
+    def on_start() -> tuple[Any, ...]:
+        if not listener:
+            listener.append(threading.Thread(target=listen, name=f"{OUR_THREADS}children", daemon=True))
+            listener[0].start()
+        return _make_refusal, directory, os.getpid(), dist.is_initialized()
+
+    _follow_processes(on_start)
+
+
+def _join_on_init(refuse: Callable[[], None]) -> None:
+    """Lets the program's first ``init_process_group`` join the world that is there already, if there is one."""
+    call = dist.init_process_group
+
+    @functools.wraps(call)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        refuse()
+        if not dist.is_initialized():
+            return call(*args, **kwargs)
+        wanted = inspect.signature(call).bind(*args, **kwargs).arguments
+        _check_world(wanted)
+        dist.init_process_group = distributed_c10d.init_process_group = call
+        if wanted.get("timeout") is not None:
+            dist.group.WORLD.set_timeout(wanted["timeout"])  # type: ignore[union-attr]  # there is one
+        if dist.get_rank() == 0:
+            world = f"{dist.get_backend()}, {dist.get_world_size()} ranks"
+            sys.stderr.write(f"ringsim: init_process_group joined the process group that was there already ({world}).\n")
+        return None
+
+    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+
+
+def _check_world(wanted: dict[str, Any]) -> None:
+    """Raises unless arguments of ``init_process_group`` fit the default group."""
+    by_variables = wanted.get("init_method") in (None, "env://") and wanted.get("store") is None
+    for name, value in (("backend", dist.get_backend()), ("world_size", dist.get_world_size()), ("rank", dist.get_rank())):
+        given = wanted.get(name, -1)
+        if given == -1 and by_variables:
+            given = os.environ.get(name.upper(), -1)
+        if given in (None, -1) or re.fullmatch(f"((cpu|cuda):)?{value}", str(given).lower()):
+            continue
+        raise ArgumentError(
+            f"{name} must be {value!r} as in the process group that ringsim.trace has made, got {given!r} (rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}). Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own."
+        )
+
+
+def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Callable[[], None]:
+    """Makes what ends the run where a process that a rank has started calls it, and puts it before torch's rendezvous.
+
+    Args:
+        directory: of the run.
+        rank_pid: the process of the rank, which may make worlds.
+        joined: whether the rank was in a world: another of its processes may then have another, but not by the launcher's variables.
+    """
+    call = distributed_c10d.rendezvous  # type: ignore[attr-defined]  # a public function, under the name that torch calls it by
+
+    def refuse() -> None:
+        if os.getpid() != rank_pid:
+            (directory / _TOLD).touch()
+            time.sleep(_END_S)
+            raise _two_launchers()
+
+    def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
+        if not joined or url.startswith("env://"):
+            refuse()
+        return call(url, *args, **kwargs)
+
+    distributed_c10d.rendezvous = rendezvous  # type: ignore[attr-defined]
+    return refuse
+
+
+def _two_launchers() -> StartsRanks:
+    return StartsRanks(
+        "ranks must be started by ringsim or by the program, got both: a process that a rank has started calls init_process_group. "
+        "Leave -n out (ringsim trace SCRIPT); in Python, pass ringsim.trace the function that each rank runs, not the one that starts them."
+    )
+
+
+# -- in a program that makes its worlds by itself
+
+
+def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic") -> None:
+    """Runs a script in this process, and records the world that it, or a process that it starts, makes or joins.
+
+    Args:
+        script: the path of a Python file.
+        arguments: its arguments.
+        path: the file that rank 0 writes at its end, if one of these processes is rank 0.
+        check: see ``ringsim.trace``.
+    """
+    leave = record_worlds(path, check)
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    finally:
+        leave()
+
+
+def record_worlds(path: Path, check: str) -> Callable[[], None]:
+    """Records this process, and those that it starts, each from when it has joined a world to its end; returns what ends that here."""
+    from ringsim.comm.torch_hooks import put
+    from ringsim.comm.torch_private import SET_DEFAULT, present
+    from ringsim.launch.recording import Recording
+
+    call, recordings = getattr(*SET_DEFAULT), list[Recording]()
+
+    def leave() -> None:
+        error = sys.exception()
+        if isinstance(error, SystemExit):
+            error = None if error.code in (None, 0) else error.__context__ or error
+        while recordings:
+            recordings.pop().__exit__(None if error is None else type(error), error, None)
+        put(present({SET_DEFAULT: call}))
+
+    def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(group, *args, **kwargs)
+        if group is not None and not recordings:
+            recordings.append(Recording(path, check=check).__enter__())
+            Finalize(None, leave, exitpriority=0)  # the end of a process of multiprocessing's; that of the program comes before
+        return result
+
+    put(present({SET_DEFAULT: set_default}))
+    _follow_processes(lambda: (record_worlds, path, check))
+    return leave
+
+
+# -- into the processes that a program starts
+
+
+class _Arrival:
+    """Travels with a process that is started: what calls a function there, once the program's own module is there."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._call = function, args
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._call
+
+
+def _follow_processes(on_start: Callable[[], tuple[Any, ...]]) -> None:
+    """Has processes of ``multiprocessing`` that are not forked, and so know nothing, begin by a call: what ``on_start`` returns."""
+    call = BaseProcess.start
+
+    @functools.wraps(call)
+    def start(self: BaseProcess) -> None:
+        self.ringsim = _Arrival(*on_start())  # type: ignore[attr-defined]  # whatever a process object has is pickled
+        call(self)
+
+    BaseProcess.start = start  # type: ignore[method-assign]

@@ -1,0 +1,100 @@
+"""Programs that make their own world, in a rank that has one already or by processes that they start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import free_port
+
+import ringsim
+from ringsim import comm
+from ringsim.cli import main
+
+pytestmark = pytest.mark.timeout(60)
+
+WRONG = {"world_size": 3, "rank": 7, "backend": "cpu:gloo,cuda:nccl"}
+
+
+def make_worlds(library: Any) -> list[Any]:
+    """Asks for worlds that differ, then for the one that is there, for that one again, and, when it is gone, for another."""
+    said: list[Any] = []
+    for wrong in [{name: value} for name, value in WRONG.items()] + [{"backend": "cpu:gloo", "timeout": timedelta(seconds=7)}, {}]:
+        try:
+            library.init_process_group(**wrong)
+            said.append(dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout)
+        except ValueError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    for last in (False, True):
+        numbers = torch.ones(1)
+        dist.all_reduce(numbers)
+        said.append(numbers.item())
+        dist.destroy_process_group()
+        if not last:
+            library.init_process_group()
+    return said
+
+
+@pytest.mark.parametrize("library", [dist, comm], ids=["torch", "ringsim"])
+def test_a_worker_joins_the_world_that_is_there(library: Any) -> None:
+    trace = ringsim.trace(make_worlds, args=(library,), world_size=2)
+    for rank, (*refused, timeout, again, first, second) in enumerate(trace.results):
+        for (name, given), text in zip(WRONG.items(), refused, strict=True):
+            assert re.fullmatch(rf"ArgumentError: {name} must be .* got {given!r} \(rank {rank} of 2\)\..*ring=False.*", text)
+        assert (timeout, first, second) == (timedelta(seconds=7), 2, 2)
+        assert again == "ValueError: trying to initialize the default process group twice!"
+    assert [text.count("joined") for text in trace.output] == [1, 0]
+    assert str(trace.explain()).startswith("Nothing wrong was found")
+
+
+SCRIPT = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.distributed import init_process_group
+
+def start(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    init_process_group("gloo", rank=rank, world_size=2)
+    dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(3), 0)
+    if rank == 0:
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    processes = [mp.get_context(how).Process(target=start, args=(rank, sys.argv[1])) for rank, how in enumerate(sys.argv[2:])]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    print("all joined")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The pattern of torch's tutorials: a script that starts its ranks, which meet at a port of their own."""
+    path = tmp_path / "tutorial.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "-n", "2", "-o", str(script.parent / "run.ringtrace"), str(script), str(free_port()), "fork", "fork"]) == 2
+    said = capsys.readouterr()
+    assert "ranks must be started by ringsim or by the program, got both" in said.err
+    assert "all joined" not in said.out
+
+
+def test_the_ranks_that_a_script_starts_are_recorded(script: Path) -> None:
+    words = [sys.executable, "-m", "ringsim", "trace", str(script), str(free_port()), "fork", "spawn"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=script.parent, check=True)
+    assert "tutorial.py starts its own ranks" in done.stdout
+    assert "all joined" in done.stdout
+    messages = ringsim.load(script.with_suffix(".ringtrace")).to_pandas("messages")
+    assert messages[["src", "dst", "size_bytes"]].values.tolist() == [[0, 1, 12]]
