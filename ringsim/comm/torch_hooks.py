@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
-from torch.distributed.algorithms.join import Join
 
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
@@ -431,8 +430,7 @@ class _Hooks:
             (ProcessGroup, "recv_anysource"): self.make_recv_anysource,
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
-            (Work, "get_future"): lambda: self.make_unawaited(Work.get_future),
-            (Join, "notify_join_context"): lambda: self.make_unawaited(Join.notify_join_context),
+            (Work, "get_future"): self.make_get_future,
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
@@ -716,22 +714,17 @@ class _Hooks:
 
         return wait
 
-    def make_unawaited(self, call: Hook) -> Hook:
-        """Makes the hook for what leaves a handle to C++, or to nobody: whose end is to be recorded all the same.
+    def make_get_future(self) -> Hook:
+        """Makes the hook for ``get_future``: whoever waits for the future does so in C++, as for collectives that C++ issues."""
+        call, take, late = Work.get_future, self.pending.pop, self.late
 
-        That is ``get_future``, and what DistributedDataParallel tells ranks by that have run out of data.
-        """
-        take, late = self.pending.pop, self.late
+        def get_future(self: Work) -> Any:
+            future = call(self)
+            if (slot := take(self, None)) is not None:
+                late.add(self, slot, [], None)
+            return future
 
-        def unawaited(*args: Any) -> Any:
-            subject = args[-1]  # what stands before it would be an instance whose static method was called
-            result = call(subject)
-            work = subject if isinstance(subject, Work) else result
-            if isinstance(work, Work) and (slot := take(work, None)) is not None:
-                late.add(work, slot, [], None)
-            return result
-
-        return unawaited
+        return get_future
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
         """Waits for a recv from any source, a batch, a handle that was waited for before, or one that was posted before recording."""

@@ -54,14 +54,6 @@ def compressed_gradients() -> None:
         step(module)
 
 
-@right(all_gather=4, broadcast=20, all_reduce=56)
-def uneven_inputs_that_are_joined() -> None:
-    module = nn.parallel.DistributedDataParallel(model())
-    with module.join():
-        for _ in range(1 + dist.get_rank()):
-            step(module)
-
-
 @right(all_gather=4, broadcast=8, all_reduce=8)
 def a_layer_that_is_not_used() -> None:
     module = nn.parallel.DistributedDataParallel(nn.ModuleDict({"used": model(), "unused": nn.Linear(2, 2)}), find_unused_parameters=True)
