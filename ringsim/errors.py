@@ -4,18 +4,20 @@ The tree::
 
     Exception
      +-- RingError                 something about ranks, rings or traces went wrong
-     |    +-- RankFailed           a rank raised, or died
-     |    +-- Deadlock             nobody can go on (also a RuntimeError, which torch raises there)
-     |    +-- MessageMismatch      the two sides of a message disagree (also a RuntimeError)
-     |    +-- PeerExited           the other side of a message is gone (also a RuntimeError)
-     |    +-- RendezvousFailed     the ranks could not find each other
+     |    +-- RankFailed           a rank raised, or died (*)
+     |    +-- Deadlock             nobody can go on (*)
+     |    +-- MessageMismatch      the two sides of a message disagree (*)
+     |    +-- PeerExited           the other side of a message is gone (*)
+     |    +-- RendezvousFailed     the ranks could not find each other (*)
      |    +-- RunTimeout           a run took longer than its limit
      |    +-- TraceFileError       a trace file cannot be read or written
      |    +-- ScheduleError        a pipeline schedule breaks its rules
-     |    +-- ArgumentError        a bad argument (also a ValueError)
+     |    +-- ArgumentError        a bad argument (*; also a ValueError)
      |         +-- StartsRanks     not of the argument, but of the program that starts its own ranks
      +-- KeyboardInterrupt
           +-- Interrupted          the user stopped a run
+
+    (*) also a RuntimeError: torch raises one where ranks get these, and programs catch it
 
 Errors that end a run carry ``trace``, what was recorded until then, and ``diagnosis``, why it ended (None where it is not known).
 Every message reads ``<what> must be <rule>, got <value> (<where>). <What to do>.``
@@ -80,7 +82,7 @@ class RingError(_Explained, Exception):
     imposed = False  # whether a rank raises it only because of what happened to other ranks
 
 
-class RankFailed(RingError):
+class RankFailed(RingError, RuntimeError):
     """A rank raised an exception, or its process died; ``rank`` says which one failed first."""
 
     def __init__(self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None) -> None:
@@ -89,7 +91,7 @@ class RankFailed(RingError):
 
 
 class Deadlock(RingError, RuntimeError):
-    """Nobody can go on: the ranks wait for each other. Also a RuntimeError, as torch would raise there."""
+    """Nobody can go on: the ranks wait for each other."""
 
 
 class MessageMismatch(RingError, RuntimeError):
@@ -100,7 +102,7 @@ class PeerExited(RingError, RuntimeError):
     """The other side of a message is gone and will never answer."""
 
 
-class RendezvousFailed(RingError):
+class RendezvousFailed(RingError, RuntimeError):
     """The ranks could not find each other; the message names those present and those missing."""
 
 
@@ -116,7 +118,7 @@ class ScheduleError(RingError):
     """A pipeline schedule breaks its rules."""
 
 
-class ArgumentError(RingError, ValueError):
+class ArgumentError(RingError, ValueError, RuntimeError):
     """An argument breaks its rule; the message names the argument, the rule and the value."""
 
 

@@ -215,6 +215,13 @@ def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: An
         assert [one.op for one in findings[0].operations] == wrong + ["all_reduce"] * (rows is UNLIKE)
 
 
+def test_what_was_caught_is_told_and_nonsense_is_not() -> None:
+    episode = {"kind": "deadlock", "ranks": [1, 0, 7], "message": "They wait.", "hint": "Do not."}
+    for caught, found in [([episode, {}, 3, {**episode, "ranks": 5}], [("deadlock", (1, 0))]), ("deadlock", []), (None, [])]:
+        told = run_of({**MINE, "status": 2}, caught=caught).findings
+        assert [(one.kind, one.ranks) for one in told if one.kind == "deadlock"] == found
+
+
 def test_groups_made_in_another_order() -> None:
     """Group 1 holds ranks 0 and 1 for rank 0, ranks 1 and 2 for rank 1."""
     columns = {

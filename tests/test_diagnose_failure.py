@@ -30,7 +30,7 @@ from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
 from ringsim.diagnose.verdict import judge
 from ringsim.errors import Deadlock
 from ringsim.traces.events import Group
-from ringsim.traces.findings import Operation
+from ringsim.traces.findings import KINDS, Operation
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
 TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
@@ -52,6 +52,11 @@ def caught(call: Callable[[], object]) -> BaseException:
     with pytest.raises(BaseException) as info:  # noqa: PT011
         call()
     return info.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_ends_a_wait_is_what_torch_would_raise(kind: str) -> None:
+    assert isinstance(impose(kind, "ranks wait for each other"), RuntimeError)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,26 @@ def test_rings_are_asked_for_again_and_made_anew() -> None:
     assert run(asks_for_the_ring_again, 4) == [("cpu", (rank & 2, rank & 2 | 1), float(rank ^ 1)) for rank in range(4)]
 
 
+def makes_its_world() -> list[str]:
+    said = []
+    for arguments in ({"world_size": 3}, {"backend": "gloo", "world_size": 2, "rank": dist.get_rank()}, {}):
+        try:
+            dist.init_process_group(**arguments)  # type: ignore[arg-type]
+        except RingError as error:
+            said.append(f"{error}")
+    dist.destroy_process_group()
+    dist.init_process_group()
+    dist.barrier()
+    return said
+
+
+def test_a_worker_that_makes_its_world_joins_the_one_that_is_there() -> None:
+    assert run(makes_its_world, 2)[0] == [
+        "world_size must be 2 in this simulation, or left out, got 3 (rank 0 of 2).",
+        "the process group must be initialized once, got a second call (rank 0 of 2). Leave it out.",
+    ]
+
+
 # -- what is not there
 
 

@@ -228,6 +228,8 @@ class RollCall:
         """Says in ringsim's words that the store was lost."""
         try:
             yield
+        except RendezvousFailed:
+            raise
         except RuntimeError as error:
             where = f"rank {self.rank} of {self.world_size}"
             raise RendezvousFailed(

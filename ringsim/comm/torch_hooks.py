@@ -12,12 +12,15 @@ that the rank is in; its record is on a group of that name.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from threading import get_ident
 from typing import Any, Final, NamedTuple
 
@@ -383,6 +386,31 @@ _ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no
 _UNSET: Final[Any] = object()
 
 
+_NOTHING: Final = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _blocking(recorder: Recorder, slots: list[int], limited: bool) -> Iterator[None]:
+    """Writes down that operations are waited for, of those with a limit of their own only afterwards.
+
+    Until then they do not count as waiting: whatever their peers do, the limit lets the rank go on, and torch's error is the program's.
+    """
+    start_ns = time.monotonic_ns()
+    if not limited:
+        for slot in slots:
+            recorder.wait(slot)
+    try:
+        yield
+    finally:
+        for slot in slots if limited else ():
+            recorder.amend(slot, wait_ns=start_ns)
+
+
+def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
+    """Tells whether a monitored barrier was given a time-out, from what torch passes on; the default is torch's own."""
+    return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
+
+
 class _Others(NamedTuple):
     """What one handle completes, where that is not one operation of the host with a known peer."""
 
@@ -611,14 +639,15 @@ class _Hooks:
             if slot is None:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
+            limited = blocks and _has_own_limit(*args, **kwargs)
             try:
-                if blocks:
-                    recorder.wait(slot)
                 elsewhere.now = True
-                work = call(self, *args, **kwargs)
+                with _blocking(recorder, [slot], limited) if blocks else _NOTHING:
+                    work = call(self, *args, **kwargs)
             except BaseException as error:
                 if blocks and not isinstance(error, RingError):
-                    recorder.on_failure()
+                    if not limited:
+                        recorder.on_failure()
                     recorder.complete(slot, ERROR)
                 else:
                     fail_posting(recorder, slot, error)
@@ -698,12 +727,12 @@ class _Hooks:
         recorder, begin, complete = self.recorder, self.recorder.wait, self.recorder.complete
 
         def wait(self: Work, timeout: Any = _UNSET) -> Any:
-            slot = take(self, None)
+            slot = None if timeout is not _UNSET else take(self, None)
             if slot is None:
                 return wait_for_other(call, self) if timeout is _UNSET else wait_for_other(call, self, timeout)
             begin(slot)
             try:
-                result = call(self) if timeout is _UNSET else call(self, timeout)
+                result = call(self)
             except BaseException:
                 failed.add(self)
                 recorder.on_failure()  # where it raises, the wait was cut short: the operation is not done
@@ -727,19 +756,20 @@ class _Hooks:
         return get_future
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
-        """Waits for a recv from any source, a batch, a handle that was waited for before, or one that was posted before recording."""
-        recorder, other = self.recorder, self.others.pop(work, None)
+        """Waits with a limit, or for a recv from any source, a batch, or a handle that was waited for or posted before recording."""
+        recorder, slot = self.recorder, self.pending.pop(work, None)
+        other = self.others.pop(work, None) if slot is None else _Others([slot])
         if other is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
             return True if is_message(work) and work.is_completed() and work not in self.failed else call(work, *timeout)
-        for slot in other.slots:
-            recorder.wait(slot)
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
         try:
-            result = call(work, *timeout)
+            with _blocking(recorder, other.slots, limited=any(timeout)):
+                result = call(work, *timeout)
         except BaseException:
             self.failed.add(work)
-            recorder.on_failure()
+            if not any(timeout):
+                recorder.on_failure()
             for slot in other.slots:
                 recorder.complete(slot, ERROR)
             raise

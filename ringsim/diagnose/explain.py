@@ -65,6 +65,7 @@ def explain(trace: Trace) -> Diagnosis:
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
+    caught = _find_caught(trace)
     causes = [*find_notices(events), *messages[:1], *calls, *find_order_mismatches(snapshot)]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
     findings += messages[1:]
@@ -77,13 +78,29 @@ def explain(trace: Trace) -> Diagnosis:
             findings.append(stalled[0])
             edges = stalled[1]
     # Who left a recorded block may have done the rest after it.
-    returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about]
+    findings += [one for one in caught if not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
+    woken = {rank for one in caught for rank in one.ranks}  # what these had posted is over
+    returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     findings += find_races(events)
     if not findings:
         findings += find_lateness(trace)
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
+
+
+def _find_caught(trace: Trace) -> list[Finding]:
+    """Returns why ranks would have waited for ever, had not the program caught the error; the metadata may come from anywhere."""
+    said = trace.metadata.get("caught")
+    found = []
+    for entry in said if isinstance(said, list) else ():
+        try:
+            kind, message, hint = str(entry["kind"]), str(entry["message"]), str(entry.get("hint", ""))
+            ranks = tuple(int(rank) for rank in entry["ranks"] if 0 <= int(rank) < trace.world_size)
+        except (TypeError, ValueError, KeyError, AttributeError):
+            continue
+        found.append(Finding(kind, ranks, (), f"{message} The program caught the error and went on.", hint))
+    return found
 
 
 def _is_settled(trace: Trace) -> bool:

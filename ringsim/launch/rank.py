@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
@@ -39,13 +39,14 @@ import torch
 from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.diagnose.failure import raise_verdict, report_exception
+from ringsim.diagnose.failure import read_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig
 from ringsim.launch.results import write_result
-from ringsim.launch.watcher import ASK, WAKE, WHERE, find_place, list_threads, shut_connections
-from ringsim.state import change_state
+from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, find_place, list_threads, shut_connections
+from ringsim.state import change_state, get_state
+from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 HEAD: Final = "127.0.0.1"
@@ -57,11 +58,14 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     _name_process("ringsim-parked")
     _redirect_output(config)
     say = _make_say(channel)
-    inbox = _watch(channel, config, say)
+    woken = threading.Event()  # the connections have been shut, for a verdict
+    inbox = _watch(channel, config, say, woken)
     status = 1
     try:
         port, _store = _join(config)
         recorder = _start_recording(config)
+        recorder.on_failure = functools.partial(_raise_verdict, recorder, woken, say)
+        _tell_of_threads(say)
         say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
         _name_process(f"ringsim-rank{config.rank}")
@@ -149,7 +153,7 @@ def _make_say(channel: Connection) -> Callable[[Any], None]:
     return say
 
 
-def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) -> queue.SimpleQueue[Any]:
+def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], woken: threading.Event) -> queue.SimpleQueue[Any]:
     """Starts the thread that reads the channel; returns the queue that it fills. When the launcher is gone, the process ends.
 
     This thread also answers the watcher, since the main thread may be blocked.
@@ -166,6 +170,10 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
                     say(("where", find_place(os.path.dirname(torch.__file__))))
                 elif message == WAKE:
                     shut_connections(_read_port(config))
+                    woken.set()
+                elif message[0] == OVER:
+                    woken.clear()
+                    _complete_as_failed(message[1])
                 else:
                     inbox.put(message)
             except (EOFError, OSError):
@@ -175,6 +183,14 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None]) 
 
     threading.Thread(target=read, name="ringsim-channel", daemon=True).start()
     return inbox
+
+
+def _complete_as_failed(slots: Sequence[int]) -> None:
+    """Writes down that operations are over whose wait was cut short; where the recording has ended, nothing."""
+    recorder = get_state().recorder
+    with contextlib.suppress(ValueError):  # it ends at this moment
+        for slot in slots if recorder is not None else ():
+            recorder.complete(slot, ERROR)
 
 
 def _join(config: RankConfig) -> tuple[int, Any]:
@@ -270,9 +286,30 @@ def _load(job: Job) -> Callable[[], Any]:
 def _start_recording(config: RankConfig) -> Recorder:
     """Begins to record every message."""
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
-    recorder.on_failure = functools.partial(raise_verdict, recorder.directory, config.rank)
     torch_hooks.install(recorder)
     return recorder
+
+
+def _raise_verdict(recorder: Recorder, woken: threading.Event, say: Callable[[Any], None]) -> None:
+    """Raises the verdict on this rank, if there is one, after a wait has failed; the launcher hears of it."""
+    verdict = read_verdict(recorder.directory)
+    if verdict is not None and recorder.rank in verdict.ranks:
+        if recorder.rank in verdict.waiting:
+            woken.wait(WAKE_S)  # or the connections that the program makes next would be shut, too
+        say(("woken", True))
+        raise verdict.error
+
+
+def _tell_of_threads(say: Callable[[Any], None]) -> None:
+    """Makes a thread that a verdict ends tell the launcher that nobody has caught it."""
+    hand_on = threading.excepthook
+
+    def tell(end: threading.ExceptHookArgs) -> None:
+        if getattr(end.exc_value, "imposed", False):
+            say(("woken", False))
+        hand_on(end)
+
+    threading.excepthook = tell
 
 
 def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:

@@ -16,11 +16,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
     Report,
     Verdict,
+    clear_verdict,
     describe_end,
     describe_unfinished,
     error_of_kind,
@@ -31,11 +34,13 @@ from ringsim.diagnose.failure import (
     report_death,
     write_verdict,
 )
+from ringsim.diagnose.snapshot import operation_of
 from ringsim.errors import Interrupted, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
-from ringsim.launch.watcher import ANSWER_S, ASK, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
+from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
+from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
 from ringsim.traces.value import Trace
@@ -201,6 +206,9 @@ class _Supervisor:
         self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
         self._run_id = uuid.uuid4().hex[:12]
         self._verdict: Verdict | None = None
+        self._caught: list[Verdict] = []  # earlier ones, whose error the program caught: the run went on
+        self._woken: set[int] = set()  # ranks in which the verdict's error was raised, and has not ended a thread
+        self._stuck_in: list[tuple[int, ...]] = []  # by rank, the slots of what it waited for at the verdict
         self._watcher: Watcher | None = None
         self._next_look = 0.0
         self._pids: dict[int, int] = {}
@@ -223,6 +231,7 @@ class _Supervisor:
             raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
         finally:
             self._progress.clear()
+        self._settle()
         if self._verdict is not None and not any(report.waited for report in self._reports.values()):
             first = self._verdict.diagnosis.findings[:1]  # with the user's lines where these waits ended
             stuck = [rank for finding in first for rank in finding.ranks[:_SHOWN] if rank in self._reports]
@@ -278,10 +287,34 @@ class _Supervisor:
                 grace_ends = grace_ends or now + WAKE_S
                 if all(rank in self._reports for rank in self._verdict.waiting):
                     break
+                if now > grace_ends and not self._reports and self._is_caught(self._verdict):
+                    self._set_aside(self._verdict)
+                    grace_ends = None
             if self._reports and grace_ends is None:
                 grace_ends = now + GRACE_S
             if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
                 break
+
+    def _is_caught(self, verdict: Verdict) -> bool:
+        """Tells whether a verdict's error was raised wherever it should be, and ended nothing as far as is known."""
+        return bool(verdict.waiting) and self._woken.issuperset(verdict.waiting)
+
+    def _set_aside(self, verdict: Verdict) -> None:
+        """Lets the run go on after a verdict whose error the program has caught."""
+        self._caught.append(verdict)
+        self._verdict = self._given_up_ns = None
+        for rank in verdict.waiting:
+            self._say(rank, (OVER, self._stuck_in[rank]))
+        self._woken.clear()
+        clear_verdict(self._ranks.directory)
+
+    def _settle(self) -> None:
+        """Sets aside a verdict that has ended no rank; takes one up again that did so later."""
+        if self._verdict is not None and self._is_caught(self._verdict) and len(self._results) == self._size:
+            self._set_aside(self._verdict)
+        elif self._verdict is None and self._caught and self._reports and all(report.is_consequence for report in self._reports.values()):
+            self._verdict = self._caught.pop()
+            self._given_up_ns = self._verdict.at_ns
 
     def _watch_for_stuck_ranks(self, now: float) -> float:
         """Looks for ranks that can never continue, if a look is due, and wakes them; returns how long to wait before the next call."""
@@ -294,6 +327,7 @@ class _Supervisor:
             self._next_look = now + self._watcher.pause_s
             if self._verdict is not None:
                 self._given_up_ns = self._verdict.at_ns
+                self._stuck_in = [head.awaited for head in self._records.look()]
                 write_verdict(self._ranks.directory, self._verdict)
                 for rank in self._verdict.waiting:
                     self._say(rank, WAKE)
@@ -325,7 +359,16 @@ class _Supervisor:
             lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
             if lost or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it: then say who waited for what
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
+            error.args = (f"{error}{self._last_of_the_dead(error.trace)}",)
         return error
+
+    def _last_of_the_dead(self, trace: Trace) -> str:
+        """Says what ranks that died without an exception had posted last: no traceback tells where they were."""
+        events, said = trace.events, ""
+        for rank in (rank for rank, report in self._reports.items() if not report.error):
+            for event in np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1:].tolist():
+                said += f"\n  the last that rank {rank} posted was {operation_of(events, event)}"
+        return said
 
     def _doing(self) -> str:
         return self._options.doing(self._ranks.directory) if self._options.doing is not None else ""
@@ -350,6 +393,8 @@ class _Supervisor:
                 self._send("go")
         elif what == "threads" and self._watcher is not None:
             self._watcher.hear(rank, value)
+        elif what == "woken":
+            (self._woken.add if value else self._woken.discard)(rank)
         elif what == "where":
             self._places[rank] = value
         elif what == "result":
@@ -415,6 +460,9 @@ class _Supervisor:
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
         if self._given_up_ns is not None:  # ending ranks takes time, in which nobody waits for anything
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
+        if self._caught:
+            found = [verdict.diagnosis.findings[0] for verdict in self._caught]
+            metadata["caught"] = [{"kind": one.kind, "ranks": list(one.ranks), "message": one.message, "hint": one.hint} for one in found]
         if self._verdict is not None and not self._verdict.proved:
             metadata["at_rest"] = True  # nothing was on its way any more, as far as anybody can tell
         return Trace(events, metadata, results=results, output=[output.text for output in self._outputs])

@@ -22,6 +22,8 @@ anything, and a rank has more threads  3 s, if those are idle; where they are no
 nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none
                                        computing: then nothing is on its way any more; the verdict says that this is no proof
 =====================================  =====================================================================================
+
+A rank that waits with a limit of its own counts as able to go on (``comm/torch_hooks``).
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ __all__ = [
     "ANSWER_S",
     "ASK",
     "OUR_THREADS",
+    "OVER",
     "POLL_S",
     "SHUT",
     "WAKE",
@@ -84,6 +87,7 @@ _NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing ha
 ASK: Final = "threads?"  # its threads
 WAKE: Final = "wake"  # to shut its connections, so that its wait ends
 SHUT: Final = "shut"  # the same, though it does not wait: its next operation ends it
+OVER: Final = "over"  # that these of its operations have failed: the program caught the error of the verdict on them
 WHERE: Final = "where?"  # at which of the user's lines it is, before it is ended
 
 # A thread with its innermost frame in one of these waits for another thread of its process.

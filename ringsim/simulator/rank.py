@@ -101,7 +101,7 @@ class SimulatedRank(Rank, Membership, Backend):
         # Where messages meet, by what was given (sends or receives, group, peer, tag), which is good after the first time.
         self._channels: dict[tuple[Any, ...], Channel] = {}
         self._operations = self._made = self._shares = self._refusals = 0
-        self._joined = True
+        self._joined, self._asked = True, False  # whether the rank is in the world, and whether its program has made it
         self._gone: set[SimulatedGroup] = set()
         self._refusal: Callable[[], BaseException] | None = None
 
@@ -125,21 +125,18 @@ class SimulatedRank(Rank, Membership, Backend):
         *rest: Any,
         **named: Any,
     ) -> None:
-        """Joins the other ranks again, after ``destroy_process_group``; does not block, takes no time, and needs no argument.
+        """Joins the other ranks, who are there already; does not block, takes no time, and needs no argument.
 
         Raises:
             ArgumentError: ``world_size`` or ``rank`` differ.
-            RingError: the rank has joined already.
+            RingError: this is the second call, with no ``destroy_process_group`` before it.
         """
-        if self._joined:
-            raise RingError(
-                f"the process group must be initialized once, got a second call ({self.here()}): ringsim.simulate has made it already. "
-                "Leave the call out."
-            )
+        if self._joined and self._asked:
+            raise RingError(f"the process group must be initialized once, got a second call ({self.here()}). Leave it out.")
         for what, wanted, is_value in (("world_size", world_size, self.everybody.size()), ("rank", rank, self.number)):
             if wanted not in (-1, is_value):
                 raise ArgumentError(f"{what} must be {is_value} in this simulation, or left out, got {wanted} ({self.here()}).")
-        self._joined = True
+        self._joined = self._asked = True
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Ends a group, or with None all of them, for this rank; does not block."""

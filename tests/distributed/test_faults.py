@@ -6,6 +6,7 @@ records alone tell is tested on simulated ranks, in test_fault_causes and test_s
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import os
 import re
@@ -168,6 +169,61 @@ def over_memory_in_another_order() -> None:
     dist.all_reduce(torch.zeros(3, 4) if dist.get_rank() else torch.zeros(4, 3).t())
 
 
+# -- programs that catch what ends their waits
+
+
+@on_ranks(2)
+def tries_again() -> tuple[list[str], float]:
+    """Catches a verdict, then two limits of its own, and goes on for longer than a rank that was woken has to raise."""
+    other, said = 1 - dist.get_rank(), []
+    try:
+        dist.recv(tensor(), other)
+    except RuntimeError as error:
+        said.append(type(error).__name__)
+    for limit_s in (0.6, 1.6):  # longer than the watcher's patience with messages, and with collectives
+        limit = dt.timedelta(seconds=limit_s)
+        group = dist.new_group()  # an expired limit breaks the connections of its group
+        begin_s = time.monotonic()
+        try:
+            if limit_s > 1 and other:
+                dist.monitored_barrier(group, limit)
+            else:
+                dist.irecv(tensor(), other, group).wait(limit)
+        except RuntimeError as error:
+            said.append(f"{type(error).__name__} {time.monotonic() - begin_s > limit_s - 0.1}")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group())
+    return said, total.item()
+
+
+def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None:
+    error, trace = ended("tries_again")
+    assert error is None
+    assert trace.results == [(["Deadlock", "RuntimeError True", "RuntimeError True"], 2.0)] * 2
+    (finding,) = trace.explain().findings
+    assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
+    assert finding.message.endswith(" The program caught the error and went on.")
+
+
+@on_ranks(2)
+def catches_one_of_two() -> None:
+    try:
+        dist.recv(tensor(), 1 - dist.get_rank())
+    except RuntimeError:
+        group = dist.new_group()
+    time.sleep(2.5)  # as a program that computes
+    dist.recv(tensor(), 1 - dist.get_rank(), group)  # here
+
+
+def test_the_verdict_that_was_not_caught_is_the_error(ended: Callable[..., Ended]) -> None:
+    error, trace = ended("catches_one_of_two")
+    assert type(error) is Deadlock
+    first, earlier = trace.explain().findings
+    assert error.diagnosis.findings == (first,)
+    assert {one.line for one in first.operations} == marked_lines(catches_one_of_two)
+    assert earlier.message.endswith(" The program caught the error and went on.")
+
+
 # -- ranks that fail, die or leave
 
 
@@ -184,8 +240,12 @@ def wraps_in_a_chain() -> None:
         raise RuntimeError(f"rank {dist.get_rank()} failed in step") from error
 
 
-@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "rank 1 of 3 failed: its process was ended by signal 9"))
+DEAD = "the last that rank 1 posted was barrier (world) at test_faults.py:"
+
+
+@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "rank 1 of 3 failed: its process was ended by signal 9", DEAD))
 def wraps_a_death() -> None:
+    dist.barrier()
     if dist.get_rank() == 1:
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGKILL)
