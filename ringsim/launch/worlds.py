@@ -113,6 +113,7 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
         rank_pid: the process of the rank, which may make worlds.
         joined: whether the rank was in a world: another of its processes may then have another, but not by the launcher's variables.
     """
+    port = os.environ.get("MASTER_PORT")
     call = distributed_c10d.rendezvous  # type: ignore[attr-defined]  # a public function, under the name that torch calls it by
 
     def refuse() -> None:
@@ -124,6 +125,9 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
     def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         if not joined or url.startswith("env://"):
             refuse()
+        where = os.environ.get("MASTER_PORT", "") if url.startswith("env://") else url
+        if url.startswith(("env://", "tcp://")) and not re.search(rf"\b{port}\b", where):
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the program's own port: nobody listens there before its rank 0 does
         return call(url, *args, **kwargs)
 
     distributed_c10d.rendezvous = rendezvous  # type: ignore[attr-defined]

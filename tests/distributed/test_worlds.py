@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,23 @@ def test_a_worker_joins_the_world_that_is_there(library: Any) -> None:
         assert again == "ValueError: trying to initialize the default process group twice!"
     assert [text.count("joined") for text in trace.output] == [1, 0]
     assert str(trace.explain()).startswith("Nothing wrong was found")
+
+
+def meet_anywhere(directory: Path, *ports: int) -> list[float]:
+    """Meets the other rank in a file, where ringsim has made a place for it, and at ports of the program's own."""
+    numbers = torch.ones(1)
+    places = {"rank": int(os.environ["RANK"]), "world_size": 2}
+    for url in (f"file://{directory}/met", f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}", f"tcp://127.0.0.1:{ports[0]}", "env://"):
+        if url == "env://":
+            os.environ["MASTER_PORT"] = str(ports[1])
+        dist.init_process_group("gloo", init_method=url, **places)  # type: ignore[arg-type]
+        dist.all_reduce(numbers)
+        dist.destroy_process_group()
+    return numbers.tolist()
+
+
+def test_ranks_may_meet_at_a_port_of_the_programs_own(tmp_path: Path) -> None:
+    assert ringsim.trace(meet_anywhere, args=(tmp_path, free_port(), free_port()), world_size=2, ring=False).results == [[16.0]] * 2
 
 
 SCRIPT = """

@@ -297,7 +297,7 @@ def polls_for_what_never_comes() -> None:
 @fault("82", size=3, **EASE)
 def a_monitored_barrier_in_a_loop_of_other_length() -> None:
     for _ in range(3 - dist.get_rank() // 2):
-        dist.monitored_barrier(timeout=dt.timedelta(seconds=30))  # here
+        dist.monitored_barrier(timeout=dt.timedelta(seconds=1))  # here
 
 
 # -- on the way out
