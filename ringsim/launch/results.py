@@ -37,7 +37,7 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
     return pickle.loads(packed, buffers=buffers)
 
 
-class _Pickler(cloudpickle.CloudPickler):
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
     """Leaves the data of large tensors out of the pickle, as numpy does with its arrays; torch would copy it several times."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -46,7 +46,7 @@ class _Pickler(cloudpickle.CloudPickler):
         if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.nbytes >= _LARGE_BYTES:
             special = obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg() or vars(obj)
             if not special and obj.is_contiguous():
-                data = pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy())
+                data = pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy().data)
                 return _tensor, (data, obj.dtype, tuple(obj.shape))
         return super().reducer_override(obj)
 
