@@ -59,9 +59,7 @@ FROM_CPP: Final = (
 UNSEEN_ON_GPUS: Final = (
     "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
 )
-UNAWAITED: Final = (
-    "The end of an operation is recorded in wait(); one awaited otherwise (a future, a CUDA event, is_completed()) stays in flight."
-)
+UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event, is_completed()) stays in flight."
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
@@ -460,6 +458,7 @@ class _Hooks:
             (ProcessGroup, "recv_anysource"): self.make_recv_anysource,
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
+            (Work, "get_future"): self.make_get_future,
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
@@ -743,6 +742,18 @@ class _Hooks:
             return result
 
         return wait
+
+    def make_get_future(self) -> Hook:
+        """Makes the hook for ``get_future``: whoever waits for the future does so in C++, as for collectives that C++ issues."""
+        call, take, late = Work.get_future, self.pending.pop, self.late
+
+        def get_future(self: Work) -> Any:
+            future = call(self)
+            if (slot := take(self, None)) is not None:
+                late.add(self, slot, [], None)
+            return future
+
+        return get_future
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
         """Waits with a limit, or for a recv from any source, a batch, or a handle that was waited for or posted before recording."""
