@@ -11,7 +11,11 @@ from pathlib import Path
 def descendants(pid: int) -> dict[int, str]:
     """Returns the processes that a process has started, and those that these have: pid -> name."""
     children: dict[int, str] = {}
-    for task in Path(f"/proc/{pid}/task").glob("*"):
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:  # it has just ended
+        tasks = []
+    for task in tasks:
         for child in map(int, read(task / "children").split()):
             children |= {child: read(Path(f"/proc/{child}/comm")).strip(), **descendants(child)}
     return children

@@ -293,16 +293,16 @@ def freeze_fault_table() -> str:
 
 
 def freeze_simulated_faults() -> str:
-    """How the programs of the fault table end on simulated ranks; a line stands here as its text."""
+    """How the programs of the fault table end on simulated ranks, one a line; a line of theirs stands here as its text."""
     import fault_programs
     import test_simulated_faults as simulated
 
     lines = []
-    modules = (simulated.fault_programs_groups, simulated.fault_programs_messages, simulated.fault_programs_tensors)
-    before = [module.dist for module in modules], modules[0].my_rank
+    modules, groups = simulated.PROGRAMS, simulated.fault_programs_groups
+    before = [module.dist for module in modules], groups.my_rank
     for module in modules:
         module.dist = comm
-    modules[0].my_rank = comm.get_rank
+    groups.my_rank = comm.get_rank
     try:
         for row in simulated.NUMBERS:
             fault = fault_programs.FAULTS[row]
@@ -313,17 +313,16 @@ def freeze_simulated_faults() -> str:
                     trace: Any = ringsim.simulate(fault.worker, world_size=fault.size, args=fault.args(), link=simulated.LINK)
                 except errors.RingError as raised:
                     error, trace = raised, raised.trace
-            lines.append(f"{row}: {'ends' if error is None else type(error).__name__}")
+            said = [f"{row}: {'ends' if error is None else type(error).__name__}"]
             findings = (trace.explain() if error is None else error.diagnosis).findings
             for finding in findings[:1]:
-                lines.append(f"  {finding.kind}, ranks {list(finding.ranks)}")
-                lines += [
-                    f"    rank {each.rank}, {each.op}: {linecache.getline(each.file, each.line).strip()}" for each in finding.operations
-                ]
+                said.append(f"{finding.kind}, ranks {list(finding.ranks)}")
+                said += [f"rank {each.rank}, {each.op}: {linecache.getline(each.file, each.line).strip()}" for each in finding.operations]
+            lines.append(" | ".join(said))
     finally:
         for module, dist in zip(modules, before[0], strict=True):
             module.dist = dist
-        modules[0].my_rank = before[1]
+        groups.my_rank = before[1]
     return "\n".join([*lines, ""])
 
 
