@@ -18,6 +18,7 @@ Worker = Callable[..., bool | None]
 
 FAST_S = 1.0  # from the last event to the end, for messages
 SLOW_S = 3.0  # and for everything else
+SHORT_S = 4.0  # limit of a run that only a limit ends
 EASE: Any = {"within_s": 8.0, "limit_s": 20.0}  # for those that run side by side, and may have to be silent for 3 s first
 
 

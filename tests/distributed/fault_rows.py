@@ -82,7 +82,6 @@ OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/si
     "59": Row("fine", (), ("none",)),
     "61": Row("rank_failed", ({0},), ("ArgumentError",)),
     **{row: ROWS[row]._replace(errors=("ArgumentError",)) for row in ("76a", "76b", "78b", "84b")},
-    "75a": Row("rank_failed", ({0}, {1}), ("ArgumentError",)),
     "82": Row("rank_failed", ({0}, {1}), ("RunTimeout",)),
 }
 

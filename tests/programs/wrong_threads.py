@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from fault_programs import EASE, fault
+from fault_programs import EASE, SHORT_S, fault
 
 
 def tensor(count: int = 4) -> torch.Tensor:
@@ -23,7 +23,7 @@ def tensor(count: int = 4) -> torch.Tensor:
 # -- threads
 
 
-@fault("88a", **EASE)
+@fault("88a", within_s=None, limit_s=SHORT_S)
 def a_lock_that_the_receiver_holds() -> None:
     """The thread that would send needs the lock that the first thread holds while it receives."""
     rank, lock = dist.get_rank(), threading.Lock()
@@ -52,12 +52,15 @@ def a_queue_that_a_receiver_should_fill() -> None:
     dist.send(batches.get(), 1 - rank)
 
 
-@fault("88c", **EASE)
+@fault("88c", within_s=None, limit_s=SHORT_S)
 def a_receiver_of_asyncio() -> None:
     rank = dist.get_rank()
 
+    def receives() -> None:
+        dist.recv(tensor(), 1 - rank)  # here
+
     async def both() -> None:
-        await asyncio.to_thread(dist.recv, tensor(), 1 - rank)  # here
+        await asyncio.to_thread(receives)
         await asyncio.to_thread(dist.send, tensor(), 1 - rank)
 
     asyncio.run(both())
@@ -66,8 +69,12 @@ def a_receiver_of_asyncio() -> None:
 @fault("88d", **EASE)
 def a_receiver_of_a_pool() -> None:
     rank = dist.get_rank()
+
+    def receives() -> None:
+        dist.recv(tensor(), 1 - rank)  # here
+
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(dist.recv, tensor(), 1 - rank)  # here
+        received = pool.submit(receives)
         sent = pool.submit(dist.send, tensor(), 1 - rank)
         received.result()
         sent.result()
@@ -78,26 +85,26 @@ def the_thread_that_sends_raises() -> None:
     rank = dist.get_rank()
 
     def sends() -> None:
-        raise ValueError("no more batches")  # here
+        raise ValueError("no more batches")
 
     if rank == 0:
         thread = threading.Thread(target=sends)
         thread.start()
         thread.join()
     else:
-        dist.recv(tensor(), 0)
+        dist.recv(tensor(), 0)  # here
 
 
-@fault("88f", **EASE)
+@fault("88f", within_s=None, limit_s=SHORT_S)
 def the_thread_that_fills_a_queue_raises() -> None:
     batches: queue.Queue[torch.Tensor] = queue.Queue()
 
     def loads() -> None:
-        raise ValueError("no more batches")  # here
+        raise ValueError("no more batches")
 
     if dist.get_rank() == 0:
         threading.Thread(target=loads, daemon=True).start()
-        dist.send(batches.get(), 1)
+        dist.send(batches.get(), 1)  # here
     else:
         dist.recv(tensor(), 0)  # here
 
@@ -106,8 +113,12 @@ def the_thread_that_fills_a_queue_raises() -> None:
 def two_threads_with_collectives() -> None:
     """The order in which they start differs from rank to rank."""
     order = [tensor(4), tensor(8)] if dist.get_rank() == 0 else [tensor(8), tensor(4)]
+
+    def reduces(gradient: torch.Tensor) -> None:
+        dist.all_reduce(gradient)  # here
+
     for each in order:
-        thread = threading.Thread(target=dist.all_reduce, args=(each,))  # here
+        thread = threading.Thread(target=reduces, args=(each,))
         thread.start()
         thread.join()
 
@@ -166,7 +177,7 @@ def returns_what_cannot_be_sent() -> object:
     return threading.Lock()
 
 
-@fault("90a", within_s=None, limit_s=4)
+@fault("90a", within_s=None, limit_s=SHORT_S)
 def a_child_that_never_ends() -> None:
     if dist.get_rank() == 0:
         subprocess.run(["sleep", "60"], check=True)  # here
@@ -180,7 +191,7 @@ def a_child_that_fails() -> None:
     dist.barrier()
 
 
-@fault("90c", within_s=None, limit_s=4)
+@fault("90c", within_s=None, limit_s=SHORT_S)
 def a_key_that_nobody_sets() -> None:
     if dist.get_rank() == 0:
         dist.HashStore().get("ready")  # here
