@@ -29,7 +29,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -48,6 +48,7 @@ __all__ = [
     "Cause",
     "Report",
     "Verdict",
+    "call_to_end",
     "clear_verdict",
     "describe_end",
     "describe_unfinished",
@@ -314,6 +315,21 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
     return Report(rank=rank, error="", text=readable(text), where="", traceback="", at_ns=at_ns)
+
+
+def call_to_end(function: Callable[[], Any]) -> Any:
+    """Calls a worker or a script; one that ends by ``sys.exit(0)`` has returned None.
+
+    Example:
+        >>> call_to_end(sys.exit) is None
+        True
+    """
+    try:
+        return function()
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        return None
 
 
 def describe_end(report: Report) -> dict[str, Any] | None:

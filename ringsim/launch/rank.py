@@ -39,7 +39,7 @@ import torch
 from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.diagnose.failure import read_verdict, report_exception
+from ringsim.diagnose.failure import call_to_end, read_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
@@ -272,23 +272,12 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
 
 
 def _load(job: Job) -> Callable[[], Any]:
-    """Returns the function to run. A program that ends by ``sys.exit(0)`` has ended well."""
+    """Returns the function to run."""
     if job.call is not None:
         worker, args, kwargs = pickle.loads(job.call)
-        run = functools.partial(worker, *args, **kwargs)
-    else:
-        run = functools.partial(runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__")
-
-    def run_to_end() -> Any:
-        try:
-            result = run()
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
-            return None
-        return result if job.call is not None else None
-
-    return run_to_end
+        return functools.partial(call_to_end, functools.partial(worker, *args, **kwargs))
+    run = functools.partial(runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__")
+    return lambda: call_to_end(run) and None  # its names are no result
 
 
 def _start_recording(config: RankConfig) -> Recorder:

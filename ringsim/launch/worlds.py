@@ -29,6 +29,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ringsim.diagnose.failure import call_to_end
 from ringsim.errors import ArgumentError, RingError, StartsRanks
 
 # What recording needs is imported on use: a rank's workers that load data load this module as well.
@@ -158,10 +159,7 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
     sys.argv[:] = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     try:
-        (runpy.run_module if module else runpy.run_path)(script, run_name="__main__")
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise
+        call_to_end(functools.partial(runpy.run_module if module else runpy.run_path, script, run_name="__main__"))
     finally:
         leave()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import os
 import pickle
 import sys
@@ -17,7 +18,7 @@ from greenlet import GreenletExit
 
 from ringsim.compute_costs import PostingCosts, check_costs
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.failure import Report, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
+from ringsim.diagnose.failure import Report, call_to_end, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
@@ -317,7 +318,7 @@ class _Simulation:
             enter_rank(self._make_state(rank))
             try:
                 worker, args, kwargs = pickle.loads(self._packed)
-                self._results[rank.number] = worker(*args, **kwargs)
+                self._results[rank.number] = call_to_end(functools.partial(worker, *args, **kwargs))
                 if self._clock.measures:
                     self._clock.pay()
                 self._isolation.leave()
