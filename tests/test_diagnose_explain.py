@@ -155,8 +155,13 @@ def test_only_the_first_call_that_differs_is_told() -> None:
     assert "as collective 1 of group world" in finding.message
 
 
+TIMES = dict.fromkeys(("post_ns", "wait_ns", "done_ns"), -1)
+
+
 def run_of(*rows: dict[str, Any], labels: tuple[str, ...] = (), **metadata: Any) -> Diagnosis:
-    rows = tuple({"op": "isend", "peer": -1, "tag": 0, "label": -1, "thread": 0, "line": 7, "status": 2, "group": 0, **row} for row in rows)
+    rows = tuple(
+        {"op": "isend", "peer": -1, "tag": 0, "label": -1, "thread": 0, "line": 7, "status": 2, "group": 0, **TIMES, **row} for row in rows
+    )
     columns = {name: [OP_CODES[row[name]] if name == "op" else row[name] for row in rows] for name in rows[0]}
     tables = Tables(labels=labels, groups=(Group("world", (0, 1)),))
     ends = [{"rank": rank, "state": "exited", "about": "has returned from its worker"} for rank in (0, 1)]
@@ -182,6 +187,8 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
 
 
 MINE = {"rank": 0, "peer": 1}
+SENT = {**MINE, "op": "send", "post_ns": 4, "wait_ns": 4, "done_ns": 8}
+WAITED = {**SENT, "op": "isend", "wait_ns": 6}
 MARK = {"rank": 0, "op": "mark", "label": 0}
 BARRIERS = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
 REFUSED = [{"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0}]
@@ -193,12 +200,16 @@ NOBODY_CAME = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed:
     ("rows", "notice", "ends", "found"),
     [
         ([{"rank": 0, "op": "all_reduce", "status": 1}], "", None, [("missing_participant", (1,)), ("leaked_request", (0,))]),
-        ([MINE, {**MINE, "thread": 1}], "", None, [("race", (0,))]),
-        ([MINE, {**MINE, "thread": 1, "tag": 1}], "", None, []),
+        ([SENT, {**SENT, "thread": 1, "post_ns": 7}], "", None, [("race", (0,))]),
+        ([SENT, {**SENT, "thread": 1, "post_ns": 8}], "", None, []),  # in turn
+        ([SENT, {**SENT, "thread": 1, "post_ns": 7, "tag": 1}], "", None, []),
+        ([{**WAITED, "thread": 1}, {**SENT, "post_ns": 5}, {**SENT, "post_ns": 7}], "", None, [("race", (0,))]),
+        ([{**WAITED, "thread": 1}, {**SENT, "post_ns": 5}], "", None, []),  # its thread may have asked for the second one
         ([MARK], "", NOBODY_CAME, [("rendezvous_failed", (1,))]),
         # What stands on one line with the post of a message that went its way is not about the peer.
         ([{**MINE, "status": 1}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
         ([{**MINE, "status": 3}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
+        ([{**MINE, "status": 3}, MARK], "invalid_argument", None, []),  # caught, and the program came to its end
         ([{**MINE, "status": 1}, MARK], "invalid_argument", [], [("invalid_argument", (0,))]),
         ([{**MINE, "status": 3}, MARK], "invalid_argument", [], [("invalid_argument", (0, 1))]),
         (UNLIKE, "collective_mismatch", [], [("collective_mismatch", (0, 1))]),
@@ -209,7 +220,7 @@ def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: An
     labels = (word_notice(notice, "the buffer must not be changed.") if notice else "",)
     findings = run_of(*rows, labels=labels, **said).findings
     assert [(one.kind, one.ranks) for one in findings][: len(found) or None] == found
-    if notice:
+    if notice and found:
         assert findings[0].message.endswith(": the buffer must not be changed.")
         wrong = [row.get("op", "isend") for row in rows if row.get("status") == 3]
         assert [one.op for one in findings[0].operations] == wrong + ["all_reduce"] * (rows is UNLIKE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ringsim.diagnose.failure import IN_VAIN
 from ringsim.diagnose.lateness import Activity, find_lateness
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
@@ -66,7 +67,10 @@ def explain(trace: Trace) -> Diagnosis:
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
     caught = _find_caught(trace)
-    causes = [*find_notices(events), *messages[:1], *calls, *find_order_mismatches(snapshot)]
+    notices, orders = find_notices(events), find_order_mismatches(snapshot)
+    if not (messages or calls or orders or judged.findings) and len(ends) == size and all(end.state == "exited" for end in ends.values()):
+        notices = tuple(one for one in notices if one.kind != "invalid_argument")  # the program caught the error, and it did no harm
+    causes = [*notices, *messages[:1], *calls, *orders]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
     findings += messages[1:]
     edges = judged.edges
@@ -83,7 +87,8 @@ def explain(trace: Trace) -> Diagnosis:
     returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
-    findings += find_races(events)
+    if trace.metadata.get("backend") != "nccl":  # whose messages are done long after the thread has gone on
+        findings += find_races(events)
     if not findings:
         findings += find_lateness(trace)
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
@@ -126,6 +131,9 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
             alone.append(one)
             continue
         cause = causes[place]
+        if IN_VAIN in one.message:  # what its rank posted on the way out merely follows
+            causes[place] = replace(one, consequences=(replace(cause, consequences=()), *cause.consequences, *one.consequences))
+            continue
         echoes = list(one.consequences)
         if one.kind != cause.kind and not _restates(one):
             echoes.insert(0, replace(one, consequences=(), hint=""))

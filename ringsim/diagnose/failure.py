@@ -42,6 +42,7 @@ from ringsim.traces.parts import name_cells, rename_places
 from ringsim.traces.recorder import LOST_PEER
 
 __all__ = [
+    "IN_VAIN",
     "OWN",
     "PEER",
     "WAIT",
@@ -73,6 +74,7 @@ __all__ = [
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
+IN_VAIN: Final = "and waited in vain on its way out"
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
@@ -357,7 +359,7 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
-    about += f", and waited in vain on its way out ({report.waited})" if report.waited else ""
+    about += f", {IN_VAIN} ({report.waited})" if report.waited else ""
     return {"rank": report.rank, "state": state, "about": about, "error": report.error}
 
 
@@ -406,7 +408,7 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
     if first.traceback and (first.where or not first.of_ringsim):
         text += "\n" + indent(first.traceback)
     if first.waited:
-        text += f"\n  and waited in vain on its way out: {first.waited}"
+        text += f"\n  {IN_VAIN}: {first.waited}"
     others = [report for report in reports if report is not first]
     for what, told in (
         ("also failed", "; ".join(f"rank {one.rank}, {one.error or one.text}" for one in others if not one.is_consequence)),

@@ -42,6 +42,7 @@ __all__ = [
 MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
+_BLOCKING: Final = [code for name, code in OP_CODES.items() if name in ("send", "recv", "send_object_list", "recv_object_list")]
 _NEW_GROUP: Final = OP_CODES["new_group"]
 _SAME_CALLS: Final = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
@@ -404,29 +405,35 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
 
 
 def find_races(events: Events) -> tuple[Finding, ...]:
-    """Finds channels that several threads of a rank use: which message comes first there is left to chance.
+    """Finds channels that a thread of a rank used while another was blocked there: which message comes first is left to chance.
 
-    Recvs from any source do not count: the trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
+    Threads that take turns there are ordered, perhaps by Python, which the trace does not show. Recvs from any source do not count: the
+    trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
 
     Example:
         >>> from ringsim.traces.events import make_events
         >>> sends = {"rank": [0, 0], "thread": [0, 1], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "tag": [0, 0]}
-        >>> find_races(make_events(sends))[0].kind
-        'race'
+        >>> [find_races(make_events({**sends, "post_ns": [5, post], "done_ns": [8, 9]}))[:1] == () for post in (7, 8)]
+        [False, True]
     """
-    some = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
-    if len(some) == 0 or not (events.thread[some] != 0).any():
+    some = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
+    if not (events.thread[some] != 0).any():
         return ()
-    channel = number_channels(events, some)
-    first = np.full(int(channel.max()) + 1, NONE, dtype=np.int64)
-    first[channel[::-1]] = some[::-1]
-    differ = np.flatnonzero(events.thread[some] != events.thread[first[channel]])
-    findings = []
-    for index in differ[np.unique(channel[differ], return_index=True)[1]][:MOST_FINDINGS].tolist():
-        event = int(some[index])
-        mine, theirs = operation_of(events, int(first[channel[index]])), operation_of(events, event)
-        message = (
-            f"two threads of rank {mine.rank} use one tag for one peer: {mine} and {theirs}. Which message comes first is left to chance."
-        )
-        findings.append(Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own."))
-    return tuple(findings)
+    channel, thread, post = number_channels(events, some), events.thread[some], events.post_ns[some]
+    begin = np.where(np.isin(events.op[some], _BLOCKING), post, events.wait_ns[some])
+    end = np.where(events.status[some] == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns[some])
+    _, first, number = np.unique(channel, return_index=True, return_inverse=True)
+    shared = np.flatnonzero(np.isin(channel, channel[thread != thread[first[number]]]))
+    found: dict[int, Finding] = {}
+    for one, user in np.unique(np.stack((channel[shared], thread[shared])), axis=1).T.tolist():
+        its = shared[channel[shared] == one]
+        held, others = its[(thread[its] == user) & (begin[its] != NONE)], its[thread[its] != user]
+        held = held[np.argsort(begin[held], kind="stable")]  # a thread is blocked in one place at a time
+        before = np.searchsorted(begin[held], post[others], side="right") - 1
+        met = np.flatnonzero((before >= 0) & (post[others] < end[held[before]])) if len(held) else held
+        if len(met) and one not in found and len(found) < MOST_FINDINGS:
+            mine, theirs = (operation_of(events, int(some[side])) for side in (held[before[met[0]]], others[met[0]]))
+            message = f"two threads of rank {mine.rank} use one tag for one peer at one time: {mine} and {theirs}. "
+            message += "Which message comes first is left to chance."
+            found[one] = Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own.")
+    return tuple(found.values())

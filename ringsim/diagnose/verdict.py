@@ -220,6 +220,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     ranks = tuple(sorted({*gone, *(one.rank for one in waits)}))
     views = [snapshot.ranks[rank] for rank in gone]
     ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
+    last = _last_text(snapshot, gone)
     for one in waits:
         wrong = _mismatched_call(one)
         if wrong is not None:
@@ -237,10 +238,22 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
         )
     if all(one.kind == COLLECTIVE for one in operations) and all(view.state == "exited" for view in views):
         waiting = sorted({one.rank for one in operations})
-        message = f"{waiting_text(waiting)} in {mine} for {name_ranks(gone)}, but {ends}."
+        number = f", collective {waits[0].posted.index + 1} of {_group_text(mine)}," if mine.op != "new_group" else ""
+        message = f"{waiting_text(waiting)} in {mine}{number} for {name_ranks(gone)}, but {ends}.{last}"
         hint = f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, or make a group without."
         return Finding("missing_participant", ranks, operations, message, hint)
-    return Finding("peer_exited", ranks, operations, f"{waits_text(operations)}, but {ends}.", advise(snapshot, waits))
+    return Finding("peer_exited", ranks, operations, f"{waits_text(operations)}, but {ends}.{last}", advise(snapshot, waits))
+
+
+def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
+    """Says what ranks that are gone did last: where else they were is not recorded."""
+    said = ""
+    for rank in gone[:_MOST_WAITS]:
+        if (last := snapshot.ranks[rank].last) is not None:
+            said += f" The last that rank {rank} posted was {last}."
+        elif snapshot.ranks[rank].state == "exited":
+            said += f" Rank {rank} had posted nothing."
+    return said
 
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
@@ -251,9 +264,9 @@ def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
     view = snapshot.ranks[rank]
-    return Finding(
-        "rank_failed", (rank,), tuple(one.operation for one in view.posted if one.awaited), f"rank {rank} {view.about or 'has failed'}."
-    )
+    last = "" if "raised " in view.about or "sys.exit(" in view.about else _last_text(snapshot, [rank])  # those say where
+    waits = tuple(one.operation for one in view.posted if one.awaited)
+    return Finding("rank_failed", (rank,), waits, f"rank {rank} {view.about or 'has failed'}.{last}")
 
 
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -128,7 +128,7 @@ def two_threads_with_collectives() -> None:
 
 @fault("89a", **EASE)
 def a_segmentation_fault() -> None:
-    dist.all_reduce(tensor())
+    dist.all_reduce(tensor())  # here
     if dist.get_rank() == 1:
         ctypes.string_at(0)
     dist.all_reduce(tensor())  # here
