@@ -28,11 +28,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
+from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
-from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
+from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
     NEW_GROUP,
@@ -445,7 +446,8 @@ class _Hooks:
         )
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
-            **make_replacements(recorder, self.late.enter_block),
+            **program_spans.make_replacements(recorder, self.late.enter_block),
+            **handed_over.make_replacements(recorder.sites),
             **(self.checks.replacements if self.checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {

@@ -19,7 +19,8 @@ Whoever carries messages records them with four calls::
     recorder.complete(slot)                         # when that is over; ERROR where it raised
     recorder.amend(slot, peer=3)                    # what is known late: where a message came from, the times of a GPU
 
-An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python.
+An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python. Where a
+thread has no such frame, it is that of who handed it the operation.
 """
 
 from __future__ import annotations
@@ -600,10 +601,12 @@ class CallSites:
 
     Attributes:
         places: file and line joined, by instruction.
+        find_handed_over: returns where the user handed over what the calling thread runs, NONE where that is not known.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
         self.places: dict[int, int] = {}
+        self.find_handed_over: Callable[[], int] = lambda: NONE
         self._number = number
         self._kinds: dict[str, int] = {}
         self._alive: list[CodeType] = []  # whose instructions are keys
@@ -670,12 +673,13 @@ class CallSites:
         return self._find_stand_in(frame) if found is None else _join(self.kind(found.f_code.co_filename), found)
 
     def _find_stand_in(self, frame: FrameType) -> int:
-        """Returns the place where no frame is the user's: the innermost of ringsim that called it, else ``frame`` itself."""
-        outward = frame.f_back
-        while outward is not None and self.kind(outward.f_code.co_filename) != OURS:
+        """Returns the place where no frame is the user's: of who handed it over, or the innermost of ringsim's, or NONE."""
+        place, outward = self.find_handed_over(), frame.f_back
+        while place == NONE and outward is not None:
+            if self.kind(outward.f_code.co_filename) == OURS:
+                place = _join(self._number(outward.f_code.co_filename), outward)
             outward = outward.f_back
-        found = outward or frame
-        return _join(self._number(found.f_code.co_filename), found)
+        return place
 
 
 def _join(file: int, frame: FrameType) -> int:

@@ -63,7 +63,7 @@ def one_skips_a_bad_batch() -> None:
             dist.all_reduce(tensor(8))  # here
         except ValueError:
             continue
-        dist.all_reduce(tensor(2))
+        dist.all_reduce(tensor(2))  # here
 
 
 @fault("73e", size=3, **EASE)
