@@ -96,6 +96,9 @@ RECORD: Final = np.dtype(
     ]
 )
 
+# In the name of a file: a line that calls a wrapper, and the file of the wrapper, "/home/me/train.py:40 > /home/me/messages.py".
+CALLS: Final = " > "
+
 
 class Group(NamedTuple):
     """A process group: its name ("world", "ring:2>3", ...) and its members, global ranks in the group's order."""
