@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
+import torch.distributed as dist
 
 from ringsim.comm import polling
 from ringsim.traces.recorder import CallSites
@@ -90,9 +91,9 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
     monkeypatch.setattr(polling, "Work", Message)
     monkeypatch.setattr(polling, "is_message", lambda _: True)
     monkeypatch.setattr(polling, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(polling.dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()] * (1 if alone else 2))
-    monkeypatch.setattr(Message, "is_completed", polling.make_is_completed(CallSites(lambda _: 0), [work], refuse))  # type: ignore[list-item, arg-type]
+    monkeypatch.setattr(Message, "is_completed", polling.make_is_completed(CallSites(lambda _: 0), [work], refuse))  # type: ignore[list-item]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
         if told == "refused":
