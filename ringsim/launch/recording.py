@@ -299,7 +299,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         "at_ns": time.monotonic_ns(),
         "raised": True,
         "lost": end is None and report.is_consequence and not isinstance(error, RingError),
-        "end": readable(end),
+        "end": readable(end, lines=True),
     }
 
 
