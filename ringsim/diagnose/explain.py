@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ringsim.diagnose.failure import IN_VAIN
 from ringsim.diagnose.lateness import Activity, find_lateness
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
@@ -130,6 +131,9 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
             alone.append(one)
             continue
         cause = causes[place]
+        if IN_VAIN in one.message:  # what its rank posted on the way out merely follows
+            causes[place] = replace(one, consequences=(replace(cause, consequences=()), *cause.consequences, *one.consequences))
+            continue
         echoes = list(one.consequences)
         if one.kind != cause.kind and not _restates(one):
             echoes.insert(0, replace(one, consequences=(), hint=""))

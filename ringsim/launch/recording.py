@@ -234,7 +234,7 @@ class Recording:
         woken = read_verdict(directory) if self._watch is not None and not raised_ns else None
         if woken is not None:  # all caught the error: what they did afterwards does not say why
             metadata["given_up_ns"] = woken.at_ns - start_ns
-            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken.waiting]
+            ends = woken.ends
         if ends:
             metadata["ends"] = ends
         if late:
@@ -299,7 +299,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         "at_ns": time.monotonic_ns(),
         "raised": True,
         "lost": end is None and report.is_consequence and not isinstance(error, RingError),
-        "end": readable(end),
+        "end": readable(end, lines=True),
     }
 
 

@@ -61,7 +61,7 @@ from ringsim.traces.events import (
     Payload,
     Tables,
     make_events,
-    readable,
+    read_word,
     word_notice,
 )
 
@@ -421,8 +421,8 @@ class Recorder:
         records = records[wanted if rank is None else wanted & (records["thread"] == rank)]
         records = records[np.argsort(records["thread"], kind="stable")]
         columns: dict[str, Any] = {name: records[name] for name in RECORD.names or () if name != "thread"}
-        groups = tuple(Group(readable(group.name), group.ranks) for group in self.groups)
-        tables = Tables(groups, tuple(self.payloads), tuple(map(readable, self.labels)), tuple(map(readable, self.files)))
+        groups = tuple(Group(read_word(group.name), group.ranks) for group in self.groups)
+        tables = Tables(groups, tuple(self.payloads), tuple(map(read_word, self.labels)), tuple(map(read_word, self.files)))
         return make_events({**columns, "rank": records["thread"]}, tables)
 
     def place_of(self, slot: int) -> str:
