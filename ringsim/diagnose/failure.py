@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -63,6 +63,7 @@ __all__ = [
     "is_internal",
     "make_error",
     "note_failed_threads",
+    "place_text",
     "raise_verdict",
     "raised_where",
     "read_verdict",
@@ -294,11 +295,11 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with files renamed, as a notebook names its cells."""
-    said = {field: getattr(report, field) for field in ("where", "after", "waited", "traceback", "text")}
-    for field, text in said.items():
+    said = {name: getattr(report, name) for name in ("where", "after", "waited", "traceback", "text")}
+    for part, text in said.items():
         for filename, name in names.items():
             text = text.replace(f'File "{filename}", line', f"{name}, line").replace(f"{filename}, line", f"{name}, line")
-        said[field] = rename_places(text, names)
+        said[part] = rename_places(text, names)
     return replace(report, **said)
 
 
@@ -391,9 +392,18 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
     """
     if doing == "stopped":
         return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
-    name, line = place if place is not None else ("", 0)
-    name = name_cells([name]).get(name, os.path.basename(name))
-    return {"rank": rank, "state": "running", "about": f"{doing} at {name}:{line}" if name else doing, "error": ""}
+    return {"rank": rank, "state": "running", "about": f"{doing} at {place_text(place)}" if place else doing, "error": ""}
+
+
+def place_text(place: tuple[str, int]) -> str:
+    """Returns a file and a line in it as "train.py:7", or as the notebook calls the cell.
+
+    Example:
+        >>> place_text(("/home/me/train.py", 7))
+        'train.py:7'
+    """
+    name, line = place
+    return f"{name_cells([name]).get(name, os.path.basename(name))}:{line}"
 
 
 def first_failure(reports: Sequence[Report]) -> Report:
@@ -452,18 +462,26 @@ class Verdict:
         diagnosis: why.
         at_ns: when that was so (CLOCK_MONOTONIC).
         proved: whether what was posted proves it. A stall is no proof: nothing has moved for long, and that is all.
+        about: by rank, where threads of it wait that are in no operation.
     """
 
     ranks: tuple[int, ...]
     diagnosis: Diagnosis
     at_ns: int
     proved: bool = True
+    about: dict[int, str] = field(default_factory=dict)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """Those of the ranks that wait, and have to be woken."""
         states = self.diagnosis.states
         return tuple(rank for rank in self.ranks if not states or states[rank] == "blocked")
+
+    @property
+    def ends(self) -> list[dict[str, Any]]:
+        """How the ranks stood then that wait, in operations or for their own threads, as a trace keeps it for ``explain``."""
+        blocked = sorted({*self.waiting, *self.about})
+        return [{"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""} for rank in blocked]
 
     @property
     def error(self) -> RingError:
@@ -512,7 +530,8 @@ def read_verdict(directory: Path) -> Verdict | None:
     found = said["diagnosis"]
     edges = tuple(Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in found["edges"])
     diagnosis = Diagnosis(tuple(map(_read_finding, found["findings"])), found["world_size"], edges, tuple(found["states"]))
-    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"])
+    about = {int(rank): text for rank, text in said["about"].items()}
+    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"], about)
 
 
 def _read_finding(said: dict[str, Any]) -> Finding:

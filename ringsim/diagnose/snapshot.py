@@ -120,7 +120,7 @@ class RankSnapshot:
     """What is known of one rank at one moment.
 
     Attributes:
-        state: one of ``STATES``. "blocked": all its threads that communicate wait for its ``awaited`` operations. "exited": its worker has
+        state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or for each other. "exited": its worker has
             returned, or its process left with code 0. "failed": it raised. "killed": its process died. All others count as able to go on.
         posted: its operations that are not done.
         about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
@@ -140,6 +140,11 @@ class RankSnapshot:
     def awaited(self) -> tuple[Posted, ...]:
         """What it is blocked in; empty where it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it will post nothing more, and nothing that others do can change that: it is gone, or its threads wait for each other."""
+        return self.state in GONE or (self.state == "blocked" and not self.awaited)
 
     @property
     def left_early(self) -> bool:

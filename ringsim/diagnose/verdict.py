@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
-from ringsim.diagnose.snapshot import GONE, Snapshot
+from ringsim.diagnose.snapshot import Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
@@ -23,6 +23,7 @@ __all__ = ["SAME_GROUPS", "blame_threads", "judge", "name_ranks", "wait_text", "
 SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
+    "blocked": "waits for another of its threads",
     "exited": "has left: it will post nothing more",
     "failed": "has failed",
     "killed": "is dead",
@@ -67,7 +68,7 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
             else:
                 roots.append(found)
     roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
-    findings = _fold(stuck, roots)
+    findings = _fold(stuck, [_with_threads(snapshot, root) for root in roots])
     on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
     edges = tuple(
         Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
@@ -146,7 +147,7 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
     """Returns who waits for ranks that have left or died, by those ranks."""
     found: dict[tuple[int, ...], list[Hindrance]] = {}
     for one in stuck.hindrances:
-        gone = tuple(peer for peer in one.peers if snapshot.ranks[peer].state in GONE)
+        gone = tuple(peer for peer in one.peers if snapshot.ranks[peer].is_out)
         if gone and not any(snapshot.ranks[peer].state == "failed" for peer in gone):  # a failure is a root of its own
             found.setdefault(gone, []).append(one)
     return found
@@ -249,6 +250,11 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
             pair = tuple(sorted((near.rank, far.rank)))
             message = f"{mismatch_text(near, far, found.kind)} R{ends[1:]}."
             return Finding(found.kind, pair, (near, far), message, found.hint)
+    if all(view.state == "blocked" for view in views):
+        message = f"{waits_text(operations)}, but {ends}, and none of them can go on."
+        return Finding(
+            "deadlock", ranks, operations, message, "Find out which thread was to wake it, and why it has ended or waits itself."
+        )
     if all(one.kind == COLLECTIVE for one in operations) and all(view.state == "exited" for view in views):
         waiting = sorted({one.rank for one in operations})
         number = f", collective {waits[0].posted.index + 1} of {_group_text(mine)}," if mine.op != "new_group" else ""
@@ -267,6 +273,12 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
         elif snapshot.ranks[rank].state == "exited":
             said += f" Rank {rank} had posted nothing."
     return said
+
+
+def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
+    """Adds where threads of its ranks wait that are in no operation."""
+    said = [f"rank {rank} {view.about}" for rank in root.ranks if (view := snapshot.ranks[rank]).awaited and view.about]
+    return replace(root, message=f"{root.message} Meanwhile {'; '.join(said)}.") if said else root
 
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:

@@ -44,7 +44,8 @@ from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
 from ringsim.launch.results import write_result
-from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, find_place, list_threads, shut_connections
+from ringsim.launch.threads import find_place, list_threads
+from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
@@ -166,7 +167,7 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], 
             try:
                 message = channel.recv()
                 if message == ASK:
-                    say(("threads", list_threads()))
+                    say(("threads", list_threads(os.path.dirname(torch.__file__))))
                 elif message == WHERE:
                     say(("where", find_place(os.path.dirname(torch.__file__))))
                 elif message == WAKE:

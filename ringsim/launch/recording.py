@@ -236,7 +236,7 @@ class Recording:
         woken = read_verdict(directory) if self._watch is not None and not raised_ns else None
         if woken is not None:  # all caught the error: what they did afterwards does not say why
             metadata["given_up_ns"] = woken.at_ns - start_ns
-            ends = [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken.waiting]
+            ends = woken.ends
         if ends:
             metadata["ends"] = ends
         if late:

@@ -483,14 +483,14 @@ class _Supervisor:
     def _ends(self) -> list[dict[str, Any]]:
         """Says for ``explain`` how each rank ended, or what it was doing when it was ended; after a verdict, how it stood then."""
         gone, reports = list(self._results), list(self._reports.values())
-        woken: list[int] = []
+        woken: list[dict[str, Any]] = []
         if (verdict := self._verdict) is not None:  # what they did once they were woken does not say why
-            woken = [rank for rank in verdict.waiting if not (rank in self._reports and self._reports[rank].waited)]
+            woken = [end for end in verdict.ends if not (end["rank"] in self._reports and self._reports[end["rank"]].waited)]
             gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
             reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.waiting)]
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
-        returned += [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in woken]
         failed = [{**describe_end(report), "at_ns": report.at_ns - self._start_ns} for report in reports]
+        returned += woken
         known = {end["rank"] for end in (*returned, *failed)}
         others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))

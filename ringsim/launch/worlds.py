@@ -49,7 +49,7 @@ def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
         directory: of the run.
         end: ends the rank with an error; called from a thread.
     """
-    from ringsim.launch.watcher import OUR_THREADS
+    from ringsim.launch.threads import OUR_THREADS
 
     refuse = _make_refusal(directory, os.getpid())
     _join_on_init(refuse)
