@@ -38,7 +38,7 @@ from typing import Any, Final, NamedTuple
 
 from ringsim import errors
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
-from ringsim.traces.events import THREAD_FAILED, readable
+from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
 from ringsim.traces.recorder import LOST_PEER, Recorder
@@ -139,7 +139,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = "<exception str() failed>"  # Python's own words for it
-    return str(readable(text))
+    return errors.escape(text)
 
 
 def is_internal(filename: str) -> bool:
@@ -259,7 +259,7 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
         error=type(cause.error).__name__,
         text=text_of(cause.error),
         where=where,
-        traceback=readable("".join(summary.format(chain=True)).rstrip()),
+        traceback=errors.escape("".join(summary.format(chain=True)).rstrip()),
         at_ns=time.monotonic_ns() if at_ns is None else at_ns,
         of_ringsim=of_ringsim,
         echo=cause.echo,
@@ -290,7 +290,7 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     if not theirs:
         return ""
     place = next((frame for frame in reversed(theirs) if not frame.filename.startswith(_PYTHON)), theirs[-1])  # json.loads is not the place
-    return str(readable(f"{place.filename}, line {place.lineno}, in {place.name}"))
+    return errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
@@ -320,7 +320,7 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
             text += ". It last printed:\n  " + "\n  ".join(last)
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
-    return Report(rank=rank, error="", text=readable(text), where="", traceback="", at_ns=at_ns)
+    return Report(rank=rank, error="", text=errors.escape(text), where="", traceback="", at_ns=at_ns)
 
 
 def call_to_end(function: Callable[[], Any]) -> Any:

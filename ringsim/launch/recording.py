@@ -300,7 +300,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         "at_ns": time.monotonic_ns(),
         "raised": True,
         "lost": report.is_consequence and not isinstance(error, RingError),
-        "end": readable(describe_end(report)) if report.echo == OWN else None,
+        "end": readable(describe_end(report), lines=True) if report.echo == OWN else None,
     }
 
 

@@ -42,7 +42,7 @@ from ringsim.launch.results import read_result
 from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
+from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_file, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
@@ -454,7 +454,7 @@ class _Supervisor:
         self._follow_outputs(last=True)
         events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
         cells, tables = name_cells(events.tables.files), events.tables
-        files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
+        files, labels = (rename_file(name, cells) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
         events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = list(facts.get("notes", []))
