@@ -230,6 +230,24 @@ def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: An
         assert [one.op for one in findings[0].operations] == wrong + ["all_reduce"] * (rows is UNLIKE)
 
 
+def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> None:
+    labels = (word_notice("thread_failed", "raised ValueError: no more batches"),)
+    assert run_of(MARK, labels=labels).findings == ()
+    waits = {**SENT, "rank": 1, "op": "recv", "peer": 0, "status": 1, "done_ns": -1}
+    (finding,) = run_of(MARK, waits, labels=labels, ends=[{"rank": 0, "state": "exited"}]).findings
+    assert (finding.kind, finding.message) == ("rank_failed", "a thread of rank 0 raised ValueError: no more batches.")
+    assert [one.kind for one in finding.consequences] == ["peer_exited"]
+
+
+def test_a_run_that_raised_is_never_said_to_be_right() -> None:
+    """A wait reached its limit, and its other side came at last: what the rank raised is all that there is to say."""
+    ends = [{"rank": 1, "state": "unknown", "about": "raised RuntimeError: Timed out"}]
+    row = {**SENT, "rank": 1, "peer": 0, "op": "recv"}
+    found = [run_of({**row, "status": status}, ends=ends, complete=False).findings[0] for status in (2, 3)]
+    assert [one.kind for one in found] == ["rank_failed", "stalled"]
+    assert all("rank 1 raised RuntimeError: Timed out." in one.message for one in found)
+
+
 def test_what_was_caught_is_told_and_nonsense_is_not() -> None:
     episode = {"kind": "deadlock", "ranks": [1, 0, 7], "message": "They wait.", "hint": "Do not."}
     for caught, found in [([episode, {}, 3, {**episode, "ranks": 5}], [("deadlock", (1, 0))]), ("deadlock", []), (None, [])]:

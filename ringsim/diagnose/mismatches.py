@@ -18,7 +18,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, number_channels, operation_of
 from ringsim.diagnose.verdict import SAME_GROUPS, name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, Events, Ints, Payload, read_notice
+from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, THREAD_FAILED, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
 from ringsim.traces.value import count
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "disagreement",
     "find_collective_mismatches",
+    "find_failed_threads",
     "find_leaks",
     "find_message_mismatches",
     "find_missing",
@@ -277,7 +278,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'
     """
-    labels = {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
+    labels = {number: said for number, said in _read_labels(events).items() if said[0] != THREAD_FAILED}
     told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}  # who found it, whom it concerns, what shows it
     for event in np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels))).tolist():
         kind, _ = labels[int(events.label[event])]
@@ -294,6 +295,18 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         named = sorted(ranks if kind.endswith("_mismatch") else finders)  # a mismatch names all sides, a rank's own mistake that rank
         findings.append(Finding(kind, tuple(sorted(ranks)), tuple(operations), f"{name_ranks(named)}: {message}"))
     return tuple(findings)
+
+
+def find_failed_threads(events: Events) -> dict[int, str]:
+    """Returns by rank what ended the first of its threads that failed."""
+    said = {number: message for number, (kind, message) in _read_labels(events).items() if kind == THREAD_FAILED}
+    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(said))).tolist()
+    return {int(events.rank[mark]): said[int(events.label[mark])] for mark in reversed(marks)}
+
+
+def _read_labels(events: Events) -> dict[int, tuple[str, str]]:
+    """Returns kind and message of the labels that are notices."""
+    return {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
 
 
 def _refused_before(events: Events, mark: int) -> int | None:

@@ -470,9 +470,7 @@ class _Simulation:
             if rank not in self._stuck
         ]
         failed = [
-            {**end, "at_ns": report.at_ns}
-            for report in self._reports
-            if (report.rank not in self._stuck or report.waited) and (end := describe_end(report)) is not None
+            {**describe_end(report), "at_ns": report.at_ns} for report in self._reports if report.rank not in self._stuck or report.waited
         ]
         return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 

@@ -367,6 +367,9 @@ MADE_ANEW: Final = "process groups made anew"
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 
 
+THREAD_FAILED: Final = "thread_failed"  # kind of a notice that is no finding unless somebody waits for what the thread was to do
+
+
 def word_notice(kind: str, message: str) -> str:
     """Returns the label of a mark that says what was found.
 
