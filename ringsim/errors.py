@@ -30,6 +30,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Final, TypeGuard
@@ -49,11 +50,30 @@ __all__ = [
 ]
 
 
+# What commands a terminal, turns the direction of a text, or is half a character of UTF-16, which no file, terminal or picture takes.
+_UNREADABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+def escape(text: str, *, lines: bool = True) -> str:
+    r"""Returns a text in which unprintable characters are written out: whoever chose its words may have meant harm.
+
+    Args:
+        text: any text.
+        lines: whether it may have several lines, and tabs.
+
+    Example:
+        >>> escape("red \x1b[31m\n"), escape("red \x1b[31m\n", lines=False)
+        ('red \\x1b[31m\n', 'red \\x1b[31m\\n')
+    """
+    kept = "\t\n" if lines else ""
+    return _UNREADABLE.sub(lambda found: found[0] if found[0] in kept else found[0].encode("unicode_escape").decode("ascii"), text)
+
+
 class _Explained(BaseException):
     """What the errors that end a run have in common."""
 
     def __init__(self, message: str, *, trace: Any = None, diagnosis: Any = None) -> None:
-        super().__init__(message)
+        super().__init__(escape(str(message)))
         self.trace = trace
         self.diagnosis = diagnosis
 
@@ -112,6 +132,9 @@ class RunTimeout(RingError):
 
 class TraceFileError(RingError):
     """A trace file cannot be read or written: truncated, damaged, foreign, or of a later version."""
+
+    def __init__(self, message: str, **of_a_run: Any) -> None:
+        super().__init__(escape(str(message), lines=False), **of_a_run)
 
 
 class ScheduleError(RingError):

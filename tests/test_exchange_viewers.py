@@ -310,6 +310,16 @@ def test_something_else_is_refused(tmp_path: Path, name: str) -> None:
             READERS[name](tmp_path / "other")
 
 
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    for size, refused in (
+        (2**24, "a Chrome trace"),
+        (2**26, "more than 100 times its size"),
+    ):  # the free part is read, and found to be none
+        (tmp_path / "packed").write_bytes(gzip.compress(b" " * size, mtime=0))
+        with pytest.raises(TraceFileError, match=refused):
+            read_chrome(tmp_path / "packed")
+
+
 def test_what_a_file_of_the_profiler_lacks_is_named(tmp_path: Path) -> None:
     about, path = PROFILED["distributedInfo"], tmp_path / "one.json"
     for change, said in (

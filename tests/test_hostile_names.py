@@ -17,10 +17,10 @@ from ringsim.cli import main
 from ringsim.exchange import read_chrome, read_perfetto
 from ringsim.plot.style import save_figure
 
-# A script, a formula that is wrong, and characters that no text may have.
-ATTACK = "$\\frac{$<script>alert(1)</script><img src=x onerror=alert(2)>\"'-->]]>&lt;{0} %s a\ud800b\0c\x1b[2J"
-SHOWN = "a\\ud800b\\x00c\\x1b[2J"
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# A script, a formula that is wrong, and characters that no text may have, or that forge another line or direction of it.
+ATTACK = "$\\frac{$<script>alert(1)</script><img src=x onerror=alert(2)>\"'-->]]>&lt;{0} %s a\ud800b\0c\x1b[2J\r\nd\te\u202ef"
+SHOWN = "a\\ud800b\\x00c\\x1b[2J\\r\\nd\\te\\u202ef"
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]|\nd")
 HARMLESS = set("svg title desc metadata defs style g path use clipPath rect RDF Work type format pattern image creator Agent".split())
 
 
@@ -40,7 +40,7 @@ def hostile_file(path: Path, source: str) -> Path:
     for name in ("machine", "versions"):
         about[name] = dict.fromkeys(about[name], ATTACK)
     for one in about.get("ends", ()):
-        one["about"] = one["error"] = ATTACK
+        one["about"] = one["error"] = ATTACK.replace("\n", "").replace("\t", "")  # errors may have several lines
     path.write_bytes(put_together(json.dumps(meta).encode(), events))
     return path
 
@@ -86,6 +86,9 @@ def test_names_are_shown_and_nothing_of_them_runs(source: str, tmp_path: Path, c
         printed = capsys.readouterr()
         assert printed.err == ""
         assert SHOWN in printed.out
+        assert main([verb, str(tmp_path / "x\x1b\r\nd\t\u202e")]) == 1
+        assert "x\\x1b\\r\\nd\\t\\u202e" in (said := capsys.readouterr().err)
+        assert not CONTROLS.search(said)
         assert not CONTROLS.search(printed.out)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
+import functools
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -144,24 +147,46 @@ def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_com
             exec(code, {"dist": dist, "tensor": torch.zeros(1)})
             lines += [blank + 1, blank + 2]
         del code
+    exec(compile("\n\n\ndist.send(tensor, 1)", "<eval_with_key>.3", "exec"), {"dist": dist, "tensor": torch.zeros(1)})  # by torch.compile
+    lines.append(here() - 1)
     events = record()
     assert list(events.line) == lines
     assert events.tables.files == (__file__, "a cell")
 
 
-def test_a_thread_that_begins_in_torch_is_recorded_without_a_user(record: Callable[[], Events], world: ProcessGroup) -> None:
-    tensor = torch.zeros(1)
-    with ThreadPoolExecutor() as pool:
-        pool.submit(world.send, [tensor], 1, 0).result(10)
-        pool.submit(dist.send, tensor, 1).result(10)
+async def in_an_event_loop(*call: Any) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, *call)
+    await asyncio.to_thread(*call)
+    await asyncio.gather(asyncio.to_thread(*call), asyncio.create_task(asyncio.to_thread(functools.partial(*call))))
+
+
+def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(record: Callable[[], Events], world: ProcessGroup) -> None:
+    call, first = (dist.send, torch.zeros(1), 1), here()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(*call).result(10)
+        list(pool.map(dist.send, call[1:2], call[2:]))
+        pool.submit(lambda: dist.send(*call[1:])).result(10)  # has a line of its own
+        pool.submit(world.send, [call[1]], 1, 0).result(10)
+    with ThreadPool(1) as threads:
+        threads.apply(call[0], call[1:])  # told by the line that made the pool
+    for thread in (threading.Thread(target=call[0], args=call[1:]), threading.Timer(0.0, call[0], call[1:])):
+        thread.start()
+        thread.join()
+    asyncio.run(in_an_event_loop(*call))
+    lines = [first + there for there in (2, 3, 4, 5, 6, 9, 9)]
+    first = in_an_event_loop.__code__.co_firstlineno
+    assert record().line.tolist() == lines + [first + there for there in (1, 2, 3, 3)]
+
+
+def test_a_thread_that_begins_in_torch_is_recorded_without_a_line(record: Callable[[], Events], world: ProcessGroup) -> None:
     begun, done = threading.Event(), [torch.zeros(1)]
     weakref.finalize(done[0], begun.set)  # tells when torch lets go of it: _thread's threads cannot be joined
     _thread.start_new_thread(world.send, (done[:], 1, 0))
     done.clear()
     assert begun.wait(10)
     events = record()
-    assert ops(events) == ["isend", "send", "isend"]
-    assert (events.line > 0).all()
+    assert ops(events) == ["isend"]
+    assert (events.file.item(), events.line.item()) == (NONE, NONE)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +369,7 @@ def test_a_batch_shares_one_handle(record: Callable[[], Events], world: ProcessG
 
 
 def test_uninstalling_puts_the_same_objects_back(tmp_path: Path) -> None:
-    owners = (ProcessGroup, Work, *Work.__subclasses__())
+    owners = (ProcessGroup, Work, *Work.__subclasses__(), threading.Thread, ThreadPoolExecutor, asyncio)
     before = [dict(vars(owner)) for owner in owners]
     recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
     install(recorder)

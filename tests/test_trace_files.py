@@ -426,7 +426,7 @@ def test_what_no_reader_can_take_is_written_out(tmp_path: Path) -> None:
     columns = {"rank": [0] * 5, "op": [OP_CODES["mark"]] * 5, "post_ns": [1] * 5, "label": [0, 1, 2, 3, 4]}
     Trace(make_events(columns, Tables(labels=labels)), {"world_size": 1, "notes": ["bell \a"]}).save(tmp_path / "x.ringtrace")
     trace = ringsim.load(tmp_path / "x.ringtrace")
-    expected = ["a\\ud800b", "red \\x1b[31m", "null\\x00", "C1 \\x9b2J", "tab\tline\nend"]
+    expected = ["a\\ud800b", "red \\x1b[31m", "null\\x00", "C1 \\x9b2J", "tab\\tline\\nend"]
     assert list(trace.to_pandas()["label"]) == list(trace.events.tables.labels) == expected
     assert trace.metadata["notes"] == ["bell \\x07"]
 

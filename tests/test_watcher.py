@@ -12,7 +12,8 @@ import pytest
 from watched_parts import TICK_S, Bench
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Threads, Watcher
+from ringsim.launch.threads import Threads
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Watcher
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, RECORD
 
 
@@ -56,8 +57,10 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
 
 
-@pytest.mark.parametrize(("idle", "settle_s", "after_s"), [(True, 0.0, THREADS_S), (False, 0.5, 0.5)])
-def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(bench: Bench, idle: bool, settle_s: float, after_s: float) -> None:
+@pytest.mark.parametrize(("idle", "settle_s", "after_s"), [((None,), 0.0, THREADS_S), ((), 0.5, 0.5)])
+def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
+    bench: Bench, idle: tuple[None, ...], settle_s: float, after_s: float
+) -> None:
     bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=settle_s)
     bench.threads[0] = bench.threads[0]._replace(idle=idle)
     bench.both_receive()
@@ -101,11 +104,62 @@ def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
 
 
 def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
-    bench.threads[1] = Threads(bench.threads[1].busy | {7}, idle=False)
+    bench.threads[1] = Threads(bench.threads[1].busy | {7}, idle=())
     bench.both_receive()
     assert bench.look_for(20.0)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_then_are_not_judged(bench: Bench) -> None:
+    bench.both_receive()
+    waits = bench.threads[0]._replace(idle=((__file__, 3),))
+    for _ in range(8):  # it has something to do every second
+        bench.threads[0] = waits._replace(busy=waits.busy | {7})
+        assert bench.look_for(0.5)[0] is None
+        bench.threads[0] = waits
+        assert bench.look_for(0.5)[0] is None
+    verdict, after_s = bench.look_for(10.0)
+    assert verdict is not None
+    assert after_s == pytest.approx(THREADS_S - 0.5, abs=0.3)
+    assert (
+        "Meanwhile rank 0 waits at test_watcher.py:3 (from __future__ import annotations) for another of its threads."
+        in verdict.diagnosis.findings[0].message
+    )
+    assert [end["about"][:8] for end in verdict.ends] == ["waits at", ""]
+
+
+class TestSilentRank:
+    """Rank 0 waits in no operation, but for its own threads; rank 1 waits for it."""
+
+    @pytest.fixture(autouse=True)
+    def silent(self, bench: Bench) -> None:
+        bench.waits(1, "recv", 0)
+        bench.threads[0] = Threads(frozenset(), ((__file__, 3),))
+
+    def test_is_judged_once_all_sleep_and_its_threads_have_been_asked_twice(self, bench: Bench) -> None:
+        bench.process = Process("R", 5)
+        assert bench.look_for(5.0)[0] is None
+        assert bench.asked == []  # who computes is left in peace
+        bench.process = Process("S", 5)
+        verdict, after_s = bench.look_for(10.0)
+        assert verdict is not None
+        assert (verdict.diagnosis.kind, verdict.diagnosis.findings[0].ranks, verdict.ranks) == ("deadlock", (0, 1), (1,))
+        assert "but rank 0 waits at test_watcher.py:3 " in verdict.diagnosis.findings[0].message
+        assert after_s == pytest.approx(STALL_S + 0.5, abs=0.2)
+        assert bench.asked.count(0) >= 2
+        assert [end["state"] for end in verdict.ends] == ["blocked", "blocked"]
+
+    @pytest.mark.parametrize("how", ["busy", "unknown", "silent"])
+    def test_is_not_judged_while_it_may_go_on(self, bench: Bench, how: str) -> None:
+        if how == "busy":
+            bench.threads[0] = Threads(frozenset({7}), ())
+        elif how == "silent":
+            bench.silent = {0}
+        else:
+            bench.writers[0].recorder.close()
+        assert bench.look_for(8.0)[0] is None
+        assert len(bench.asked) < 15
 
 
 def test_who_has_returned_will_take_part_in_nothing(bench: Bench) -> None:

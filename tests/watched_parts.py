@@ -13,7 +13,8 @@ from rendezvous_machine import Machine, Op
 
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
-from ringsim.launch.watcher import LiveRecords, Process, Threads, Watcher
+from ringsim.launch.threads import Threads
+from ringsim.launch.watcher import LiveRecords, Process, Watcher
 from ringsim.traces.events import ANY_SOURCE, OP_CODES
 
 TICK_S = 0.02
@@ -27,7 +28,7 @@ class Bench(AbstractContextManager["Bench"]):
         self.states = ["running"] * size
         self.now_s = 100.0
         self.asked: list[int] = []
-        self.threads = dict.fromkeys(range(size), Threads(frozenset({threading.get_ident()}), idle=False))
+        self.threads = dict.fromkeys(range(size), Threads(frozenset({threading.get_ident()}), idle=()))
         self.silent: set[int] = set()
         self.process = Process("S", 5)
         self.records = LiveRecords(directory, size)

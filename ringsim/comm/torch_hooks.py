@@ -28,11 +28,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
+from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
-from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
+from ringsim.comm.polling import make_is_completed
+from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
     NEW_GROUP,
@@ -429,7 +431,7 @@ class _Hooks:
     def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
         compared = check != "off"
-        self.checks = Prechecks(recorder) if compared else None
+        self.checks = checks = Prechecks(recorder) if compared else None
         self.names = _Names(recorder, compared)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.others: dict[Work, _Others] = {}  # likewise
@@ -445,8 +447,9 @@ class _Hooks:
         )
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
-            **make_replacements(recorder, self.late.enter_block),
-            **(self.checks.replacements if self.checks else {}),
+            **program_spans.make_replacements(recorder, self.late.enter_block),
+            **handed_over.make_replacements(recorder.sites),
+            **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
             NEW_GROUP: lambda: _record_new_groups(recorder, compared),
@@ -459,6 +462,11 @@ class _Hooks:
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
             (Work, "get_future"): self.make_get_future,
+            **(
+                {(Work, "is_completed"): functools.partial(make_is_completed, recorder.sites, self.pending, checks.refuse)}
+                if checks
+                else {}
+            ),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))

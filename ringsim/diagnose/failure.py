@@ -22,26 +22,29 @@ A watcher writes its verdict to the run's directory before it wakes anybody: a r
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import linecache
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringsim import errors
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
-from ringsim.traces.events import readable
+from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
-from ringsim.traces.recorder import LOST_PEER
+from ringsim.traces.recorder import LOST_PEER, Recorder
 
 __all__ = [
+    "IN_VAIN",
     "OWN",
     "PEER",
     "WAIT",
@@ -59,6 +62,8 @@ __all__ = [
     "indent",
     "is_internal",
     "make_error",
+    "note_failed_threads",
+    "place_text",
     "raise_verdict",
     "raised_where",
     "read_verdict",
@@ -72,6 +77,7 @@ __all__ = [
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
+IN_VAIN: Final = "and waited in vain on its way out"
 _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
@@ -133,7 +139,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = "<exception str() failed>"  # Python's own words for it
-    return str(readable(text))
+    return errors.escape(text)
 
 
 def is_internal(filename: str) -> bool:
@@ -253,7 +259,7 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
         error=type(cause.error).__name__,
         text=text_of(cause.error),
         where=where,
-        traceback=readable("".join(summary.format(chain=True)).rstrip()),
+        traceback=errors.escape("".join(summary.format(chain=True)).rstrip()),
         at_ns=time.monotonic_ns() if at_ns is None else at_ns,
         of_ringsim=of_ringsim,
         echo=cause.echo,
@@ -284,16 +290,16 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     if not theirs:
         return ""
     place = next((frame for frame in reversed(theirs) if not frame.filename.startswith(_PYTHON)), theirs[-1])  # json.loads is not the place
-    return str(readable(f"{place.filename}, line {place.lineno}, in {place.name}"))
+    return errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with files renamed, as a notebook names its cells."""
-    said = {field: getattr(report, field) for field in ("where", "after", "waited", "traceback", "text")}
-    for field, text in said.items():
+    said = {name: getattr(report, name) for name in ("where", "after", "waited", "traceback", "text")}
+    for part, text in said.items():
         for filename, name in names.items():
             text = text.replace(f'File "{filename}", line', f"{name}, line").replace(f"{filename}, line", f"{name}, line")
-        said[field] = rename_places(text, names)
+        said[part] = rename_places(text, names)
     return replace(report, **said)
 
 
@@ -314,7 +320,7 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
             text += ". It last printed:\n  " + "\n  ".join(last)
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
-    return Report(rank=rank, error="", text=readable(text), where="", traceback="", at_ns=at_ns)
+    return Report(rank=rank, error="", text=errors.escape(text), where="", traceback="", at_ns=at_ns)
 
 
 def call_to_end(function: Callable[[], Any]) -> Any:
@@ -332,8 +338,8 @@ def call_to_end(function: Callable[[], Any]) -> Any:
         return None
 
 
-def describe_end(report: Report) -> dict[str, Any] | None:
-    """Says how a rank ended, as a trace keeps it for ``explain``; None if other ranks are to blame.
+def describe_end(report: Report) -> dict[str, Any]:
+    """Says how a rank ended, as a trace keeps it for ``explain``; as "unknown" if what it waited for says why.
 
     Example:
         >>> describe_end(report_death(2, -9, at_ns=0, output=""))
@@ -343,8 +349,6 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         >>> [describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"] for code in ("0", "7")]
         ['exited', 'failed']
     """
-    if report.echo != OWN:
-        return None  # what it waited for says why, not how it ended
     if report.error == "SystemExit":
         state = "exited" if report.text in _NO_FAILURE else "failed"
         about = f"left with sys.exit({report.text})"
@@ -356,8 +360,27 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
-    about += f", and waited in vain on its way out ({report.waited})" if report.waited else ""
-    return {"rank": report.rank, "state": state, "about": about, "error": report.error}
+    about += f", {IN_VAIN} ({report.waited})" if report.waited else ""
+    return {"rank": report.rank, "state": "unknown" if report.echo != OWN else state, "about": about, "error": report.error}
+
+
+def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
+    """Writes down from now on what ends a thread: others may wait for what it was to do. Returns what ends that."""
+    hand_on = threading.excepthook
+
+    def note(end: threading.ExceptHookArgs) -> None:
+        report = report_exception(recorder.rank, end.exc_value) if isinstance(end.exc_value, Exception) else None
+        if report is not None and report.echo == OWN:
+            with contextlib.suppress(ValueError):  # the recording ends at this moment
+                recorder.notice(THREAD_FAILED, describe_end(report)["about"])
+        hand_on(end)
+
+    def stop() -> None:
+        if threading.excepthook is note:
+            threading.excepthook = hand_on
+
+    threading.excepthook = note
+    return stop
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
@@ -369,9 +392,18 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
     """
     if doing == "stopped":
         return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
-    name, line = place if place is not None else ("", 0)
-    name = name_cells([name]).get(name, os.path.basename(name))
-    return {"rank": rank, "state": "running", "about": f"{doing} at {name}:{line}" if name else doing, "error": ""}
+    return {"rank": rank, "state": "running", "about": f"{doing} at {place_text(place)}" if place else doing, "error": ""}
+
+
+def place_text(place: tuple[str, int]) -> str:
+    """Returns a file and a line in it as "train.py:7", or as the notebook calls the cell.
+
+    Example:
+        >>> place_text(("/home/me/train.py", 7))
+        'train.py:7'
+    """
+    name, line = place
+    return f"{name_cells([name]).get(name, os.path.basename(name))}:{line}"
 
 
 def first_failure(reports: Sequence[Report]) -> Report:
@@ -396,7 +428,7 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
     if first.traceback and (first.where or not first.of_ringsim):
         text += "\n" + indent(first.traceback)
     if first.waited:
-        text += f"\n  and waited in vain on its way out: {first.waited}"
+        text += f"\n  {IN_VAIN}: {first.waited}"
     others = [report for report in reports if report is not first]
     for what, told in (
         ("also failed", "; ".join(f"rank {one.rank}, {one.error or one.text}" for one in others if not one.is_consequence)),
@@ -430,18 +462,26 @@ class Verdict:
         diagnosis: why.
         at_ns: when that was so (CLOCK_MONOTONIC).
         proved: whether what was posted proves it. A stall is no proof: nothing has moved for long, and that is all.
+        about: by rank, where threads of it wait that are in no operation.
     """
 
     ranks: tuple[int, ...]
     diagnosis: Diagnosis
     at_ns: int
     proved: bool = True
+    about: dict[int, str] = field(default_factory=dict)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """Those of the ranks that wait, and have to be woken."""
         states = self.diagnosis.states
         return tuple(rank for rank in self.ranks if not states or states[rank] == "blocked")
+
+    @property
+    def ends(self) -> list[dict[str, Any]]:
+        """How the ranks stood then that wait, in operations or for their own threads, as a trace keeps it for ``explain``."""
+        blocked = sorted({*self.waiting, *self.about})
+        return [{"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""} for rank in blocked]
 
     @property
     def error(self) -> RingError:
@@ -490,7 +530,8 @@ def read_verdict(directory: Path) -> Verdict | None:
     found = said["diagnosis"]
     edges = tuple(Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in found["edges"])
     diagnosis = Diagnosis(tuple(map(_read_finding, found["findings"])), found["world_size"], edges, tuple(found["states"]))
-    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"])
+    about = {int(rank): text for rank, text in said["about"].items()}
+    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"], about)
 
 
 def _read_finding(said: dict[str, Any]) -> Finding:

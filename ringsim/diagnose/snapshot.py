@@ -120,12 +120,13 @@ class RankSnapshot:
     """What is known of one rank at one moment.
 
     Attributes:
-        state: one of ``STATES``. "blocked": all its threads that communicate wait for its ``awaited`` operations. "exited": its worker has
+        state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or for each other. "exited": its worker has
             returned, or its process left with code 0. "failed": it raised. "killed": its process died. All others count as able to go on.
         posted: its operations that are not done.
         about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
         ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
         refused: its latest messages that raised instead of being posted, each with the ``index`` that it would have had.
+        last: of one that is gone, the last operation that it posted.
     """
 
     state: str
@@ -133,11 +134,17 @@ class RankSnapshot:
     about: str = ""
     ended_ns: int | None = None
     refused: tuple[Posted, ...] = ()
+    last: Operation | None = None
 
     @property
     def awaited(self) -> tuple[Posted, ...]:
         """What it is blocked in; empty where it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it will post nothing more, and nothing that others do can change that: it is gone, or its threads wait for each other."""
+        return self.state in GONE or (self.state == "blocked" and not self.awaited)
 
     @property
     def left_early(self) -> bool:
@@ -199,6 +206,7 @@ class _RankRecords:
     def __init__(self) -> None:
         self.slots: Ints = np.zeros(0, dtype=np.int64)
         self.records: Ints = np.zeros(0, dtype=RECORD)
+        self.latest = self.records  # the last operation, also where it is kept no more
         self.written = 0
         self.groups = 0  # how many of its groups are known
         self._last: dict[int, int] = {}  # by thread, the slot of its latest record
@@ -217,6 +225,7 @@ class _RankRecords:
             self._last[thread] = max(self._last.get(thread, NONE), int(slots[records["thread"] == thread].max()))
         operation = OP_KINDS[records["op"]] <= COLLECTIVE
         if operation.any():
+            self.latest = records[operation][-1:].copy()
             self.slots = np.concatenate([self.slots, slots[operation]])
             self.records = np.concatenate([self.records, records[operation]])
             self.keep(np.argsort(self.slots))  # another thread may have filled a gap
@@ -306,10 +315,12 @@ class SnapshotBuilder:
 
     def events(self) -> Events:
         """Returns the operations of all ranks that are kept."""
-        records = np.concatenate([its.records for its in self._ranks])
-        columns = {name: records[name] for name in RECORD.names or () if name not in ("thread", "label")}
-        columns["rank"] = np.repeat(np.arange(len(self._ranks)), [len(its.slots) for its in self._ranks])
-        columns["seq"] = np.concatenate([its.slots for its in self._ranks])
+        return self._as_events([its.records for its in self._ranks], seq=np.concatenate([its.slots for its in self._ranks]))
+
+    def _as_events(self, by_rank: list[Ints], **more: Ints) -> Events:
+        records = np.concatenate(by_rank)
+        columns = {name: records[name] for name in RECORD.names or () if name not in ("thread", "label")} | more
+        columns["rank"] = np.repeat(np.arange(len(by_rank)), [len(its) for its in by_rank])
         columns["thread"] = number_rows(records["thread"])
         groups: dict[Group, int] = self._numbers["group"]
         payloads: dict[Payload, int] = self._numbers["payload"]
@@ -331,7 +342,8 @@ class SnapshotBuilder:
             rank: End("blocked" if state == "running" and its.any() else state)
             for rank, (state, its) in enumerate(zip(states, awaited, strict=True))
         }
-        return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped)
+        last = _last_of_gone(self._as_events([its.latest for its in self._ranks]), ends)
+        return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped, last)
 
     def count_dropped(self, events: Events, event: int) -> int:
         """Returns how many operations on the channel or group of an event have been forgotten: they stand before all that are left."""
@@ -391,11 +403,26 @@ def snapshot_of_events(
     for rank in np.setdiff1d(events.rank[awaited], awake).tolist():
         if rank in known and known[rank].state in _ABLE:
             known[rank] = End("blocked")
-    return _make_snapshot(events, known, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {})
+    return _make_snapshot(events, known, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {}, _last_of_gone(events, known))
+
+
+def _last_of_gone(events: Events, ends: Mapping[int, End]) -> dict[int, Operation]:
+    """Returns the last operation of each rank that is gone."""
+    spoken = np.flatnonzero(events.kind <= COLLECTIVE)
+    last = spoken[np.append(np.diff(events.rank[spoken]) != 0, True)[: len(spoken)]].tolist()
+    return {
+        int(events.rank[event]): operation_of(events, event) for event in last if ends.get(int(events.rank[event]), _UNKNOWN).state in GONE
+    }
 
 
 def _make_snapshot(
-    events: Events, ends: Mapping[int, End], open_ops: Ints, awaited: Ints, last_ns: int, dropped: Mapping[tuple[int, ...], int]
+    events: Events,
+    ends: Mapping[int, End],
+    open_ops: Ints,
+    awaited: Ints,
+    last_ns: int,
+    dropped: Mapping[tuple[int, ...], int],
+    last: Mapping[int, Operation],
 ) -> Snapshot:
     """Makes a snapshot of events of which some are open, and some of those awaited; ``dropped`` counts what the events lack."""
     index, counterparts, contested = _count_channels(events)
@@ -432,7 +459,7 @@ def _make_snapshot(
         for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist():
             place = _place_of_refused(events, one) + dropped.get(_channel_key(events, one), 0)
             turned_down.append(Posted(operation_of(events, one), _group(events, one), awaited=False, index=place))
-        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end.about, end.at_ns, tuple(turned_down)))
+        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end.about, end.at_ns, tuple(turned_down), last.get(rank)))
     return Snapshot(tuple(ranks))
 
 

@@ -7,22 +7,23 @@ root causes, one finding each; ranks that merely wait behind one are folded into
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ringsim.diagnose.hints import Counterpart, advise, advise_in_collective, find_counterpart, mismatch_text
-from ringsim.diagnose.snapshot import GONE, Snapshot
+from ringsim.diagnose.snapshot import Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-__all__ = ["SAME_GROUPS", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
+__all__ = ["SAME_GROUPS", "blame_threads", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
 
 SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
+    "blocked": "waits for another of its threads",
     "exited": "has left: it will post nothing more",
     "failed": "has failed",
     "killed": "is dead",
@@ -67,12 +68,31 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
             else:
                 roots.append(found)
     roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
-    findings = _fold(stuck, roots)
+    findings = _fold(stuck, [_with_threads(snapshot, root) for root in roots])
     on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
     edges = tuple(
         Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
     )
     return Diagnosis(findings, len(snapshot.ranks), edges, states)
+
+
+def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tuple[Finding, ...]:
+    """Puts what became of ranks under what ended a thread of one of them, given by rank: it did not do its part.
+
+    Example:
+        >>> waits = Finding("peer_exited", (0, 1), (), "rank 1 waits in recv from 0, but rank 0 has left.")
+        >>> print(blame_threads([waits], {0: "raised ValueError: no more batches (train.py, line 7, in sends)"})[0])
+        a thread of rank 0 raised ValueError: no more batches (train.py, line 7, in sends).
+          Because of it: rank 1 waits in recv from 0, but rank 0 has left.
+    """
+    blamed, left = [], list(findings)
+    for rank, about in failed.items():
+        its = [one for one in left if one.kind == "stalled" or rank in one.ranks or any(rank == each.peer for each in one.operations)]
+        if its:
+            echoes = tuple(echo for one in its for echo in (replace(one, consequences=()), *one.consequences))
+            blamed.append(Finding("rank_failed", (rank,), (), f"a thread of rank {rank} {about}.", consequences=echoes))
+            left = [one for one in left if one not in its]
+    return (*blamed, *left)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -127,7 +147,7 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
     """Returns who waits for ranks that have left or died, by those ranks."""
     found: dict[tuple[int, ...], list[Hindrance]] = {}
     for one in stuck.hindrances:
-        gone = tuple(peer for peer in one.peers if snapshot.ranks[peer].state in GONE)
+        gone = tuple(peer for peer in one.peers if snapshot.ranks[peer].is_out)
         if gone and not any(snapshot.ranks[peer].state == "failed" for peer in gone):  # a failure is a root of its own
             found.setdefault(gone, []).append(one)
     return found
@@ -219,6 +239,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     ranks = tuple(sorted({*gone, *(one.rank for one in waits)}))
     views = [snapshot.ranks[rank] for rank in gone]
     ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
+    last = _last_text(snapshot, gone)
     for one in waits:
         wrong = _mismatched_call(one)
         if wrong is not None:
@@ -229,19 +250,42 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
             pair = tuple(sorted((near.rank, far.rank)))
             message = f"{mismatch_text(near, far, found.kind)} R{ends[1:]}."
             return Finding(found.kind, pair, (near, far), message, found.hint)
+    if all(view.state == "blocked" for view in views):
+        message = f"{waits_text(operations)}, but {ends}, and none of them can go on."
+        return Finding(
+            "deadlock", ranks, operations, message, "Find out which thread was to wake it, and why it has ended or waits itself."
+        )
     if all(one.kind == COLLECTIVE for one in operations) and all(view.state == "exited" for view in views):
         waiting = sorted({one.rank for one in operations})
-        message = f"{waiting_text(waiting)} in {mine} for {name_ranks(gone)}, but {ends}."
+        number = f", collective {waits[0].posted.index + 1} of {_group_text(mine)}," if mine.op != "new_group" else ""
+        message = f"{waiting_text(waiting)} in {mine}{number} for {name_ranks(gone)}, but {ends}.{last}"
         hint = f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, or make a group without."
         return Finding("missing_participant", ranks, operations, message, hint)
-    return Finding("peer_exited", ranks, operations, f"{waits_text(operations)}, but {ends}.", advise(snapshot, waits))
+    return Finding("peer_exited", ranks, operations, f"{waits_text(operations)}, but {ends}.{last}", advise(snapshot, waits))
+
+
+def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
+    """Says what ranks that are gone did last: where else they were is not recorded."""
+    said = ""
+    for rank in gone[:_MOST_WAITS]:
+        if (last := snapshot.ranks[rank].last) is not None:
+            said += f" The last that rank {rank} posted was {last}."
+        elif snapshot.ranks[rank].state == "exited":
+            said += f" Rank {rank} had posted nothing."
+    return said
+
+
+def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
+    """Adds where threads of its ranks wait that are in no operation."""
+    said = [f"rank {rank} {view.about}" for rank in root.ranks if (view := snapshot.ranks[rank]).awaited and view.about]
+    return replace(root, message=f"{root.message} Meanwhile {'; '.join(said)}.") if said else root
 
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
     view = snapshot.ranks[rank]
-    return Finding(
-        "rank_failed", (rank,), tuple(one.operation for one in view.posted if one.awaited), f"rank {rank} {view.about or 'has failed'}."
-    )
+    last = "" if "raised " in view.about or "sys.exit(" in view.about else _last_text(snapshot, [rank])  # those say where
+    waits = tuple(one.operation for one in view.posted if one.awaited)
+    return Finding("rank_failed", (rank,), waits, f"rank {rank} {view.about or 'has failed'}.{last}")
 
 
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
+from ringsim.diagnose.snapshot import Posted, Snapshot
 from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
@@ -91,7 +91,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
                     concerned.setdefault(member, []).append(need)
             needs[key].waiters.append(rank)
             missing[rank] = missing.get(rank, 0) + 1
-    free = deque(rank for rank, view in enumerate(snapshot.ranks) if view.state not in GONE and rank not in missing)
+    free = deque(rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in missing)
 
     def release(ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ringsim.errors import RingError, TraceFileError
-from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Tables, make_events, readable
+from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Tables, make_events, read_word
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "columns_of", "read_bytes", "reading", "whole_rows"]
 
 MAX_BYTES: Final = 2**30  # of one file, unpacked
+# A trace of very regular steps is packed to a thirtieth, repeated zeros to a thousandth. What others would unpack to gigabytes was made to
+# fill the reader's memory.
+FREE_BYTES: Final = 16 * 2**20
+MAX_RATIO: Final = 100
 _DAMAGE: Final = (
     *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, MemoryError, EOFError),
     *(DecodeError, zlib.error),
@@ -45,7 +49,7 @@ def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
     except RingError:
         raise  # says it better, or speaks of an argument
     except _DAMAGE as error:
-        reason = repr((str(error).splitlines() or [""])[0][:200])[1:-1] if not str(error).isprintable() else str(error)[:200]
+        reason = (str(error).splitlines() or [""])[0][:200]
         raise TraceFileError(
             f"A file to import must be {what}, got {os.fsdecode(path)}: {reason or type(error).__name__}. Export it again."
         ) from error
@@ -63,7 +67,10 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     if data[:2] == b"\x1f\x8b":
         with reading(path, "packed by gzip"):
             unpacking = zlib.decompressobj(wbits=31)
-            data = unpacking.decompress(data, MAX_BYTES + 1)
+            most = min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * len(data)))
+            data = unpacking.decompress(data, most + 1)
+            if most < len(data) <= MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size, which no trace does")
             if not unpacking.eof and len(data) <= MAX_BYTES:
                 raise ValueError("its end is missing")
     if len(data) > MAX_BYTES:
@@ -119,10 +126,10 @@ class Rows:
             columns[name] = [value if value == NONE and name != "post_ns" else value - first for value in columns[name]]
         groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
         tables = Tables(
-            groups=tuple(Group(readable(name), ranks) for name, ranks in groups),
-            payloads=tuple(one._replace(dtype=readable(one.dtype), reduction=readable(one.reduction)) for one in payloads),
-            labels=tuple(map(readable, labels)),
-            files=tuple(map(readable, files)),
+            groups=tuple(Group(read_word(name), ranks) for name, ranks in groups),
+            payloads=tuple(one._replace(dtype=read_word(one.dtype), reduction=read_word(one.reduction)) for one in payloads),
+            labels=tuple(map(read_word, labels)),
+            files=tuple(map(read_word, files)),
         )
         events = make_events(columns_of(columns), tables)
         check_run(events, metadata)

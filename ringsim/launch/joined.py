@@ -39,23 +39,20 @@ import torch.distributed as dist
 from ringsim.comm.torch_private import default_store
 from ringsim.diagnose.failure import clear_verdict, describe_unfinished, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
+from ringsim.launch.threads import Threads, find_place, list_threads
 from ringsim.launch.watcher import (
     ANSWER_S,
     ASK,
-    OUR_THREADS,
     SHUT,
     WAKE,
     WAKE_S,
     WHERE,
     LiveRecords,
-    Threads,
     Watcher,
-    find_place,
-    list_threads,
     look_at,
     shut_connections,
 )
-from ringsim.state import get_state
+from ringsim.state import OUR_THREADS, get_state
 
 SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: give them time to arrive
 TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
@@ -161,7 +158,7 @@ class JoinedWatch:
             for line in os.read(self._ear, _LINE_BYTES).decode().splitlines():
                 word, _, asker = line.partition(" ")
                 if word == ASK:
-                    threads = list_threads()
+                    threads = list_threads(os.path.dirname(torch.__file__))
                     self._answer(asker, [self._rank, sorted(threads.busy), threads.idle])
                 elif word == WHERE:
                     self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
@@ -182,7 +179,7 @@ class JoinedWatch:
         dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
             for rank, busy, idle in self._hear():
-                watcher.hear(rank, Threads(frozenset(busy), idle))
+                watcher.hear(rank, Threads(frozenset(busy), tuple(place and (place[0], place[1]) for place in idle)))
             states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
             known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
             if dead != known:

@@ -39,12 +39,13 @@ import torch
 from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.diagnose.failure import call_to_end, read_verdict, report_exception
+from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
 from ringsim.launch.results import write_result
-from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, find_place, list_threads, shut_connections
+from ringsim.launch.threads import find_place, list_threads
+from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
@@ -65,6 +66,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         port, _store = _join(config)
         recorder = _start_recording(config)
         recorder.on_failure = functools.partial(_raise_verdict, recorder, woken, say)
+        note_failed_threads(recorder)
         _tell_of_threads(say)
         say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
@@ -165,7 +167,7 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], 
             try:
                 message = channel.recv()
                 if message == ASK:
-                    say(("threads", list_threads()))
+                    say(("threads", list_threads(os.path.dirname(torch.__file__))))
                 elif message == WHERE:
                     say(("where", find_place(os.path.dirname(torch.__file__))))
                 elif message == WAKE:

@@ -18,42 +18,42 @@ what the ranks wait for                how long nothing may happen before the ve
 =====================================  =====================================================================================
 messages of each other                 from one look to the next
 a collective                           1 s, for some return early; none where a member is gone that did not take part
-anything, and a rank has more threads  3 s, if those are idle; where they are not, they might help: no verdict
+anything, and a rank has more threads  3 s, if those wait for each other; where they do not, they might help: no verdict
+a rank that is in no operation         3.5 s, if all ranks sleep and its threads wait for each other, for its locks and queues
 nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none
                                        computing: then nothing is on its way any more; the verdict says that this is no proof
 =====================================  =====================================================================================
 
-A rank that waits with a limit of its own counts as able to go on (``comm/torch_hooks``).
+A rank that waits with a limit of its own counts as able to go on (``comm/torch_hooks``), and so does one whose first thread waits for
+another with a limit, or for anything outside of its process (``launch/threads``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
 import os
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.failure import Verdict
+from ringsim.diagnose.failure import Verdict, place_text
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
-from ringsim.diagnose.verdict import judge, waiting_text, waits_text
+from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_text
 from ringsim.diagnose.waitfor import Stuck, analyse
-from ringsim.traces.events import COLLECTIVE
+from ringsim.launch.threads import Threads
+from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
 from ringsim.traces.findings import Diagnosis, Finding
 from ringsim.traces.parts import PartReader
-from ringsim.traces.recorder import CallSites
 
 __all__ = [
     "ANSWER_S",
     "ASK",
-    "OUR_THREADS",
     "OVER",
     "POLL_S",
     "SHUT",
@@ -62,11 +62,8 @@ __all__ = [
     "WHERE",
     "LiveRecords",
     "Process",
-    "Threads",
     "Watcher",
-    "find_place",
     "has_proc",
-    "list_threads",
     "look_at",
     "shut_connections",
 ]
@@ -82,6 +79,7 @@ STALL_S: Final = 3.0
 STALL_BYTES_PER_S: Final = 50e6
 _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
 _IDLE_S, _IDLE_SHARE = 0.02, 0.015  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
+_SHOWN: Final = 3  # lines of a rank's threads
 _NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
 # What a rank is asked for, or told:
 ASK: Final = "threads?"  # its threads
@@ -90,11 +88,8 @@ SHUT: Final = "shut"  # the same, though it does not wait: its next operation en
 OVER: Final = "over"  # that these of its operations have failed: the program caught the error of the verdict on them
 WHERE: Final = "where?"  # at which of the user's lines it is, before it is ended
 
-# A thread with its innermost frame in one of these waits for another thread of its process.
-_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
 ANSWER_S: Final = 1.0  # how long ranks have to say where they are: the machine may be busy, and C++ may hold the interpreter
 WAKE_S: Final = 2.0  # how long a rank has to raise after its connections are shut
-OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
 _CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
 _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
@@ -132,35 +127,6 @@ def look_at(pid: int) -> Process | None:
 def has_proc() -> bool:
     """Tells whether this system has /proc."""
     return os.path.exists("/proc/self/stat")
-
-
-class Threads(NamedTuple):
-    """What a rank says about its threads, ringsim's own apart."""
-
-    busy: frozenset[int]  # those, by ``threading.get_ident()``, that do something or wait in an operation
-    idle: bool  # whether there are others, which wait for something in this process
-
-
-def list_threads() -> Threads:
-    """Returns what the threads of this process do, ringsim's own apart. It does not block."""
-    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)} | {threading.get_ident()}
-    busy, idle = [], False
-    for ident, frame in sys._current_frames().items():
-        if ident in ours:
-            continue
-        if frame.f_code.co_filename.endswith(_IDLE_FILES):
-            idle = True
-        else:
-            busy.append(ident)
-    return Threads(frozenset(busy), idle)
-
-
-def find_place(library: str) -> tuple[str, int] | None:
-    """Returns the file and line of the user's program at which the main thread is, outside of torch's directory ``library``."""
-    sites = CallSites(lambda _: 0)
-    sites.declare_library(library, speaker="")
-    frame = sites.find(sys._current_frames().get(threading.main_thread().ident or 0))
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def shut_connections(keep_port: int) -> int:
@@ -239,6 +205,12 @@ class LiveRecords:
         findings = find_new_mismatches(self.builder, ended)
         return Diagnosis(findings, self._size) if findings else None
 
+    def blame(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Returns a diagnosis with what ended threads of the ranks before what follows from it."""
+        notices = [(rank, read_notice(label)) for rank, part in enumerate(self.parts) for label in reversed(part.names["label"].values())]
+        failed = {rank: said[1] for rank, said in notices if said is not None and said[0] == THREAD_FAILED}
+        return replace(diagnosis, findings=blame_threads(diagnosis.findings, failed))
+
 
 @dataclass
 class _Suspicion:
@@ -304,7 +276,7 @@ class Watcher:
             verdict = self._compare(states, now_ns) or stuck
         if self._suspicion is None:
             self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
-        return verdict
+        return verdict and replace(verdict, diagnosis=self._records.blame(verdict.diagnosis))
 
     def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
         """Returns the verdict on operations whose sides disagree, if it is time to compare them."""
@@ -333,42 +305,54 @@ class Watcher:
             stuck = analyse(snapshot)
             if stuck is not None:
                 self.pause_s = self._poll_s
-                return self._suspect(snapshot, stuck, now_s, now_ns)
+                return self._suspect(snapshot, stuck, (), now_s, now_ns)
+        there = [rank for rank, state in enumerate(states) if state not in GONE]
+        calm_s = self._calm_for(there, now_s)
+        silent = tuple(rank for rank in there if not heads[rank].awaited)
+        if calm_s >= STALL_S and silent and all(self._records.state(rank, "running") == "running" for rank in silent):
+            snapshot = self._build(["blocked" if rank in silent else state for rank, state in enumerate(states)], now_ns)
+            stuck = analyse(snapshot)
+            if stuck is not None:
+                self.pause_s = self._poll_s * POLL_MAX
+                return self._suspect(snapshot, stuck, silent, now_s, now_ns)
         self._suspicion = None
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
-        return self._look_for_stall(states, now_s, now_ns)
+        return None if silent else self._look_for_stall(states, there, calm_s, now_ns)
 
-    def _suspect(self, snapshot: Snapshot, stuck: Stuck, now_s: float, now_ns: int) -> Verdict | None:
-        """Returns the verdict on ranks that seem stuck once there is no doubt."""
-        heads = tuple(self._heads[rank] for rank in stuck.ranks)
+    def _suspect(self, snapshot: Snapshot, stuck: Stuck, silent: tuple[int, ...], now_s: float, now_ns: int) -> Verdict | None:
+        """Returns the verdict on ranks that seem stuck once there is no doubt; ``silent`` ranks wait in nothing that is recorded."""
+        ranks = (*stuck.ranks, *silent)
+        heads = tuple(self._heads[rank] for rank in ranks)
         suspicion = self._suspicion
-        if suspicion is None or (suspicion.ranks, suspicion.heads) != (stuck.ranks, heads):
-            self._suspicion = _Suspicion(stuck.ranks, heads, now_s, now_s)
-            for rank in stuck.ranks:
+        if suspicion is None or (suspicion.ranks, suspicion.heads) != (ranks, heads):
+            self._suspicion = _Suspicion(ranks, heads, now_s, now_s)
+            for rank in ranks:
                 self._ask(rank)
             return None
-        if any(rank not in suspicion.threads for rank in stuck.ranks):
+        threads = suspicion.threads
+        if any(rank not in threads for rank in ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
-        if any(suspicion.threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in stuck.ranks):
-            if now_s - suspicion.asked_s > _AGAIN_S:
-                suspicion.asked_s, suspicion.threads = now_s, {}
-                for rank in stuck.ranks:
-                    self._ask(rank)
-            return None
+        busy = any(threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in ranks)
+        idle = any(each.idle for each in threads.values())
+        if busy:
+            suspicion.since_s = now_s
+        if (busy or idle) and now_s - suspicion.asked_s > _AGAIN_S * (4 if busy and silent else 1):
+            suspicion.asked_s, suspicion.threads = now_s, {}
+            for rank in ranks:
+                self._ask(rank)
         patience_s = max(
             self._settle_s,
-            THREADS_S if any(threads.idle for threads in suspicion.threads.values()) else 0.0,
+            (2 * _AGAIN_S if silent else THREADS_S) if idle else 0.0,  # of silent ones, nothing has moved for long already
             COLLECTIVE_S if _hangs_on_collective(snapshot, stuck) else 0.0,
         )
-        return None if now_s - suspicion.since_s < patience_s else Verdict(stuck.ranks, judge(snapshot, stuck), now_ns)
-
-    def _look_for_stall(self, states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
-        """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""
-        there = [rank for rank, state in enumerate(states) if state not in GONE]
-        if not there or not all(self._heads[rank].awaited for rank in there):
-            self._calm = None
+        if busy or now_s - suspicion.since_s < patience_s:
             return None
-        calm_s = now_s - self._calm_since([_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there], now_s)
+        about = {rank: text for rank in ranks if (text := _describe_idle(threads[rank]))}
+        views = tuple(replace(view, about=about.get(rank, view.about)) for rank, view in enumerate(snapshot.ranks))
+        return Verdict(stuck.ranks, judge(Snapshot(views), stuck), now_ns, about=about)
+
+    def _look_for_stall(self, states: Sequence[str], there: list[int], calm_s: float, now_ns: int) -> Verdict | None:
+        """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""
         if calm_s < STALL_S or calm_s < (patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S):
             return None
         snapshot = self._build(states, now_ns)
@@ -376,14 +360,18 @@ class Watcher:
             return None
         return self._judge_stall(snapshot.settle(), tuple(there), patience_s, now_ns)
 
-    def _calm_since(self, used_s: list[float], now_s: float) -> float:
-        """Returns since when ranks have used hardly any CPU time, given what they have used in all; now, if one does not sleep."""
+    def _calm_for(self, there: list[int], now_s: float) -> float:
+        """Returns for how long some wait and all use hardly any CPU time; 0 if one does not sleep."""
+        if not any(self._heads[rank].awaited for rank in there):
+            self._calm = None
+            return 0.0
+        used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there]
         since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
-        if math.inf in used_s or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True)):
+        if len(used_s) != len(before_s) or math.inf in used_s or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True)):
             since_s, before_s = now_s, used_s
         self._calm = since_s, before_s
-        return since_s
+        return now_s - since_s
 
     def _judge_stall(self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int) -> Verdict:
         """Says why nothing moves, as if nothing were on its way any more."""
@@ -399,6 +387,12 @@ class Watcher:
         finding = Finding("stalled", blocked, operations, message, hint)
         diagnosis = Diagnosis((finding,), self._size, states=tuple(view.state for view in snapshot.ranks))
         return Verdict(blocked, diagnosis, now_ns, proved=False)
+
+
+def _describe_idle(threads: Threads) -> str:
+    """Returns "waits at train.py:7 (with lock:) for another of its threads", or nothing where no line of the user's is known."""
+    places = [f"{place_text(place)} ({linecache.getline(*place).strip()})" for place in threads.idle if place is not None]
+    return f"waits at {', and at '.join(places[:_SHOWN])} for another of its threads" if places else ""
 
 
 def _idle_cpu_s(pid: int) -> float:

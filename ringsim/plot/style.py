@@ -174,7 +174,7 @@ def _check(style: Style, ax: Axes | None) -> None:
             f"theme must be {' or '.join(map(repr, THEMES))}, got {say(style['theme'])}. Leave it out to follow matplotlib's."
         )
     size = style.get("figsize")
-    if size is not None and not (len(size) == 2 and 1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
+    if size is not None and not (1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
         raise ArgumentError(f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write figsize=(3.3, 2.4).")
     if ax is not None and (size is not None or style.get("dpi") is not None):
         raise ArgumentError("figsize and dpi must be left out where ax is given, got both. Set them on the figure that the axes are of.")

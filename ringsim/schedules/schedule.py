@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, ScheduleError, check_integer
+from ringsim.errors import ArgumentError, ScheduleError, check_integer, say
 
 __all__ = [
     "COMPUTE_KINDS",
@@ -135,8 +135,8 @@ def parse_action(text: str) -> Action:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ScheduleError(
-            f"an action must be a stage, one of {', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got {text!r}. "
-            "Write for example 2F0 or 1SEND_F0."
+            f"an action must be a stage, one of {', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got "
+            f"{say(text)}. Write for example 2F0 or 1SEND_F0."
         )
     stage, kind, microbatch = found.groups()
     return Action(int(stage), kind, int(microbatch))
@@ -325,7 +325,6 @@ def phased(
 
 _LINE: Final = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
 _SHARDING: Final = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
-_OVERLAP: Final = re.compile(r"\((.*)\)OVERLAP_F_B", re.ASCII)
 
 
 def to_text(schedule: Schedule) -> str:
@@ -399,8 +398,8 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
     r"""Reads a schedule from CSV, in the form that ``torch.distributed.pipelining`` dumps.
 
     Args:
-        text: one row a rank, one cell an action. ``(0F7;7B3)OVERLAP_F_B`` is read as ``0F7`` and then ``7B3``; ``0UNSHARD``, ``0RESHARD``
-            and ``0REDUCE_GRAD``, what torch does around a pipeline with sharded parameters, are passed over.
+        text: one row a rank, one cell an action. ``0UNSHARD``, ``0RESHARD`` and ``0REDUCE_GRAD``, what torch does around a pipeline with
+            sharded parameters, are passed over; ``(0F7;7B3)OVERLAP_F_B``, two actions at once, is refused.
         name: what to call the schedule.
 
     Returns:
@@ -451,12 +450,16 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Reads the actions of a cell: both of torch's overlapped pair, none of an empty cell or one that is about shards."""
+    """Reads the actions of a cell: one, or none of an empty cell or one that is about shards."""
     if not cell or _SHARDING.fullmatch(cell):
         return []
-    pair = _OVERLAP.fullmatch(cell)
+    if cell.endswith("OVERLAP_F_B"):
+        raise ScheduleError(
+            f"an action must be one that a rank does alone, got {say(cell)} ({where}). Write the two in sequence, as torch "
+            "does them where no function is registered for OVERLAP_F_B."
+        )
     try:
-        return [parse_action(text.strip()) for text in (pair[1].split(";") if pair else [cell])]
+        return [parse_action(cell)]
     except ScheduleError as error:
         raise ScheduleError(f"{error} ({where})") from None
 

@@ -29,6 +29,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ringsim.errors import escape
+
 IN_FLIGHT: Final = 1
 OK: Final = 2
 ERROR: Final = 3
@@ -95,6 +97,9 @@ RECORD: Final = np.dtype(
         ("status", "<u2"),
     ]
 )
+
+# In the name of a file: a line that calls a wrapper, and the file of the wrapper, "/home/me/train.py:40 > /home/me/messages.py".
+CALLS: Final = " > "
 
 
 class Group(NamedTuple):
@@ -215,8 +220,6 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 # -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the expected form is refused, never guessed at.
 
 _INT64_MAX = 2**63 - 1
-# Half a character of UTF-16, which no file, terminal or picture takes, and what commands a terminal.
-_UNREADABLE: Final = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 
 
 def write_tables(tables: Tables) -> dict[str, Any]:
@@ -286,22 +289,23 @@ def read_payload(entry: Any) -> Payload:
     return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), strides)
 
 
-def readable(value: Any) -> Any:
-    r"""Returns JSON in which unprintable characters are escaped: whoever chose the words may have meant harm.
+def readable(value: Any, *, lines: bool = False) -> Any:
+    r"""Returns JSON whose texts are made readable by ``ringsim.errors.escape``.
 
     Args:
         value: what JSON can say.
+        lines: whether a text may have several lines; the errors under the key "ends" always may.
 
     Example:
-        >>> readable({"label": ["one", "red \x1b[31m"]})
-        {'label': ['one', 'red \\x1b[31m']}
+        >>> readable({"label": ["one", "red \x1b[31m\n"], "ends": [{"error": "two\nlines"}]})
+        {'label': ['one', 'red \\x1b[31m\\n'], 'ends': [{'error': 'two\nlines'}]}
     """
     if isinstance(value, str):
-        return _UNREADABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), value)
+        return escape(value, lines=lines)
     if isinstance(value, list):
-        return [readable(one) for one in value]
+        return [readable(one, lines=lines) for one in value]
     if isinstance(value, dict):
-        return {readable(key): readable(one) for key, one in value.items()}
+        return {readable(key): readable(one, lines=lines or key == "ends") for key, one in value.items()}
     return value
 
 
@@ -313,8 +317,7 @@ def read_word(value: Any) -> str:
     """
     if not isinstance(value, str):
         raise ValueError("a name is not a string")
-    word: str = readable(value)
-    return word
+    return escape(value, lines=False)
 
 
 def _naturals(value: Any, what: str) -> tuple[int, ...]:
@@ -362,6 +365,9 @@ DESTROYED: Final = "process groups destroyed"
 MADE_ANEW: Final = "process groups made anew"
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
+
+
+THREAD_FAILED: Final = "thread_failed"  # kind of a notice that is no finding unless somebody waits for what the thread was to do
 
 
 def word_notice(kind: str, message: str) -> str:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
+from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
 from ringsim.traces.lazy import Style, resolve, shows_images
 from ringsim.traces.units import time_text
 
@@ -82,8 +82,8 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where the program posted it, without the directory: "ring.py:41"; empty if unknown."""
-        return f"{self.file.rpartition(os.sep)[2]}:{self.line}" if self.file else ""
+        """Where it was posted, without directories: "ring.py:41", in a thin wrapper "train.py:40 > ring.py:5"; empty if unknown."""
+        return f"{CALLS.join(name.rpartition(os.sep)[2] for name in self.file.split(CALLS))}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         """Returns the operation in words."""

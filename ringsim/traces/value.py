@@ -71,10 +71,11 @@ class Trace:
 
     @cached_property
     def makespan_s(self) -> float:
-        """Seconds from the first event posted to the last moment recorded; 0 for a trace without events."""
+        """Seconds from the first event posted to the last moment recorded; without events those that were simulated, or 0."""
         events = self.events
         if len(events) == 0:
-            return 0.0
+            end_ns = self.metadata.get("end_ns") if self.metadata.get("source") == "simulated" else 0
+            return end_ns * 1e-9 if type(end_ns) is int and 0 <= end_ns < 2**63 else 0.0
         last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
         return float(last - events.post_ns.min()) * 1e-9
 

@@ -23,13 +23,13 @@ def tensor(count: int = 4) -> torch.Tensor:
 # -- threads
 
 
-@fault("88a", within_s=None, limit_s=SHORT_S)
+@fault("88a", **EASE)
 def a_lock_that_the_receiver_holds() -> None:
     """The thread that would send needs the lock that the first thread holds while it receives."""
     rank, lock = dist.get_rank(), threading.Lock()
 
     def sends() -> None:
-        with lock:
+        with lock:  # here
             dist.send(tensor(), 1 - rank)
 
     with lock:
@@ -49,10 +49,10 @@ def a_queue_that_a_receiver_should_fill() -> None:
         batches.put(batch)
 
     threading.Thread(target=receives, daemon=True).start()
-    dist.send(batches.get(), 1 - rank)
+    dist.send(batches.get(), 1 - rank)  # here
 
 
-@fault("88c", within_s=None, limit_s=SHORT_S)
+@fault("88c", **EASE)
 def a_receiver_of_asyncio() -> None:
     rank = dist.get_rank()
 
@@ -63,7 +63,7 @@ def a_receiver_of_asyncio() -> None:
         await asyncio.to_thread(receives)
         await asyncio.to_thread(dist.send, tensor(), 1 - rank)
 
-    asyncio.run(both())
+    asyncio.run(both())  # here
 
 
 @fault("88d", **EASE)
@@ -85,7 +85,7 @@ def the_thread_that_sends_raises() -> None:
     rank = dist.get_rank()
 
     def sends() -> None:
-        raise ValueError("no more batches")
+        raise ValueError("no more batches")  # here
 
     if rank == 0:
         thread = threading.Thread(target=sends)
@@ -95,12 +95,12 @@ def the_thread_that_sends_raises() -> None:
         dist.recv(tensor(), 0)  # here
 
 
-@fault("88f", within_s=None, limit_s=SHORT_S)
+@fault("88f", **EASE)
 def the_thread_that_fills_a_queue_raises() -> None:
     batches: queue.Queue[torch.Tensor] = queue.Queue()
 
     def loads() -> None:
-        raise ValueError("no more batches")
+        raise ValueError("no more batches")  # here
 
     if dist.get_rank() == 0:
         threading.Thread(target=loads, daemon=True).start()
@@ -128,7 +128,7 @@ def two_threads_with_collectives() -> None:
 
 @fault("89a", **EASE)
 def a_segmentation_fault() -> None:
-    dist.all_reduce(tensor())
+    dist.all_reduce(tensor())  # here
     if dist.get_rank() == 1:
         ctypes.string_at(0)
     dist.all_reduce(tensor())  # here

@@ -1,0 +1,72 @@
+"""Tells the line of an operation that is handed straight to a thread, as in ``pool.submit(dist.recv, tensor, 0)``.
+
+No frame of that thread is the user's. So while something is recorded, the line that starts a thread, or hands a function of the library to
+one, is noted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ringsim.comm.torch_private import Place
+from ringsim.traces.events import NONE
+from ringsim.traces.recorder import CallSites
+
+__all__ = ["make_replacements"]
+
+
+def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
+    """Makes the functions that leave such notes, and has ``sites`` read them."""
+    start = threading.Thread.start
+    submit: Callable[..., Any] = ThreadPoolExecutor.submit
+    to_thread: Callable[..., Any] = asyncio.to_thread
+    started: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+    running = threading.local()  # `place` is where that was handed over which the thread runs
+
+    def run(place: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        outer, running.place = getattr(running, "place", NONE), place
+        try:
+            return function(*args, **kwargs)
+        finally:
+            running.place = outer
+
+    def noted(function: Any) -> Any:
+        code, frame = getattr(function, "__code__", None), sites.find(sys._getframe(2))
+        if frame is None or (code is not None and sites.kind(code.co_filename) >= 0):
+            return function  # which has a line of its own
+        return functools.partial(run, sites.place(frame), function)
+
+    def find() -> int:
+        place, me = getattr(running, "place", NONE), threading.get_ident()
+        if place != NONE:
+            return place
+        return next((started.get(thread, NONE) for thread in threading.enumerate() if thread.ident == me), NONE)
+
+    @functools.wraps(start)
+    def start_thread(self: threading.Thread) -> None:
+        frame = sites.find(sys._getframe(1))
+        if frame is not None:
+            started[self] = sites.place(frame)
+        start(self)
+
+    @functools.wraps(submit)
+    def submit_noted(self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return submit(self, noted(fn), *args, **kwargs)
+
+    @functools.wraps(to_thread)
+    def to_thread_noted(func: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return to_thread(noted(func), *args, **kwargs)
+
+    sites.find_handed_over = find
+    return {
+        (threading.Thread, "start"): start_thread,
+        (ThreadPoolExecutor, "submit"): submit_noted,
+        (asyncio, "to_thread"): to_thread_noted,
+    }

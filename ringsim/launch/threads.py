@@ -1,0 +1,122 @@
+"""What the threads of a rank do: which of them only wait for another one, and at which of the user's lines.
+
+A rank whose threads all wait for each other, or in operations, does nothing more by itself. Python's frames tell that of the waits of its
+own modules; the system (Linux) tells it of the others, for a lock taken by ``with lock:`` has no frame of its own: a thread sleeps in a
+system call, and the arguments say what can end it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from types import FrameType
+from typing import Final, NamedTuple
+
+from ringsim.state import OUR_THREADS
+from ringsim.traces.recorder import CallSites
+
+__all__ = ["Place", "Threads", "find_place", "list_threads"]
+
+Place = tuple[str, int]  # a file and a line in it
+
+# A thread with its innermost frame in one of these waits for another thread of its process.
+_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
+_LIBRARY_THREADS: Final = (
+    "gloo_",
+    "pt_gloo",
+    "pt_tcpstore",
+)  # how those of Gloo, and of torch's stores, are called: they end operations only
+_FUTEX, _EPOLL, _RECV = range(3)
+_CALLS: Final = {  # numbers of Linux's system calls, by machine
+    "x86_64": {"202": _FUTEX, "232": _EPOLL, "281": _EPOLL, "45": _RECV},
+    "aarch64": {"98": _FUTEX, "22": _EPOLL, "207": _RECV},
+}
+_PRIVATE: Final = 0x80  # FUTEX_PRIVATE_FLAG in Linux's include/uapi/linux/futex.h: no other process can end this wait
+
+
+class Threads(NamedTuple):
+    """What a rank says about its threads, ringsim's own apart."""
+
+    busy: frozenset[int]  # those, by ``threading.get_ident()``, that do something or wait in an operation
+    idle: tuple[Place | None, ...]  # the user's lines at which others wait for something in this process; None for no line
+
+
+def list_threads(library: str) -> Threads:
+    """Returns what the threads of this process do, ringsim's own apart; ``library`` is torch's directory. It does not block."""
+    known = {thread.ident: thread for thread in threading.enumerate()}
+    numbers = {thread.ident: thread.native_id for thread in known.values()} | {
+        threading.main_thread().ident: os.getpid()
+    }  # after a fork, too
+    quiet = _is_quiet(numbers.values())
+    sites, busy, idle = _make_sites(library), [], []
+    for ident, frame in sys._current_frames().items():
+        thread = known.get(ident)
+        if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OUR_THREADS)):
+            continue
+        in_python = frame.f_code.co_filename.endswith(_IDLE_FILES)
+        endless = _waits_without_end(numbers.get(ident))
+        # A limit of the first thread's own is the program's; other threads look after something every now and then.
+        if (in_python and (endless is not False or thread is not threading.main_thread())) or (endless and quiet):
+            user = sites.find(frame)
+            idle.append(None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user))
+        else:
+            busy.append(ident)
+    return Threads(frozenset(busy), tuple(dict.fromkeys(idle)))
+
+
+def find_place(library: str) -> Place | None:
+    """Returns the file and line of the user's program at which the main thread is, outside of torch's directory ``library``."""
+    frame = _make_sites(library).find(sys._current_frames().get(threading.main_thread().ident or 0))
+    return None if frame is None else _place(frame)
+
+
+def _make_sites(library: str) -> CallSites:
+    sites = CallSites(lambda _: 0)
+    sites.declare_library(library, speaker="")
+    return sites
+
+
+def _place(frame: FrameType) -> Place:
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _is_quiet(of_python: Collection[int | None]) -> bool:
+    """Tells whether the threads of C++ wait, too, apart from those that only look after operations: then no other thread does anything."""
+    try:
+        others = [(task, (task / "comm").read_text()) for task in Path("/proc/self/task").iterdir() if int(task.name) not in of_python]
+    except OSError:  # not Linux, or one of them has just ended
+        return False
+    return all(name.startswith(_LIBRARY_THREADS) or _waits_without_end(int(task.name)) for task, name in others)
+
+
+def _waits_without_end(thread: int | None) -> bool | None:
+    """Tells whether only another thread of this process can end what a thread waits for, for it set no limit; None where nobody knows."""
+    try:
+        number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+        if (calls := _CALLS.get(os.uname().machine)) is None:
+            return None
+        call, values = calls.get(number), [int(each, 16) for each in arguments[:4]]
+        if call == _FUTEX:
+            return bool(values[1] & _PRIVATE) and values[3] == 0
+        if call == _EPOLL:
+            watched = Path(f"/proc/self/fdinfo/{values[0]}").read_text().splitlines()
+            ours = all(_is_ours(int(line.split()[1])) for line in watched if line.startswith("tfd:"))
+            return values[3] & 0xFFFFFFFF == 0xFFFFFFFF and ours  # an int, -1 for no limit
+        return call == _RECV and _is_ours(values[0])
+    except OSError:
+        return None
+
+
+def _is_ours(descriptor: int) -> bool:
+    """Tells whether both ends of a connection are in this process: it made the pair, and has no child that may have got one of them."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode) or any(task.read_text() for task in Path("/proc/self/task").glob("*/children")):
+        return False
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        maker = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        return end.family == socket.AF_UNIX and maker == os.getpid()

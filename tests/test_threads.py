@@ -1,0 +1,102 @@
+"""What a rank says about its threads: which of them only another one can wake, and at which of the user's lines they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import read, until
+
+from ringsim.launch.threads import list_threads
+
+LIBRARY = "/no/such/library"
+
+
+def held(lock: Any) -> Any:
+    """Returns a lock that nobody gives back."""
+    lock.acquire()
+    return lock
+
+
+def recv_from(here: socket.socket, _there: socket.socket) -> bytes:
+    return here.recv(1)
+
+
+async def serve() -> None:
+    await (await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)).serve_forever()
+
+
+WAITS: dict[str, tuple[bool, Callable[[], object]]] = {  # whether only another thread of the process can end it
+    "a lock": (True, lambda: held(threading.Lock()).acquire()),
+    "a lock, for a while": (False, lambda: held(threading.Lock()).acquire(timeout=60)),
+    "a queue": (True, lambda: queue.Queue().get()),
+    "a simple queue": (True, lambda: queue.SimpleQueue().get()),
+    "another thread, in asyncio": (True, lambda: asyncio.run(asyncio.to_thread(held(threading.Lock()).acquire))),
+    "time, in asyncio": (False, lambda: asyncio.run(asyncio.sleep(60))),
+    "anybody, in asyncio": (False, lambda: asyncio.run(serve())),
+    "a socket of this process": (True, lambda: recv_from(*socket.socketpair())),
+    "a socket for anybody": (False, lambda: socket.create_server(("127.0.0.1", 0)).accept()),
+    "a pipe": (False, lambda: os.read(os.pipe()[0], 1)),
+    "a lock of several processes": (False, lambda: held(get_context("fork").Lock()).acquire()),
+    "time": (False, lambda: time.sleep(60)),
+}
+
+
+def is_idle(thread: threading.Thread) -> bool:
+    """Tells whether a thread counts as idle, once it sleeps."""
+    number = os.getpid() if thread is threading.main_thread() else thread.native_id
+    assert until(lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S", 10)
+    return thread.ident not in list_threads(LIBRARY).busy
+
+
+def report() -> None:
+    """Prints what counts as idle; in a process of its own, without threads and children of others."""
+    said: dict[str, object] = {}
+    for name, (expected, wait) in WAITS.items():
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        until(lambda: is_idle(thread) is expected, 2)  # noqa: B023 - called at once
+        said[name] = is_idle(thread)
+    main = threading.main_thread()
+    for name, limit_s in (("first", None), ("limited", 60)):
+        asker = threading.Thread(target=lambda: said.update({name: is_idle(main)}))  # noqa: B023 - it ends first
+        asker.start()
+        asker.join(limit_s)
+    said["lines"] = [place[1] for place in list_threads(LIBRARY).idle if place is not None and place[0] == __file__]
+    print(json.dumps(said), flush=True)
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True, timeout=60)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(wait: str, said: dict[str, Any]) -> None:
+    idle, begin = WAITS[wait]
+    assert said[wait] is idle
+    place = recv_from if "recv_from" in begin.__code__.co_names else begin
+    assert (place.__code__.co_firstlineno + (place is recv_from) in said["lines"]) is idle
+
+
+def test_a_limit_of_the_first_thread_is_the_programs_own(said: dict[str, Any]) -> None:
+    assert (said["first"], said["limited"]) == (True, False)
+
+
+if __name__ == "__main__":
+    report()
