@@ -33,6 +33,7 @@ from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
+from ringsim.comm.polling import make_is_completed
 from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
@@ -430,7 +431,7 @@ class _Hooks:
     def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
         compared = check != "off"
-        self.checks = Prechecks(recorder) if compared else None
+        self.checks = checks = Prechecks(recorder) if compared else None
         self.names = _Names(recorder, compared)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.others: dict[Work, _Others] = {}  # likewise
@@ -448,7 +449,7 @@ class _Hooks:
         self.replacements: dict[Place, Hook] = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
-            **(self.checks.replacements if self.checks else {}),
+            **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
             NEW_GROUP: lambda: _record_new_groups(recorder, compared),
@@ -461,6 +462,11 @@ class _Hooks:
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
             (Work, "get_future"): self.make_get_future,
+            **(
+                {(Work, "is_completed"): functools.partial(make_is_completed, recorder.sites, self.pending, checks.refuse)}
+                if checks
+                else {}
+            ),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))

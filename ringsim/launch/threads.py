@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
+from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import CallSites
 
-__all__ = ["OUR_THREADS", "Place", "Threads", "find_place", "list_threads"]
+__all__ = ["Place", "Threads", "find_place", "list_threads"]
 
 Place = tuple[str, int]  # a file and a line in it
 
-OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
 # A thread with its innermost frame in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
 _LIBRARY_THREADS: Final = (
