@@ -150,10 +150,12 @@ class TestSilentRank:
         assert bench.asked.count(0) >= 2
         assert [end["state"] for end in verdict.ends] == ["blocked", "blocked"]
 
-    @pytest.mark.parametrize("how", ["busy", "unknown", "silent"])
+    @pytest.mark.parametrize("how", ["busy", "timed", "unknown", "silent"])
     def test_is_not_judged_while_it_may_go_on(self, bench: Bench, how: str) -> None:
         if how == "busy":
             bench.threads[0] = Threads(frozenset({7}), ())
+        elif how == "timed":
+            bench.threads[0] = bench.threads[0]._replace(timed=frozenset({7}))
         elif how == "silent":
             bench.silent = {0}
         else:

@@ -159,7 +159,7 @@ class JoinedWatch:
                 word, _, asker = line.partition(" ")
                 if word == ASK:
                     threads = list_threads(os.path.dirname(torch.__file__))
-                    self._answer(asker, [self._rank, sorted(threads.busy), threads.idle])
+                    self._answer(asker, [self._rank, sorted(threads.busy), threads.idle, sorted(threads.timed)])
                 elif word == WHERE:
                     self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
                 elif word in (WAKE, SHUT):
@@ -178,8 +178,9 @@ class JoinedWatch:
         watcher = self._watcher
         dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
-            for rank, busy, idle in self._hear():
-                watcher.hear(rank, Threads(frozenset(busy), tuple(place and (place[0], place[1]) for place in idle)))
+            for rank, busy, idle, timed in self._hear():
+                places = tuple(place and (place[0], place[1]) for place in idle)
+                watcher.hear(rank, Threads(frozenset(busy), places, frozenset(timed)))
             states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
             known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
             if dead != known:

@@ -327,6 +327,7 @@ class Watcher:
         if any(rank not in threads for rank in ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
         busy = any(threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in ranks)
+        busy = busy or any(threads[rank].timed for rank in silent)
         idle = any(each.idle for each in threads.values())
         if busy:
             suspicion.since_s = now_s
