@@ -60,7 +60,8 @@ def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
     number = os.getpid() if thread is threading.main_thread() else thread.native_id
     assert until(lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S", 10)
     said = list_threads(LIBRARY)
-    return thread.ident not in said.busy, thread.ident in said.timed, [place[1] for place in said.idle if place and place[0] == __file__]
+    places = said.idle.values()
+    return thread.ident not in said.busy, thread.ident in said.timed, [place[1] for place in places if place and place[0] == __file__]
 
 
 def report() -> None:
