@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from synthetic import pipeline
 
 import ringsim
 from ringsim.cli import main, make_parser
@@ -25,7 +26,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "explain", "bandwidth", "simulate", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "figures", "explain", "bandwidth", "simulate", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -70,6 +71,15 @@ def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest
 def test_show_draws_into_the_file_that_is_named(trace_file: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
     assert main(["show", str(trace_file), "-o", str(tmp_path / f"new/picture.{ending}")]) == 0
     assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
+
+
+def test_figures_are_drawn_for_what_they_are_for(tmp_path: Path) -> None:
+    pipeline(4).save(tmp_path / "run.ringtrace")
+    for purpose, ending, begins in (("paper", "pdf", b"%PDF"), ("slide", "png", b"\x89PNG"), ("web", "svg", b"<?xml")):
+        assert main(["figures", str(tmp_path / "run.ringtrace"), "--for", purpose, "--dark", "-o", str(tmp_path / purpose)]) == 0
+        files = sorted((tmp_path / purpose).iterdir())
+        assert [file.name for file in files] == [f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")]
+        assert all(file.read_bytes().startswith(begins) for file in files)
 
 
 def test_show_has_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

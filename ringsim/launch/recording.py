@@ -29,7 +29,7 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import describe_end, error_of_kind, read_verdict, report_exception
+from ringsim.diagnose.failure import OWN, describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
@@ -107,6 +107,7 @@ class Recording:
         self._board = make_board(active.directory if active else self._directory, self._rank)
         self._own = active is None
         self._recorder = active or self._make_recorder()
+        self._stop_noting = note_failed_threads(self._recorder) if self._own else None
         torch_hooks.install(self._recorder, self._check)
         resume_log(moved)
         self._watch: JoinedWatch | None = None
@@ -135,7 +136,8 @@ class Recording:
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
         torch_hooks.uninstall(recorder)
-        if self._own:
+        if self._stop_noting is not None:
+            self._stop_noting()
             recorder.close()
         resume_log(moved)
         mismatch = self._watch.unheard() if self._watch is not None and error is None else None
@@ -298,13 +300,12 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     if error is None or isinstance(error, KeyboardInterrupt):
         return {"at_ns": time.monotonic_ns(), "raised": error is not None, "woken": False, "lost": False, "end": None}
     report = report_exception(rank, error)
-    end = describe_end(report)
     return {
         "at_ns": time.monotonic_ns(),
         "raised": True,
         "woken": isinstance(error, RingError) and error.imposed,
-        "lost": end is None and report.is_consequence and not isinstance(error, RingError),
-        "end": readable(end, lines=True),
+        "lost": report.is_consequence and not isinstance(error, RingError),
+        "end": readable(describe_end(report), lines=True) if report.echo == OWN else None,
     }
 
 
