@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
+
+OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
 
 
 @dataclass(frozen=True)

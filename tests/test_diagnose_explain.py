@@ -188,7 +188,6 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
 
 MINE = {"rank": 0, "peer": 1}
 SENT = {**MINE, "op": "send", "post_ns": 4, "wait_ns": 4, "done_ns": 8}
-WAITED = {**SENT, "op": "isend", "wait_ns": 6}
 MARK = {"rank": 0, "op": "mark", "label": 0}
 BARRIERS = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
 REFUSED = [{"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0}]
@@ -203,8 +202,13 @@ NOBODY_CAME = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed:
         ([SENT, {**SENT, "thread": 1, "post_ns": 7}], "", None, [("race", (0,))]),
         ([SENT, {**SENT, "thread": 1, "post_ns": 8}], "", None, []),  # in turn
         ([SENT, {**SENT, "thread": 1, "post_ns": 7, "tag": 1}], "", None, []),
-        ([{**WAITED, "thread": 1}, {**SENT, "post_ns": 5}, {**SENT, "post_ns": 7}], "", None, [("race", (0,))]),
-        ([{**WAITED, "thread": 1}, {**SENT, "post_ns": 5}], "", None, []),  # its thread may have asked for the second one
+        ([{**SENT, "op": "isend", "wait_ns": 6}, {**SENT, "thread": 1, "post_ns": 7}], "", None, []),  # posted in turn
+        (
+            [SENT, {**SENT, "rank": 1, "peer": 0, "op": "recv", "done_ns": 6}, {**SENT, "thread": 1, "post_ns": 7}],
+            "",
+            None,
+            [],
+        ),  # by an answer
         ([MARK], "", NOBODY_CAME, [("rendezvous_failed", (1,))]),
         # What stands on one line with the post of a message that went its way is not about the peer.
         ([{**MINE, "status": 1}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
@@ -224,6 +228,24 @@ def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: An
         assert findings[0].message.endswith(": the buffer must not be changed.")
         wrong = [row.get("op", "isend") for row in rows if row.get("status") == 3]
         assert [one.op for one in findings[0].operations] == wrong + ["all_reduce"] * (rows is UNLIKE)
+
+
+def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> None:
+    labels = (word_notice("thread_failed", "raised ValueError: no more batches"),)
+    assert run_of(MARK, labels=labels).findings == ()
+    waits = {**SENT, "rank": 1, "op": "recv", "peer": 0, "status": 1, "done_ns": -1}
+    (finding,) = run_of(MARK, waits, labels=labels, ends=[{"rank": 0, "state": "exited"}]).findings
+    assert (finding.kind, finding.message) == ("rank_failed", "a thread of rank 0 raised ValueError: no more batches.")
+    assert [one.kind for one in finding.consequences] == ["peer_exited"]
+
+
+def test_a_run_that_raised_is_never_said_to_be_right() -> None:
+    """A wait reached its limit, and its other side came at last: what the rank raised is all that there is to say."""
+    ends = [{"rank": 1, "state": "unknown", "about": "raised RuntimeError: Timed out"}]
+    row = {**SENT, "rank": 1, "peer": 0, "op": "recv"}
+    found = [run_of({**row, "status": status}, ends=ends, complete=False).findings[0] for status in (2, 3)]
+    assert [one.kind for one in found] == ["rank_failed", "stalled"]
+    assert all("rank 1 raised RuntimeError: Timed out." in one.message for one in found)
 
 
 def test_what_was_caught_is_told_and_nonsense_is_not() -> None:

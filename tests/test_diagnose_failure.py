@@ -78,7 +78,7 @@ def test_what_ends_a_wait_is_what_torch_would_raise(kind: str) -> None:
 def test_an_echo_is_told_by_where_it_was_raised(fail: Callable[..., Any], error: Exception, echo: str) -> None:
     cause = find_cause(caught(lambda: fail(error)))
     assert (cause.error, cause.echo, cause.pending) == (error, echo, False)
-    assert (describe_end(report_exception(0, cause.error)) is None) is (echo != OWN)
+    assert (describe_end(report_exception(0, cause.error))["state"] == "unknown") is (echo != OWN)
 
 
 def wrap(error: Exception, *, later: Exception | None = None, hides: bool = False) -> None:
@@ -138,7 +138,7 @@ def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(kind: str, m
     report = report_exception(1, error)
     end = describe_end(report)
     if kind == "kept":
-        assert (report.echo, report.waited, end) == (PEER, "", None)
+        assert (report.echo, report.waited, end["state"]) == (PEER, "", "unknown")
         assert report.after.startswith("ValueError: root cause (")
     else:
         assert (report.error, report.text, report.echo) == ("ValueError", "root cause", OWN)

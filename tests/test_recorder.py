@@ -18,6 +18,7 @@ import ringsim
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.state import change_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD
+from ringsim.traces.findings import Operation
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
 
@@ -282,10 +283,18 @@ def test_ways_through_the_library_are_told_apart() -> None:
     def own() -> None:
         library["hook"]()
 
+    def wrapper(function: Any) -> None:
+        function()
+
     for _ in range(2):
         for way in (library["isend"], library["batch_isend_irecv"], own):
             library["via"](way)
+        wrapper(library["isend"])
+        library["via"](lambda: wrapper(library["isend"]))
     events = recorder.read()
-    assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", "isend"] * 2
+    assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", "isend", "isend", "isend"] * 2
     here = own.__code__.co_firstlineno
-    assert (events.line - here).tolist() == [5, 5, 1] * 2
+    assert (events.line - here).tolist() == [8, 8, 1, 4, 4] * 2
+    called = [f"{__file__}:{here + line} > {__file__}" for line in (9, 10)]
+    assert [events.tables.files[file] for file in events.file] == [__file__] * 3 + called + [__file__] * 3 + called
+    assert Operation(0, "isend", file=called[0], line=here + 4).place == f"test_recorder.py:{here + 9} > test_recorder.py:{here + 4}"

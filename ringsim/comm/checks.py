@@ -94,17 +94,17 @@ class Prechecks:
         """
         if attempt.peer == NONE and isinstance(rank, int):
             what = f"the other side of a {attempt.op} must be a rank of its group, from 0 to {size - 1}, got {rank}"
-            self._refuse(what, "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size", attempt, post)
+            self.refuse(what, "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size", attempt, post)
         if isinstance(tensors, list) and any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors):
             what = "a tensor to be sent or received must hold data, got one on the device meta"
-            self._refuse(what, "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')", attempt, post)
+            self.refuse(what, "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')", attempt, post)
 
     def refuse_collective(self, attempt: Attempt, tensor: torch.Tensor, post: Post) -> NoReturn:
         """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
-            self._refuse("the tensors of a collective must hold data, got one on the device meta", "Make it on the CPU", attempt, post)
+            self.refuse("the tensors of a collective must hold data, got one on the device meta", "Make it on the CPU", attempt, post)
         what = f"the tensors of a collective must lie in memory without gaps, got one of {_layout(tensor)}"
-        self._refuse(what, "Use tensor.contiguous(), and copy the result back", attempt, post)
+        self.refuse(what, "Use tensor.contiguous(), and copy the result back", attempt, post)
 
     def refuse_outsider(self, op_name: str) -> None:
         """Raises ArgumentError in place of torch's warning, where a message on a group that this rank is not in would be lost.
@@ -114,14 +114,14 @@ class Prechecks:
         if op_name not in _MESSAGES:
             self._warn_outsider(op_name)
             return
-        self._refuse(f"{op_name} must be called on a group that this rank is in, got one that it is not in", "Call it on its members only")
+        self.refuse(f"{op_name} must be called on a group that this rank is in, got one that it is not in", "Call it on its members only")
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
         """Raises ArgumentError where a rank sends to itself, as torch's own function of that name raises ValueError, or is an outsider."""
         if not isinstance(group, ProcessGroup):  # what torch gives to ranks that are not in it
             self.refuse_outsider("isend" if what == "destination" else "irecv")
         elif group.rank() == rank:
-            self._refuse(f"the {what} of a message must be another rank, got this one", _KEEP_IT)
+            self.refuse(f"the {what} of a message must be another rank, got this one", _KEEP_IT)
 
     def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
         """Raises ArgumentError in place of an error of the library whose cause shows in the arguments; returns where it does not."""
@@ -132,9 +132,10 @@ class Prechecks:
         except Exception:
             return  # arguments of some other kind: the library's own words are all there is
         if found is not None:
-            self._refuse(*found, attempt)
+            self.refuse(*found, attempt)
 
-    def _refuse(self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None) -> NoReturn:
+    def refuse(self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None) -> NoReturn:
+        """Raises ArgumentError at the user's line, and notes it in the trace."""
         recorder, where = self._recorder, self._me
         group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
         if attempt is not None:

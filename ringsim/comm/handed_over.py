@@ -24,7 +24,9 @@ __all__ = ["make_replacements"]
 
 def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
     """Makes the functions that leave such notes, and has ``sites`` read them."""
-    start, submit, to_thread = threading.Thread.start, ThreadPoolExecutor.submit, asyncio.to_thread
+    start = threading.Thread.start
+    submit: Callable[..., Any] = ThreadPoolExecutor.submit
+    to_thread: Callable[..., Any] = asyncio.to_thread
     started: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
     running = threading.local()  # `place` is where that was handed over which the thread runs
 

@@ -33,6 +33,7 @@ from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
+from ringsim.comm.polling import make_is_completed
 from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
@@ -60,7 +61,7 @@ FROM_CPP: Final = (
 UNSEEN_ON_GPUS: Final = (
     "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
 )
-UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event, is_completed()) stays in flight."
+UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event) stays in flight."
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
@@ -430,7 +431,7 @@ class _Hooks:
     def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
         compared = check != "off"
-        self.checks = Prechecks(recorder) if compared else None
+        self.checks = checks = Prechecks(recorder) if compared else None
         self.names = _Names(recorder, compared)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.others: dict[Work, _Others] = {}  # likewise
@@ -441,14 +442,14 @@ class _Hooks:
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
         waits = {kind: kind.wait for kind in find_handle_types(Work)}
-        self.late = LateWaits(
-            recorder, lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
-        )
+        self.is_completed: Hook = Work.is_completed
+        self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
+        self.late = LateWaits(recorder, self.wait_unseen)
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
-            **(self.checks.replacements if self.checks else {}),
+            **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
             NEW_GROUP: lambda: _record_new_groups(recorder, compared),
@@ -461,6 +462,7 @@ class _Hooks:
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
             (Work, "get_future"): self.make_get_future,
+            (Work, "is_completed"): lambda: make_is_completed(recorder.sites, self.pending, self.finish, checks.refuse if checks else None),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
@@ -495,11 +497,22 @@ class _Hooks:
         """
         for work in list(self.pending):
             try:
-                if work.is_completed() and self.pending.pop(work, None) is not None:
+                if self.is_completed(work) and self.pending.pop(work, None) is not None:
                     self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
         self.say_what_is_missing()
+
+    def finish(self, work: Work) -> None:
+        """Completes the record of an operation that the program has found to be completed; it need not wait any more."""
+        slot = self.pending.pop(work, None)
+        if slot is not None:
+            try:
+                self.wait_unseen(work)
+            except Exception:
+                self.pending[work] = slot  # it failed, which is for the program to find out
+            else:
+                self.recorder.complete_at_once(slot)
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +10,7 @@ from ringsim.diagnose.failure import IN_VAIN
 from ringsim.diagnose.lateness import Activity, find_lateness
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
+    find_failed_threads,
     find_leaks,
     find_message_mismatches,
     find_missing,
@@ -19,7 +20,7 @@ from ringsim.diagnose.mismatches import (
     is_recorded_whole,
 )
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
-from ringsim.diagnose.verdict import judge, name_ranks, waits_text
+from ringsim.diagnose.verdict import blame_threads, judge, name_ranks, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.units import time_text
@@ -58,7 +59,9 @@ def explain(trace: Trace) -> Diagnosis:
     whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
-    events, ends = trace.events, read_ends(trace.metadata, size)
+    events, told = trace.events, read_ends(trace.metadata, size)
+    ends = {rank: end for rank, end in told.items() if end.state != "unknown"}
+    lost = {rank: end.about for rank, end in told.items() if rank not in ends and end.about}  # what they waited for says why, where it does
     snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     if not judged.findings and _is_settled(trace):
@@ -77,10 +80,8 @@ def explain(trace: Trace) -> Diagnosis:
     if not judged.findings and not causes:
         findings += _find_leavers(snapshot)
     if not findings:
-        stalled = _find_stall(trace, snapshot)
-        if stalled is not None:
-            findings.append(stalled[0])
-            edges = stalled[1]
+        findings, edges = _find_stall(trace, snapshot, lost)
+    findings = [*blame_threads(findings, find_failed_threads(events))]
     # Who left a recorded block may have done the rest after it.
     findings += [one for one in caught if not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
     woken = {rank for one in caught for rank in one.ranks}  # what these had posted is over
@@ -88,7 +89,7 @@ def explain(trace: Trace) -> Diagnosis:
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     if trace.metadata.get("backend") != "nccl":  # whose messages are done long after the thread has gone on
-        findings += find_races(events)
+        findings += find_races(trace)
     if not findings:
         findings += find_lateness(trace)
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
@@ -179,12 +180,14 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
     ]
 
 
-def _find_stall(trace: Trace, snapshot: Snapshot) -> tuple[Finding, tuple[Edge, ...]] | None:
-    """Says who waited in a run that was ended from outside, and what the others did."""
+def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tuple[list[Finding], tuple[Edge, ...]]:
+    """Says who waited in a run that was ended from outside, and what the others did; where nobody waits, what ranks raised (``lost``)."""
     blocked = [rank for rank, view in enumerate(snapshot.ranks) if view.awaited]
     seen = [rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about]
-    if not (blocked or seen) or trace.metadata.get("complete") is True:
-        return None
+    if trace.metadata.get("complete") is True:
+        return [], ()
+    if not blocked and (lost or not seen):
+        return [Finding("rank_failed", (rank,), (), f"rank {rank} {about}.") for rank, about in lost.items()], ()
     operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
     edges = tuple(
         Edge(rank, peer, one.operation)
@@ -199,14 +202,15 @@ def _find_stall(trace: Trace, snapshot: Snapshot) -> tuple[Finding, tuple[Edge, 
     busy += f"; and {len(able) - _MOST_WAITS} more ranks" if len(able) > _MOST_WAITS else ""
     if not blocked:
         message = f"no rank waited for another when the run was ended: {busy}."
-        return Finding("stalled", tuple(seen), (), message, "Look at what they do, or give the run more time."), ()
+        return [Finding("stalled", tuple(seen), (), message, "Look at what they do, or give the run more time.")], ()
     message = f"{name_ranks(blocked)} still waited when the run was ended: {waits_text(operations)}."
     if busy:
         message += f" Meanwhile {busy}."
+    message += "".join(f" Then rank {rank} {lost[rank]}." for rank in blocked if rank in lost)
     hint = (
         "They were not stuck for good: the ranks that they waited for might have helped. Look at what those do, or give the run more time."
     )
-    return Finding("stalled", tuple(blocked), operations, message, hint), edges
+    return [Finding("stalled", tuple(blocked), operations, message, hint)], edges
 
 
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:

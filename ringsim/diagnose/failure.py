@@ -38,9 +38,10 @@ from typing import Any, Final, NamedTuple
 
 from ringsim import errors
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
+from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
-from ringsim.traces.recorder import LOST_PEER
+from ringsim.traces.recorder import LOST_PEER, Recorder
 
 __all__ = [
     "IN_VAIN",
@@ -62,6 +63,7 @@ __all__ = [
     "interrupted_once",
     "is_internal",
     "make_error",
+    "note_failed_threads",
     "place_text",
     "raise_verdict",
     "raised_where",
@@ -355,8 +357,8 @@ def call_to_end(function: Callable[[], Any]) -> Any:
         return None
 
 
-def describe_end(report: Report) -> dict[str, Any] | None:
-    """Says how a rank ended, as a trace keeps it for ``explain``; None if other ranks are to blame.
+def describe_end(report: Report) -> dict[str, Any]:
+    """Says how a rank ended, as a trace keeps it for ``explain``; as "unknown" if what it waited for says why.
 
     Example:
         >>> describe_end(report_death(2, -9, at_ns=0, output=""))
@@ -366,8 +368,6 @@ def describe_end(report: Report) -> dict[str, Any] | None:
         >>> [describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"] for code in ("0", "7")]
         ['exited', 'failed']
     """
-    if report.echo != OWN:
-        return None  # what it waited for says why, not how it ended
     if report.error == "SystemExit":
         state = "exited" if report.text in _NO_FAILURE else "failed"
         about = f"left with sys.exit({report.text})"
@@ -380,7 +380,26 @@ def describe_end(report: Report) -> dict[str, Any] | None:
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
     about += f", {IN_VAIN} ({report.waited})" if report.waited else ""
-    return {"rank": report.rank, "state": state, "about": about, "error": report.error}
+    return {"rank": report.rank, "state": "unknown" if report.echo != OWN else state, "about": about, "error": report.error}
+
+
+def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
+    """Writes down from now on what ends a thread: others may wait for what it was to do. Returns what ends that."""
+    hand_on = threading.excepthook
+
+    def note(end: threading.ExceptHookArgs) -> None:
+        report = report_exception(recorder.rank, end.exc_value) if isinstance(end.exc_value, Exception) else None
+        if report is not None and report.echo == OWN:
+            with contextlib.suppress(ValueError):  # the recording ends at this moment
+                recorder.notice(THREAD_FAILED, describe_end(report)["about"])
+        hand_on(end)
+
+    def stop() -> None:
+        if threading.excepthook is note:
+            threading.excepthook = hand_on
+
+    threading.excepthook = note
+    return stop
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, number_channels, operation_of
 from ringsim.diagnose.verdict import SAME_GROUPS, name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, Events, Ints, Payload, read_notice
+from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, THREAD_FAILED, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
 from ringsim.traces.value import count
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "disagreement",
     "find_collective_mismatches",
+    "find_failed_threads",
     "find_leaks",
     "find_message_mismatches",
     "find_missing",
@@ -277,7 +278,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'
     """
-    labels = {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
+    labels = {number: said for number, said in _read_labels(events).items() if said[0] != THREAD_FAILED}
     told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}  # who found it, whom it concerns, what shows it
     for event in np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels))).tolist():
         kind, _ = labels[int(events.label[event])]
@@ -294,6 +295,18 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         named = sorted(ranks if kind.endswith("_mismatch") else finders)  # a mismatch names all sides, a rank's own mistake that rank
         findings.append(Finding(kind, tuple(sorted(ranks)), tuple(operations), f"{name_ranks(named)}: {message}"))
     return tuple(findings)
+
+
+def find_failed_threads(events: Events) -> dict[int, str]:
+    """Returns by rank what ended the first of its threads that failed."""
+    said = {number: message for number, (kind, message) in _read_labels(events).items() if kind == THREAD_FAILED}
+    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(said))).tolist()
+    return {int(events.rank[mark]): said[int(events.label[mark])] for mark in reversed(marks)}
+
+
+def _read_labels(events: Events) -> dict[int, tuple[str, str]]:
+    """Returns kind and message of the labels that are notices."""
+    return {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
@@ -404,36 +417,37 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def find_races(events: Events) -> tuple[Finding, ...]:
-    """Finds channels that a thread of a rank used while another was blocked there: which message comes first is left to chance.
+def find_races(trace: Trace) -> tuple[Finding, ...]:
+    """Finds channels on which a thread posted while another of its rank was blocked: which message comes first there is left to chance.
 
-    Threads that take turns there are ordered, perhaps by Python, which the trace does not show. Recvs from any source do not count: the
+    Whoever takes turns may do so by Python's means, which no trace shows: nothing is said of them. Recvs from any source do not count: the
     trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
 
     Example:
         >>> from ringsim.traces.events import make_events
-        >>> sends = {"rank": [0, 0], "thread": [0, 1], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "tag": [0, 0]}
-        >>> [find_races(make_events({**sends, "post_ns": [5, post], "done_ns": [8, 9]}))[:1] == () for post in (7, 8)]
-        [False, True]
+        >>> from ringsim.traces.value import Trace
+        >>> sends = {"rank": [0, 0], "thread": [0, 1], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "tag": [0, 0], "done_ns": [8, 9]}
+        >>> [len(find_races(Trace(make_events({**sends, "post_ns": [5, post]}), {"world_size": 2}))) for post in (7, 8)]
+        [1, 0]
     """
+    events = trace.events
     some = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
     if not (events.thread[some] != 0).any():
         return ()
-    channel, thread, post = number_channels(events, some), events.thread[some], events.post_ns[some]
-    begin = np.where(np.isin(events.op[some], _BLOCKING), post, events.wait_ns[some])
-    end = np.where(events.status[some] == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns[some])
-    _, first, number = np.unique(channel, return_index=True, return_inverse=True)
-    shared = np.flatnonzero(np.isin(channel, channel[thread != thread[first[number]]]))
-    found: dict[int, Finding] = {}
-    for one, user in np.unique(np.stack((channel[shared], thread[shared])), axis=1).T.tolist():
-        its = shared[channel[shared] == one]
-        held, others = its[(thread[its] == user) & (begin[its] != NONE)], its[thread[its] != user]
-        held = held[np.argsort(begin[held], kind="stable")]  # a thread is blocked in one place at a time
-        before = np.searchsorted(begin[held], post[others], side="right") - 1
-        met = np.flatnonzero((before >= 0) & (post[others] < end[held[before]])) if len(held) else held
-        if len(met) and one not in found and len(found) < MOST_FINDINGS:
-            mine, theirs = (operation_of(events, int(some[side])) for side in (held[before[met[0]]], others[met[0]]))
-            message = f"two threads of rank {mine.rank} use one tag for one peer at one time: {mine} and {theirs}. "
-            message += "Which message comes first is left to chance."
-            found[one] = Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own.")
-    return tuple(found.values())
+    end = np.where(events.status == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns)
+    send, recv = trace.messages.send, trace.messages.recv
+    end[send] = end[recv] = np.minimum(end[send], end[recv])  # what the other side sends then may let a thread go on
+    channel = number_channels(events, some)
+    order = np.lexsort((events.post_ns[some], channel))
+    channel, earlier, later = channel[order], some[order][:-1], some[order][1:]
+    met = (channel[1:] == channel[:-1]) & (events.thread[earlier] != events.thread[later])
+    met &= np.isin(events.op[earlier], _BLOCKING) & (events.post_ns[later] < end[earlier])
+    findings = []
+    for index in np.flatnonzero(met)[np.unique(channel[1:][met], return_index=True)[1]][:MOST_FINDINGS].tolist():
+        mine, theirs = operation_of(events, int(earlier[index])), operation_of(events, int(later[index]))
+        message = (
+            f"two threads of rank {mine.rank} use one tag for one peer at one time: {mine} and {theirs}. "
+            "Which message comes first is left to chance."
+        )
+        findings.append(Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own."))
+    return tuple(findings)

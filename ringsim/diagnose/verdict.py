@@ -7,7 +7,7 @@ root causes, one finding each; ranks that merely wait behind one are folded into
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,7 @@ from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-__all__ = ["SAME_GROUPS", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
+__all__ = ["SAME_GROUPS", "blame_threads", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
 
 SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
@@ -74,6 +74,25 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
     )
     return Diagnosis(findings, len(snapshot.ranks), edges, states)
+
+
+def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tuple[Finding, ...]:
+    """Puts what became of ranks under what ended a thread of one of them, given by rank: it did not do its part.
+
+    Example:
+        >>> waits = Finding("peer_exited", (0, 1), (), "rank 1 waits in recv from 0, but rank 0 has left.")
+        >>> print(blame_threads([waits], {0: "raised ValueError: no more batches (train.py, line 7, in sends)"})[0])
+        a thread of rank 0 raised ValueError: no more batches (train.py, line 7, in sends).
+          Because of it: rank 1 waits in recv from 0, but rank 0 has left.
+    """
+    blamed, left = [], list(findings)
+    for rank, about in failed.items():
+        its = [one for one in left if one.kind == "stalled" or rank in one.ranks or any(rank == each.peer for each in one.operations)]
+        if its:
+            echoes = tuple(echo for one in its for echo in (replace(one, consequences=()), *one.consequences))
+            blamed.append(Finding("rank_failed", (rank,), (), f"a thread of rank {rank} {about}.", consequences=echoes))
+            left = [one for one in left if one not in its]
+    return (*blamed, *left)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -39,7 +39,7 @@ import torch
 from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.diagnose.failure import call_to_end, read_verdict, report_exception
+from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
@@ -67,6 +67,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         port, _store = _join(config)
         recorder = _start_recording(config)
         recorder.on_failure = functools.partial(_raise_verdict, recorder, woken, say)
+        note_failed_threads(recorder)
         _tell_of_threads(say)
         say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())

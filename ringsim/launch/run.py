@@ -36,14 +36,14 @@ from ringsim.diagnose.failure import (
     write_verdict,
 )
 from ringsim.diagnose.snapshot import operation_of
-from ringsim.errors import Interrupted, RingError, RunTimeout
+from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_places
+from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_file, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
@@ -244,7 +244,8 @@ class _Supervisor:
             raise self._explained(error)
         if self._verdict is not None and not any(report.waited for report in self._reports.values()):
             first = self._verdict.diagnosis.findings[:1]  # with the user's lines where these waits ended
-            stuck = [rank for finding in first for rank in finding.ranks[:_SHOWN] if rank in self._reports]
+            named = dict.fromkeys(rank for one in first for finding in (one, *one.consequences) for rank in finding.ranks)
+            stuck = [rank for rank in named if rank in self._reports][:_SHOWN]
             raise self._error_of(self._verdict.diagnosis, "".join(raised_where(self._reports[rank]) for rank in stuck))
         if self._verdict is None and (found := self._find_mismatch()) is not None:
             also = f"\n  {make_error(list(self._reports.values()), self._size, [])}" if self._reports else ""
@@ -346,6 +347,8 @@ class _Supervisor:
     def _error_of(self, diagnosis: Diagnosis, more: str) -> RingError:
         """Makes the error that a diagnosis stands for; ends the run."""
         error = error_of_kind(diagnosis.kind)(f"{diagnosis}{more}")
+        if isinstance(error, RankFailed):
+            error.rank = diagnosis.findings[0].ranks[0]
         error.trace = self._end_early()
         error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
@@ -359,15 +362,15 @@ class _Supervisor:
             self._records.look()  # of what was read twice it is known whether its thread went on
         found = self._records.find_mismatch({*self._results, *self._reports})
         gone = {**dict.fromkeys(self._results, "exited"), **dict.fromkeys(self._reports, "failed")}
-        return found and replace(found, states=tuple(gone.get(rank, "running") for rank in range(self._size)))
+        return found and replace(self._records.blame(found), states=tuple(gone.get(rank, "running") for rank in range(self._size)))
 
     def _explained(self, error: _Error) -> _Error:
         """Adds to an error what was recorded until then, and what that explains."""
         error.trace = self._end_early()
         if error.trace is not None:
             error.diagnosis = explain(error.trace)
-            lost = bool(self._reports) and all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
-            if lost or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it: then say who waited for what
+            lost = all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
+            if lost or not self._reports or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
             error.args = (f"{error}{self._last_of_the_dead(error.trace)}",)
         return error
@@ -461,7 +464,7 @@ class _Supervisor:
         self._follow_outputs(last=True)
         events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
         cells, tables = name_cells(events.tables.files), events.tables
-        files, labels = (cells.get(name, name) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
+        files, labels = (rename_file(name, cells) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
         events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = list(facts.get("notes", []))
@@ -496,7 +499,7 @@ class _Supervisor:
             gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
             reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.waiting)]
         returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
-        failed = [{**end, "at_ns": report.at_ns - self._start_ns} for report in reports if (end := describe_end(report)) is not None]
+        failed = [{**describe_end(report), "at_ns": report.at_ns - self._start_ns} for report in reports]
         returned += woken
         known = {end["rank"] for end in (*returned, *failed)}
         others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]

@@ -44,10 +44,10 @@ from typing import Final, NamedTuple
 from ringsim.diagnose.failure import Verdict, place_text
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
-from ringsim.diagnose.verdict import judge, waiting_text, waits_text
+from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_text
 from ringsim.diagnose.waitfor import Stuck, analyse
 from ringsim.launch.threads import Threads
-from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
 from ringsim.traces.findings import Diagnosis, Finding
 from ringsim.traces.parts import PartReader
 
@@ -205,6 +205,12 @@ class LiveRecords:
         findings = find_new_mismatches(self.builder, ended)
         return Diagnosis(findings, self._size) if findings else None
 
+    def blame(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Returns a diagnosis with what ended threads of the ranks before what follows from it."""
+        notices = [(rank, read_notice(label)) for rank, part in enumerate(self.parts) for label in reversed(part.names["label"].values())]
+        failed = {rank: said[1] for rank, said in notices if said is not None and said[0] == THREAD_FAILED}
+        return replace(diagnosis, findings=blame_threads(diagnosis.findings, failed))
+
 
 @dataclass
 class _Suspicion:
@@ -270,7 +276,7 @@ class Watcher:
             verdict = self._compare(states, now_ns) or stuck
         if self._suspicion is None:
             self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
-        return verdict
+        return verdict and replace(verdict, diagnosis=self._records.blame(verdict.diagnosis))
 
     def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
         """Returns the verdict on operations whose sides disagree, if it is time to compare them."""
@@ -323,10 +329,10 @@ class Watcher:
             for rank in ranks:
                 self._ask(rank)
             return None
-        threads = suspicion.threads
-        if any(rank not in threads for rank in ranks):
+        if any(rank not in suspicion.threads for rank in ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
-        busy = any(threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in ranks)
+        threads = {rank: suspicion.threads[rank].besides(self._records.builder.awaiting_threads(rank)) for rank in ranks}
+        busy = any(each.busy for each in threads.values()) or any(threads[rank].timed for rank in silent)
         idle = any(each.idle for each in threads.values())
         if busy:
             suspicion.since_s = now_s
@@ -385,7 +391,7 @@ class Watcher:
 
 def _describe_idle(threads: Threads) -> str:
     """Returns "waits at train.py:7 (with lock:) for another of its threads", or nothing where no line of the user's is known."""
-    places = [f"{place_text(place)} ({linecache.getline(*place).strip()})" for place in threads.idle if place is not None]
+    places = [f"{place_text(place)} ({linecache.getline(*place).strip()})" for place in dict.fromkeys(threads.idle.values()) if place]
     return f"waits at {', and at '.join(places[:_SHOWN])} for another of its threads" if places else ""
 
 

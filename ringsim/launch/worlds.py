@@ -31,6 +31,7 @@ from torch.distributed import distributed_c10d
 
 from ringsim.diagnose.failure import call_to_end
 from ringsim.errors import ArgumentError, RingError, StartsRanks
+from ringsim.state import OUR_THREADS
 
 # What recording needs is imported on use: a rank's workers that load data load this module as well.
 
@@ -49,8 +50,6 @@ def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
         directory: of the run.
         end: ends the rank with an error; called from a thread.
     """
-    from ringsim.launch.threads import OUR_THREADS
-
     refuse = _make_refusal(directory, os.getpid())
     _join_on_init(refuse)
     listener: list[threading.Thread] = []

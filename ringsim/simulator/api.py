@@ -48,7 +48,7 @@ from ringsim.simulator.rank import SimulatedRank, World
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.topologies import Topology
 from ringsim.traces.findings import Diagnosis, Edge, Finding
-from ringsim.traces.parts import name_cells
+from ringsim.traces.parts import name_cells, rename_file
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
@@ -463,7 +463,7 @@ class _Simulation:
     def _make_trace(self, *, complete: bool) -> Trace:
         events = self._recorder.read()
         cells = name_cells(events.tables.files)
-        events = replace(events, tables=events.tables._replace(files=tuple(cells.get(name, name) for name in events.tables.files)))
+        events = replace(events, tables=events.tables._replace(files=tuple(rename_file(name, cells) for name in events.tables.files)))
         groups = [[group.group_name, list(group.ranks)] for group in self._pairs]
         metadata = {**self._settings.metadata, "ring_groups": groups, "not_recorded": [], "notes": [], "complete": complete}
         if not self._settings.record:
@@ -486,9 +486,7 @@ class _Simulation:
             if rank not in self._stuck
         ]
         failed = [
-            {**end, "at_ns": report.at_ns}
-            for report in self._reports
-            if (report.rank not in self._stuck or report.waited) and (end := describe_end(report)) is not None
+            {**describe_end(report), "at_ns": report.at_ns} for report in self._reports if report.rank not in self._stuck or report.waited
         ]
         return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 

@@ -98,6 +98,9 @@ RECORD: Final = np.dtype(
     ]
 )
 
+# In the name of a file: a line that calls a wrapper, and the file of the wrapper, "/home/me/train.py:40 > /home/me/messages.py".
+CALLS: Final = " > "
+
 
 class Group(NamedTuple):
     """A process group: its name ("world", "ring:2>3", ...) and its members, global ranks in the group's order."""
@@ -362,6 +365,9 @@ DESTROYED: Final = "process groups destroyed"
 MADE_ANEW: Final = "process groups made anew"
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
+
+
+THREAD_FAILED: Final = "thread_failed"  # kind of a notice that is no finding unless somebody waits for what the thread was to do
 
 
 def word_notice(kind: str, message: str) -> str:

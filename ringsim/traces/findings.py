@@ -6,10 +6,10 @@ import base64
 import html
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
-from ringsim.traces.lazy import resolve, shows_images
+from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
+from ringsim.traces.lazy import Style, resolve, shows_images
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where the program posted it, without the directory: "ring.py:41"; empty if unknown."""
-        return f"{self.file.rpartition(os.sep)[2]}:{self.line}" if self.file else ""
+        """Where it was posted, without directories: "ring.py:41", in a thin wrapper "train.py:40 > ring.py:5"; empty if unknown."""
+        return f"{CALLS.join(name.rpartition(os.sep)[2] for name in self.file.split(CALLS))}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         """Returns the operation in words."""
@@ -197,9 +197,9 @@ class Diagnosis:
             return f"Nothing wrong was found in this run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."
         return "\n".join(f"{finding.kind}: {finding}" for finding in self.findings)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who waits for whom, over the last moments of the timeline; given ``ax``, only the graph."""
-        axes: Axes = resolve("plot_waitfor")(self, ax=ax)
+        axes: Axes = resolve("plot_waitfor")(self, ax=ax, **look)
         return axes
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

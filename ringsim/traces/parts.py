@@ -27,6 +27,7 @@ import numpy as np
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import (
     ANY_SOURCE,
+    CALLS,
     COLUMN_DTYPES,
     ERROR,
     IN_FLIGHT,
@@ -265,7 +266,7 @@ class PartReader:
             raise ValueError("a number that no rank gave")
         value = _READERS[table](entry)
         if table == "file" and self._cells:
-            value = name_cells([value]).get(value, value)
+            value = rename_file(value, name_cells([value]))
         self.names[table][number] = value
         if table == "group" and entry.get("fresh") is True:
             self.fresh.add(number)
@@ -555,8 +556,19 @@ def name_cells(filenames: Iterable[str]) -> dict[str, str]:
     compiler: Any = getattr(_shell(), "compile", None)
     if not hasattr(compiler, "format_code_name"):
         return {}
-    found = {filename: compiler.format_code_name(filename) for filename in filenames}
+    pieces = (name.rpartition(CALLS) for name in filenames)
+    found = {name: compiler.format_code_name(name) for caller, _, file in pieces for name in (caller.rpartition(":")[0], file)}
     return {filename: " ".join(label) for filename, label in found.items() if label is not None}
+
+
+def rename_file(name: str, cells: Mapping[str, str]) -> str:
+    """Returns the name of a file with cells called by the names that ``name_cells`` gave.
+
+    Example:
+        >>> rename_file("/tmp/7/8.py:4 > /tmp/7/9.py", {"/tmp/7/8.py": "Cell In[5]", "/tmp/7/9.py": "Cell In[2]"})
+        'Cell In[5]:4 > Cell In[2]'
+    """
+    return rename_places(f"{name}:", cells)[:-1]
 
 
 def rename_places(text: str, names: Mapping[str, str]) -> str:

@@ -20,12 +20,13 @@ Whoever carries messages records them with four calls::
     recorder.amend(slot, peer=3)                    # what is known late: where a message came from, the times of a GPU
 
 An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python. Where a
-thread has no such frame, it is that of who handed it the operation.
+thread has no such frame, it is that of who handed it the operation. Where the frame is a thin wrapper's, its caller's line is kept, too.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import mmap
@@ -47,6 +48,7 @@ import numpy as np
 from ringsim.errors import ArgumentError, TraceFileError, read_whole
 from ringsim.state import get_state
 from ringsim.traces.events import (
+    CALLS,
     ERROR,
     IN_FLIGHT,
     NONE,
@@ -69,6 +71,7 @@ OURS: Final = -1  # a file of ringsim
 LIBRARY: Final = -2  # a file of torch, or of Python's own modules
 SPEAKER: Final = -3  # the file of the library whose functions name the operations
 
+THIN: Final = 3  # lines in the body of a thin wrapper, at most
 RECORD_BYTES: Final = RECORD.itemsize
 FIRST_CHUNK: Final = 512  # records that a file has room for at the start: every rank of a large run pays for them
 CHUNK: Final = 4096  # records by which it grows: 72 pages
@@ -243,7 +246,10 @@ class Recorder:
                             break
                         frame = frame.f_back
                     else:
-                        place = place_of(id(frame.f_code) + frame.f_lasti)
+                        place = place_of(key := id(frame.f_code) + frame.f_lasti)
+                        if place is None:  # a thin wrapper, mostly called by the user's frame
+                            frame = frame.f_back
+                            place = place_of((key, id(frame.f_code) + frame.f_lasti))
                 except (ValueError, AttributeError):
                     pass  # a thread that begins in the library
                 if place is None:
@@ -600,17 +606,17 @@ class CallSites:
         number: gives a user's file its number.
 
     Attributes:
-        places: file and line joined, by instruction.
+        places: file and line joined, by instruction; of a thin wrapper, by its own and its caller's.
         find_handed_over: returns where the user handed over what the calling thread runs, NONE where that is not known.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
-        self.places: dict[int, int] = {}
+        self.places: dict[int | tuple[int, int], int] = {}
         self.find_handed_over: Callable[[], int] = lambda: NONE
         self._number = number
         self._kinds: dict[str, int] = {}
         self._alive: list[CodeType] = []  # whose instructions are keys
-        self._libraries: tuple[str, ...] = ("<frozen ",)
+        self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")  # of Python, of torch.compile
         self._speaker = ""
 
     def declare_library(self, directory: str, speaker: str) -> None:
@@ -655,11 +661,21 @@ class CallSites:
                 return self._find_stand_in(innermost), (posted, ())
             way.append(frame.f_code)
             frame = frame.f_back
-        key = id(frame.f_code) + frame.f_lasti
+        return self._name(file, frame), (posted, tuple(way))
+
+    def _name(self, file: int, frame: FrameType) -> int:
+        """Returns the place of a user's frame; of a thin wrapper, with that of its caller, for the wrapper's line alone says little."""
+        key: int | tuple[int, int] = _instruction(frame)
+        if key not in self.places and _is_thin(frame.f_code):
+            caller = self.find(frame.f_back)
+            key = _instruction(frame), 0 if caller is None else _instruction(caller)
+            if key not in self.places and caller is not None:
+                self._alive.append(caller.f_code)
+                file = self._number(f"{caller.f_code.co_filename}:{caller.f_lineno}{CALLS}{frame.f_code.co_filename}")
         if key not in self.places:
             self._alive.append(frame.f_code)  # first: the key is good only while it lives
             self.places[key] = _join(file, frame)
-        return self.places[key], (posted, tuple(way))
+        return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
         """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
@@ -670,7 +686,7 @@ class CallSites:
     def place(self, frame: FrameType) -> int:
         """Returns the place of the user's code that ``frame`` is, or was called by."""
         found = self.find(frame)
-        return self._find_stand_in(frame) if found is None else _join(self.kind(found.f_code.co_filename), found)
+        return self._find_stand_in(frame) if found is None else self._name(self.kind(found.f_code.co_filename), found)
 
     def _find_stand_in(self, frame: FrameType) -> int:
         """Returns the place where no frame is the user's: of who handed it over, or the innermost of ringsim's, or NONE."""
@@ -680,6 +696,18 @@ class CallSites:
                 place = _join(self._number(outward.f_code.co_filename), outward)
             outward = outward.f_back
         return place
+
+
+def _instruction(frame: FrameType) -> int:
+    return id(frame.f_code) + frame.f_lasti
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_thin(code: CodeType) -> bool:
+    """Tells a function that merely passes its arguments on: its body is short."""
+    takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
+    return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN
 
 
 def _join(file: int, frame: FrameType) -> int:

@@ -6,7 +6,7 @@ import datetime as dt
 
 import torch
 import torch.distributed as dist
-from fault_programs import EASE, SHORT_S, fault
+from fault_programs import EASE, fault
 
 
 def tensor(count: int = 4) -> torch.Tensor:
@@ -280,11 +280,11 @@ def an_answer_is_waited_for_on_both_sides() -> None:
         dist.send(tensor(), 0, tag=2)  # here
 
 
-@fault("81", within_s=None, limit_s=SHORT_S)
+@fault("81", **EASE)
 def polls_for_what_never_comes() -> None:
     if dist.get_rank() == 0:
         work = dist.irecv(tensor(), 1)
-        while not work.is_completed():
+        while not work.is_completed():  # here
             pass
 
 

@@ -85,7 +85,7 @@ def the_thread_that_sends_raises() -> None:
     rank = dist.get_rank()
 
     def sends() -> None:
-        raise ValueError("no more batches")
+        raise ValueError("no more batches")  # here
 
     if rank == 0:
         thread = threading.Thread(target=sends)
@@ -100,7 +100,7 @@ def the_thread_that_fills_a_queue_raises() -> None:
     batches: queue.Queue[torch.Tensor] = queue.Queue()
 
     def loads() -> None:
-        raise ValueError("no more batches")
+        raise ValueError("no more batches")  # here
 
     if dist.get_rank() == 0:
         threading.Thread(target=loads, daemon=True).start()

@@ -1,0 +1,107 @@
+"""What a program is told that asks ``is_completed()`` of a message of Gloo again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+import torch.distributed as dist
+
+from ringsim.comm import polling
+from ringsim.traces.recorder import CallSites
+
+
+class Refused(Exception):
+    pass
+
+
+class Message:
+    """A handle as Gloo's; ``ended`` after so many questions in all, as nobody's patience is without end."""
+
+    asked = 0
+
+    def is_completed(self) -> bool:
+        Message.asked += 1
+        return Message.asked > 1000
+
+
+def passes(work: Any) -> None:
+    while not work.is_completed():
+        pass
+
+
+def sleeps(work: Any) -> None:
+    while not work.is_completed():
+        time.sleep(0.0001)
+
+
+def asks_all(work: Any) -> None:
+    works = [work, work]
+    while not all(each.is_completed() for each in works):
+        pass
+
+
+def gives_up(work: Any) -> None:
+    for _ in range(100):
+        if work.is_completed():
+            break
+
+
+def gives_up_in_time(work: Any) -> None:
+    tries = 0
+    while not work.is_completed() and tries < 100:
+        tries += 1
+
+
+def does_something_else(work: Any) -> None:
+    tries = 0
+    while not work.is_completed():
+        tries += 1
+
+
+def asks_once(work: Any) -> None:
+    work.is_completed()
+
+
+@pytest.mark.parametrize(
+    ("program", "alone", "told"),
+    [
+        (passes, True, "refused"),
+        (passes, False, "warned"),  # another thread may wait for it
+        (sleeps, True, "refused"),
+        (asks_all, True, "refused"),
+        (gives_up, True, "warned"),
+        (gives_up_in_time, True, "warned"),
+        (does_something_else, True, "warned"),
+        (asks_once, True, ""),
+    ],
+)
+def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
+    program: Callable[[Any], None], alone: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(rule: str, todo: str) -> NoReturn:
+        raise Refused(f"{rule}. {todo}.")
+
+    work = Message()
+    Message.asked = 0
+    monkeypatch.setattr(polling, "Work", Message)
+    monkeypatch.setattr(polling, "is_message", lambda _: True)
+    monkeypatch.setattr(polling, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()] * (1 if alone else 2))
+    monkeypatch.setattr(Message, "is_completed", polling.make_is_completed(CallSites(lambda _: 0), [work], refuse))  # type: ignore[list-item]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        if told == "refused":
+            with pytest.raises(Refused, match=r"becomes true only in wait\(\), got a loop that nothing else ends. Call wait\(\)"):
+                program(work)
+            assert Message.asked <= 3
+        else:
+            program(work)
+    assert len(said) == (told == "warned")  # once for each line
+    for one in said:
+        assert (one.filename, one.lineno) == (__file__, program.__code__.co_firstlineno + 2 - (program in (passes, sleeps)))
