@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "distributed" in item.path.parts:
             item.add_marker("distributed")
-            item.add_marker(pytest.mark.xdist_group("ranks"))  # one after the other, while another process does the rest
+            # One after the other, while another process does the rest; jobs of MPI share nothing with other ranks.
+            item.add_marker(pytest.mark.xdist_group("mpi" if "mpi" in item.path.stem else "ranks"))
         elif "notebook" in item.path.stem:
             item.add_marker("notebooks")
     items.sort(key=lambda item: 2 if item.get_closest_marker("notebooks") else 1 if item.get_closest_marker("distributed") else 0)

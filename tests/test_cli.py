@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
+from synthetic import pipeline
 
 import ringsim
 from ringsim.cli import main, make_parser
@@ -25,7 +28,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "explain", "bandwidth", "simulate", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "figures", "explain", "bandwidth", "simulate", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -72,6 +75,15 @@ def test_show_draws_into_the_file_that_is_named(trace_file: Path, tmp_path: Path
     assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
 
 
+def test_figures_are_drawn_for_what_they_are_for(tmp_path: Path) -> None:
+    pipeline(4).save(tmp_path / "run.ringtrace")
+    for purpose, ending, begins in (("paper", "pdf", b"%PDF"), ("slide", "png", b"\x89PNG"), ("web", "svg", b"<?xml")):
+        assert main(["figures", str(tmp_path / "run.ringtrace"), "--for", purpose, "--dark", "-o", str(tmp_path / purpose)]) == 0
+        files = sorted((tmp_path / purpose).iterdir())
+        assert [file.name for file in files] == [f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")]
+        assert all(file.read_bytes().startswith(begins) for file in files)
+
+
 def test_show_has_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(trace_file), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -102,6 +114,15 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         captured = capsys.readouterr().err
         assert captured.startswith("ringsim: ")
         assert captured.count("\n") == 1, captured
+
+
+def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Path) -> None:
+    hosts = Path(__file__).parent.parent / "docs" / "examples" / "hosts.toml"
+    verbs = [["demo"], ["simulate", str(hosts)], ["trace", "-n", "2", __file__], ["bandwidth"], ["show", str(trace_file)]]
+    program = f"import sys; sys.modules['torch'] = None; from ringsim.cli import main; print([main(words) for words in {verbs}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[1, 1, 1, 1, 0]\n")
+    assert [line[:32] for line in done.stderr.splitlines()] == ["ringsim: torch must be installed"] * 4
 
 
 @pytest.mark.parametrize(

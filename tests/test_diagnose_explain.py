@@ -188,7 +188,6 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
 
 MINE = {"rank": 0, "peer": 1}
 SENT = {**MINE, "op": "send", "post_ns": 4, "wait_ns": 4, "done_ns": 8}
-WAITED = {**SENT, "op": "isend", "wait_ns": 6}
 MARK = {"rank": 0, "op": "mark", "label": 0}
 BARRIERS = [{"rank": rank, "op": "barrier"} for rank in (0, 1)]
 REFUSED = [{"rank": 1, "op": "broadcast", "peer": 0, "status": 3}, {"rank": 1, "op": "mark", "label": 0}]
@@ -203,8 +202,13 @@ NOBODY_CAME = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed:
         ([SENT, {**SENT, "thread": 1, "post_ns": 7}], "", None, [("race", (0,))]),
         ([SENT, {**SENT, "thread": 1, "post_ns": 8}], "", None, []),  # in turn
         ([SENT, {**SENT, "thread": 1, "post_ns": 7, "tag": 1}], "", None, []),
-        ([{**WAITED, "thread": 1}, {**SENT, "post_ns": 5}, {**SENT, "post_ns": 7}], "", None, [("race", (0,))]),
-        ([{**WAITED, "thread": 1}, {**SENT, "post_ns": 5}], "", None, []),  # its thread may have asked for the second one
+        ([{**SENT, "op": "isend", "wait_ns": 6}, {**SENT, "thread": 1, "post_ns": 7}], "", None, []),  # posted in turn
+        (
+            [SENT, {**SENT, "rank": 1, "peer": 0, "op": "recv", "done_ns": 6}, {**SENT, "thread": 1, "post_ns": 7}],
+            "",
+            None,
+            [],
+        ),  # by an answer
         ([MARK], "", NOBODY_CAME, [("rendezvous_failed", (1,))]),
         # What stands on one line with the post of a message that went its way is not about the peer.
         ([{**MINE, "status": 1}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),

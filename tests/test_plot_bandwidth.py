@@ -17,7 +17,7 @@ from synthetic import Story, pipeline
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.plot.charts import FIGURES, LINE_RATES, achieved, link_text, make_curves, pen, plot_bandwidth, spread
+from ringsim.plot.charts import FIGURES, LINE_RATES, Achieved, achieved, link_text, make_curves, pen, plot_bandwidth, spread
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.value import Trace
 
@@ -219,12 +219,17 @@ def test_a_message_counts_from_the_later_post(times: tuple[int, int, int, int], 
     assert title(ax) == "1 message: at best 2 GB/s, with 19.5 KiB"
 
 
-def test_every_message_of_a_trace_is_a_point_and_equal_ones_are_one() -> None:
+def test_every_message_is_a_dot_or_one_of_many_of_its_size() -> None:
     found = achieved(pipeline(4))
     assert len(found) + found.empty + found.unfinished + found.queued == len(pipeline(4).messages)
-    points = found.points()
-    assert {*zip(points.size_bytes, points.is_bound, strict=True)} == {*zip(found.size_bytes, found.is_bound, strict=True)}
-    assert set(points.gb_per_s) <= set(found.gb_per_s)
+    all_sizes = np.concatenate([[5] * 12, [7] * 13, 2 ** np.linspace(10, 20, 900)]).astype(np.int64)
+    for sizes, most in ((all_sizes[:25], 1), (all_sizes, 42)):  # 40 quarters of a factor of two, and what is left at the ends
+        every = Achieved(sizes, sizes * 1e-3, np.ones(len(sizes)), np.zeros(len(sizes), bool), 0, 0, 0)
+        few, many = every.split(False)
+        assert sorted(np.concatenate([few, *many]).tolist()) == list(range(len(sizes)))
+        assert 1 <= len(many) <= most
+        assert all(len(rows) > 12 for rows in many)
+        assert all(np.ptp(np.log2(sizes[rows])) <= 0.3 for rows in many)
 
 
 def test_messages_lie_over_a_measured_curve() -> None:

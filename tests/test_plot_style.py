@@ -20,6 +20,7 @@ from pictures import assert_within, words
 from synthetic import Story, known, pipeline, trace_of
 
 import ringsim
+from ringsim.errors import ArgumentError
 from ringsim.plot import charts, style
 from ringsim.plot.layout import OPERATION_LOOKS, SPAN_LOOKS
 from ringsim.plot.ring import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES, plot_ring
@@ -152,6 +153,52 @@ def test_a_picture_goes_where_it_is_told_and_is_whole(kind: str) -> None:
     assert plt.get_fignums() == [figure.number]
     plt.close(figure)
     assert_within(DRAWN[kind]())
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_compact_picture_has_the_width_of_a_column_and_few_sizes_of_letters(kind: str) -> None:
+    ax = DRAWN[kind](figsize=(3.3, None), compact=True)
+    assert ax.figure.get_figwidth() == 3.3
+    assert_within(ax)
+    shown = {round(text.get_fontsize(), 1) for text in ax.figure.findobj(mpl.text.Text) if text.get_text().strip() and text.get_visible()}
+    assert len(shown) <= 3
+    assert min(shown) >= 5
+    assert ax.get_title(loc="left") == ""
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_words_and_ground_of_a_dark_picture_differ(kind: str) -> None:
+    with plt.style.context("dark_background"):
+        grounds = [DRAWN[kind](**look).figure.get_facecolor() for look in ({"theme": "dark"}, {}, {"theme": "light"})]
+    assert [mpl.colors.to_hex(ground) for ground in grounds] == ["#15181c", "#000000", "#ffffff"]
+    for text in DRAWN[kind](theme="dark").figure.findobj(mpl.text.Text):
+        patch = text.get_bbox_patch()
+        behind = patch.get_facecolor() if patch is not None and mpl.colors.to_rgba(patch.get_facecolor())[3] else "#15181c"
+        light, dark = sorted((xyz(mpl.colors.to_hex(colour))[1] + 0.05 for colour in (text.get_color(), behind)), reverse=True)
+        assert not text.get_text().strip() or not text.get_visible() or light / dark >= 3, text
+
+
+def test_a_figure_has_the_size_that_is_asked_for_and_the_users_letters() -> None:
+    ax = plot_ring(pipeline(3), figsize=(8, 5), dpi=70)
+    assert (*ax.figure.get_size_inches(), ax.figure.dpi) == (8, 5, 70)
+    assert_within(ax)
+    with mpl.rc_context({"font.sans-serif": ["DejaVu Serif"], "axes.labelsize": 7.0}):
+        ax = pipeline(3).plot_timeline()
+        assert ax.xaxis.label.get_fontsize() == 7
+        assert ax.xaxis.label.get_fontname() == "DejaVu Serif"
+    for bad in ({"figsize": (0, 3)}, {"figsize": (None, 3)}, {"theme": "blue"}, {"size": 3}, {"ax": ax, "figsize": (3, 3)}):
+        with pytest.raises(ArgumentError):
+            plot_ring(pipeline(3), **bad)
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_files_are_the_same_byte_for_byte(ending: str, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}{ending}" for number in range(2)]
+    for file in files:
+        style.save_figure(pipeline(3).plot_timeline(compact=True, figsize=(3.3, 3)).figure, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    with pytest.raises(ArgumentError, match=r"must end in .png, .svg or .pdf, got .*ring.jpeg"):
+        style.save_figure(plot_ring(pipeline(3)).figure, tmp_path / "ring.jpeg")
 
 
 def test_the_notebooks_picture_is_the_same_each_time_and_says_what_the_trace_is() -> None:

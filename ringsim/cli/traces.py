@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,8 +16,11 @@ import ringsim
 from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks
 from ringsim.launch.job import CHECKS
+from ringsim.traces.lazy import Style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from ringsim.traces.value import Trace
 
 
@@ -218,6 +222,45 @@ def run_show(options: argparse.Namespace) -> int:
             raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {path.suffix!r} ({path}). Choose one.")
         getattr(trace, EXPORTS[path.suffix])(path)
         print(f"wrote {path}")
+    return 0
+
+
+# For what a figure is: the ending of its file, and how it is drawn.
+PURPOSES: Final[dict[str, tuple[str, Style]]] = {
+    "paper": (".pdf", {"figsize": (3.3, None), "compact": True}),  # the width of a column
+    "slide": (".png", {"figsize": (9.6, 5.4), "dpi": 200}),
+    "web": (".svg", {}),
+}
+
+
+def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    example = "ringsim figures run.ringtrace --for paper -o figures"
+    parser = add_verb(verbs, "figures", "draw a trace file for a paper, a slide or a page", example, run_figures)
+    parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
+    parser.add_argument(
+        "--for",
+        dest="purpose",
+        choices=PURPOSES,
+        default="web",
+        help="paper: PDF, 3.3 inches wide, two sizes of letters, no title; slide: PNG, 1920 x 1080; web: SVG (default)",
+    )
+    parser.add_argument("--dark", action="store_true", help="light on dark")
+    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), metavar="DIR", help="the directory (default: figures)")
+
+
+def run_figures(options: argparse.Namespace) -> int:
+    """Draws a trace file's ring and timeline, and what else it has to show; returns the exit code."""
+    trace = ringsim.load(options.file)
+    ending, look = PURPOSES[options.purpose]
+    look = {**look, "theme": "dark" if options.dark else "light"}
+    drawn: dict[str, Callable[..., Axes]] = {"ring": trace.plot_ring, "timeline": trace.plot_timeline}
+    if len(trace.messages):
+        drawn["bandwidth"] = trace.plot_bandwidth
+    if (diagnosis := trace.explain()).edges:
+        drawn["waits"] = diagnosis.plot
+    for name, plot in drawn.items():
+        print(f"wrote {write_picture(plot(**look), options.out / f'{name}{ending}')}")
     return 0
 
 

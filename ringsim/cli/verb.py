@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -48,17 +47,17 @@ def write_picture(axes: Axes, file: Path) -> Path:
     """
     import matplotlib.pyplot as plt
 
+    from ringsim.plot.style import figure_svg, save_figure
+
     figure = cast("Figure", axes.figure)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".html":
-            with io.BytesIO() as image:
-                figure.savefig(image, format="svg")
-                file.write_bytes(
-                    b"<!doctype html><meta charset='utf-8'><title>ringsim</title>" + image.getvalue()[image.getvalue().index(b"<svg") :]
-                )
+            image = figure_svg(figure)
+            page = f"<!doctype html><meta charset='utf-8'><title>ringsim</title>{image[image.index('<svg') :]}"
+            file.write_text(page, encoding="utf-8")
         else:
-            figure.savefig(file)
+            save_figure(figure, file, dpi=figure.dpi)
     except (OSError, ValueError) as error:
         raise RingError(f"the picture must be writable to {file}, got {error}. Choose another place with -o.") from None
     finally:

@@ -33,13 +33,16 @@ _ASKS: Final = re.compile(r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.
 _IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)")
 
 
-def make_is_completed(sites: CallSites, pending: Container[Work], refuse: Callable[[str, str], None]) -> Callable[[Work], bool]:
+def make_is_completed(
+    sites: CallSites, pending: Container[Work], finish: Callable[[Work], None], refuse: Callable[[str, str], None] | None
+) -> Callable[[Work], bool]:
     """Makes the hook for ``Work.is_completed``.
 
     Args:
         sites: finds the user's line.
         pending: handles of operations of the host that nobody has waited for.
-        refuse: raises an error, given the rule with what was got, and what to do.
+        finish: is called with a handle that is completed.
+        refuse: raises an error, given the rule with what was got, and what to do; None where nothing is to be refused.
     """
     call = Work.is_completed
     asked: WeakKeyDictionary[Work, float] = WeakKeyDictionary()  # since when
@@ -49,11 +52,16 @@ def make_is_completed(sites: CallSites, pending: Container[Work], refuse: Callab
     @functools.wraps(call)
     def is_completed(self: Work) -> bool:
         if call(self):
+            finish(self)
             return True
         since_s = asked.get(self)
         if since_s is None:
             asked[self] = time.monotonic()
-        elif self in pending and is_message(self) and "gloo" in dist.get_backend() and sites.kind(sys._getframe(1).f_code.co_filename) >= 0:
+        elif (
+            refuse is not None
+            and (self in pending and is_message(self) and "gloo" in dist.get_backend())
+            and sites.kind(sys._getframe(1).f_code.co_filename) >= 0
+        ):
             place = sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno
             if place not in endless:
                 endless[place] = _never_ends(*place)

@@ -89,7 +89,7 @@ def explain(trace: Trace) -> Diagnosis:
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
     if trace.metadata.get("backend") != "nccl":  # whose messages are done long after the thread has gone on
-        findings += find_races(events)
+        findings += find_races(trace)
     if not findings:
         findings += find_lateness(trace)
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)

@@ -417,36 +417,37 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def find_races(events: Events) -> tuple[Finding, ...]:
-    """Finds channels that a thread of a rank used while another was blocked there: which message comes first is left to chance.
+def find_races(trace: Trace) -> tuple[Finding, ...]:
+    """Finds channels on which a thread posted while another of its rank was blocked: which message comes first there is left to chance.
 
-    Threads that take turns there are ordered, perhaps by Python, which the trace does not show. Recvs from any source do not count: the
+    Whoever takes turns may do so by Python's means, which no trace shows: nothing is said of them. Recvs from any source do not count: the
     trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
 
     Example:
         >>> from ringsim.traces.events import make_events
-        >>> sends = {"rank": [0, 0], "thread": [0, 1], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "tag": [0, 0]}
-        >>> [find_races(make_events({**sends, "post_ns": [5, post], "done_ns": [8, 9]}))[:1] == () for post in (7, 8)]
-        [False, True]
+        >>> from ringsim.traces.value import Trace
+        >>> sends = {"rank": [0, 0], "thread": [0, 1], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "tag": [0, 0], "done_ns": [8, 9]}
+        >>> [len(find_races(Trace(make_events({**sends, "post_ns": [5, post]}), {"world_size": 2}))) for post in (7, 8)]
+        [1, 0]
     """
+    events = trace.events
     some = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
     if not (events.thread[some] != 0).any():
         return ()
-    channel, thread, post = number_channels(events, some), events.thread[some], events.post_ns[some]
-    begin = np.where(np.isin(events.op[some], _BLOCKING), post, events.wait_ns[some])
-    end = np.where(events.status[some] == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns[some])
-    _, first, number = np.unique(channel, return_index=True, return_inverse=True)
-    shared = np.flatnonzero(np.isin(channel, channel[thread != thread[first[number]]]))
-    found: dict[int, Finding] = {}
-    for one, user in np.unique(np.stack((channel[shared], thread[shared])), axis=1).T.tolist():
-        its = shared[channel[shared] == one]
-        held, others = its[(thread[its] == user) & (begin[its] != NONE)], its[thread[its] != user]
-        held = held[np.argsort(begin[held], kind="stable")]  # a thread is blocked in one place at a time
-        before = np.searchsorted(begin[held], post[others], side="right") - 1
-        met = np.flatnonzero((before >= 0) & (post[others] < end[held[before]])) if len(held) else held
-        if len(met) and one not in found and len(found) < MOST_FINDINGS:
-            mine, theirs = (operation_of(events, int(some[side])) for side in (held[before[met[0]]], others[met[0]]))
-            message = f"two threads of rank {mine.rank} use one tag for one peer at one time: {mine} and {theirs}. "
-            message += "Which message comes first is left to chance."
-            found[one] = Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own.")
-    return tuple(found.values())
+    end = np.where(events.status == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns)
+    send, recv = trace.messages.send, trace.messages.recv
+    end[send] = end[recv] = np.minimum(end[send], end[recv])  # what the other side sends then may let a thread go on
+    channel = number_channels(events, some)
+    order = np.lexsort((events.post_ns[some], channel))
+    channel, earlier, later = channel[order], some[order][:-1], some[order][1:]
+    met = (channel[1:] == channel[:-1]) & (events.thread[earlier] != events.thread[later])
+    met &= np.isin(events.op[earlier], _BLOCKING) & (events.post_ns[later] < end[earlier])
+    findings = []
+    for index in np.flatnonzero(met)[np.unique(channel[1:][met], return_index=True)[1]][:MOST_FINDINGS].tolist():
+        mine, theirs = operation_of(events, int(earlier[index])), operation_of(events, int(later[index]))
+        message = (
+            f"two threads of rank {mine.rank} use one tag for one peer at one time: {mine} and {theirs}. "
+            "Which message comes first is left to chance."
+        )
+        findings.append(Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own."))
+    return tuple(findings)

@@ -329,10 +329,10 @@ class Watcher:
             for rank in ranks:
                 self._ask(rank)
             return None
-        threads = suspicion.threads
-        if any(rank not in threads for rank in ranks):
+        if any(rank not in suspicion.threads for rank in ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
-        busy = any(threads[rank].busy - self._records.builder.awaiting_threads(rank) for rank in ranks)
+        threads = {rank: suspicion.threads[rank].besides(self._records.builder.awaiting_threads(rank)) for rank in ranks}
+        busy = any(each.busy for each in threads.values()) or any(threads[rank].timed for rank in silent)
         idle = any(each.idle for each in threads.values())
         if busy:
             suspicion.since_s = now_s
@@ -391,7 +391,7 @@ class Watcher:
 
 def _describe_idle(threads: Threads) -> str:
     """Returns "waits at train.py:7 (with lock:) for another of its threads", or nothing where no line of the user's is known."""
-    places = [f"{place_text(place)} ({linecache.getline(*place).strip()})" for place in threads.idle if place is not None]
+    places = [f"{place_text(place)} ({linecache.getline(*place).strip()})" for place in dict.fromkeys(threads.idle.values()) if place]
     return f"waits at {', and at '.join(places[:_SHOWN])} for another of its threads" if places else ""
 
 

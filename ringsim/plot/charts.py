@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -28,7 +28,8 @@ from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE, Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
-from ringsim.traces.events import NONE, OK
+from ringsim.traces.events import NONE, OK, Ints
+from ringsim.traces.lazy import Style
 from ringsim.traces.units import bytes_text, time_text
 from ringsim.traces.value import Trace, count
 
@@ -41,7 +42,9 @@ SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
 MOST_NAMED: Final = 3  # measurements that the title names
 
 
-def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, published: bool = True, ax: Axes | None = None) -> Axes:
+def plot_bandwidth(
+    trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]
+) -> Axes:
     """Draws bandwidth and, below, time against message size.
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
@@ -49,13 +52,15 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
     NCCL, the published figures of NCCL stand beside, dashed, with their source.
 
     Of a trace, every message is a point: its size, and the time from when both sides had posted it until it had arrived. Open points are
-    lower bounds: the receiver began to wait only later.
+    lower bounds: the receiver began to wait only later. Of more than 12 messages of a size, the median is drawn, and
+    a line from p10 to p90.
 
     Args:
         trace: a trace, or a table of bandwidths.
         curve: a measured table to draw behind the messages of a trace.
-        published: False leaves out the figures of others.
+        published: False leaves out the figures of others, as ``compact`` does.
         ax: where to draw the upper panel; the lower one goes below it. A new figure by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes of the upper panel; the lower one is its child.
@@ -73,10 +78,12 @@ def plot_bandwidth(trace: Trace | Bandwidths, *, curve: Bandwidths | None = None
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
     if not isinstance(trace, Bandwidths):
-        return style.show([Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)], ax)
+        return style.show([Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)], ax, **look)
     if curve is not None:
         raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
-    return style.show([Picture(lambda ax: _draw_table(trace, ax, published=published), *SIZE_INCHES)], ax)
+    return style.show(
+        [Picture(lambda ax: _draw_table(trace, ax, published=published and not look.get("compact")), *SIZE_INCHES)], ax, **look
+    )
 
 
 def bandwidth_png(table: Bandwidths) -> bytes:
@@ -107,20 +114,33 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
     labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
-    points, look = found.points(), pen(str(trace.metadata.get("backend") or ""))
     for is_bound, words in ((False, "watched from the start"), (True, "waited for later: a lower bound")):
-        here = points.is_bound == is_bound
-        if here.any():
-            line = panels.plot(
-                points.size_bytes[here], points.gb_per_s[here], points.time_us[here], marker="o", linestyle="none", color=look.colour,
-                markerfacecolor="none" if is_bound else look.colour, markersize=5, markeredgewidth=1.0, label=f"a message, {words}",
-                gid=f"messages {'bound' if is_bound else 'exact'}", zorder=6,
-            )  # fmt: skip
-            handles.append(line)
+        handles += _draw_messages(found, is_bound, words, pen(str(trace.metadata.get("backend") or "")).colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
     title, subtitle = _trace_message(found, trace)
     style.dress(ax, title, subtitle=subtitle, notes=notes + _left_out(found), handles=handles, metadata=trace.metadata, columns=3)
+
+
+def _draw_messages(found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels) -> list[Line2D]:
+    """Draws the messages of one kind, as dots or as quantiles; returns the legend's entries."""
+    look: dict[str, Any] = {
+        "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o", "markersize": 5,
+        "linestyle": "none", "zorder": 6,
+    }  # fmt: skip
+    gid = f"messages {'bound' if is_bound else 'exact'}"
+    few, many = found.split(is_bound)
+    handles = []
+    if len(few):
+        dots = found.size_bytes[few], found.gb_per_s[few], found.time_us[few]
+        handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
+    for some in many:
+        size = float(np.median(found.size_bytes[some])) * (1.05 if is_bound else 0.95)  # beside those of the other kind
+        rates, times = (np.quantile(values[some], (0.1, 0.5, 0.9)) for values in (found.gb_per_s, found.time_us))
+        panels.plot([size, size], rates[[0, 2]], times[[0, 2]], color=colour, linewidth=1.6, zorder=5, gid=f"{gid} p10-p90")
+        label = f"more than {MOST_DOTS} messages of a size, {words}: median, p10 to p90"
+        handles[bool(len(few)) :] = [panels.plot(size, rates[1], times[1], label=label, gid=f"{gid} median", **look)]
+    return handles
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
@@ -427,7 +447,7 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
             )  # fmt: skip
             if name:
                 text, halo = f"n½ = {bytes_text(round(half))}\nhalf of 1/beta", withStroke(linewidth=2.5, foreground="white")
-                look: dict[str, Any] = {"va": "top", "fontsize": 9, "zorder": 7, "path_effects": [halo]}
+                look: dict[str, Any] = {"va": "top", "fontsize": style.letters(9), "zorder": 7, "path_effects": [halo]}
                 style.write_beside(panels.rates, text, (half, rate), (9, -6), where="data", **look)
 
 
@@ -438,6 +458,7 @@ Label = tuple[float, str, str]  # beside the right edge: height in the data, wor
 BELOW: Final = 0.74  # of the upper panel's height: the gap and the lower panel
 GAP: Final = 0.08
 MOST_TICKS: Final = 9
+TICK_POINTS: Final = 36  # one needs this room
 
 
 class _Panels(NamedTuple):
@@ -457,7 +478,7 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     """Adds the panel of times under axes, outside of their frame; a mark at every power of two, or at every second, third and so on."""
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
-    step = max(1, -(-(high - low + 1) // MOST_TICKS))
+    step = max(1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1)))
     for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
         panel.set_ylabel(label)
         panel.set_xscale("log", base=2)
@@ -498,7 +519,8 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
     heights = [float(ax.transData.transform((ax.get_xlim()[1], height))[1]) * to_points for height, _, _ in labels]
     for (height, text, colour), own, place in zip(labels, heights, spread(heights, LINE_POINTS), strict=True):
         style.write_beside(
-            ax, text, (1, height), (OFFSET_POINTS, place - own), where=ax.get_yaxis_transform(), va="center", fontsize=8.5, color=colour,
+            ax, text, (1, height), (OFFSET_POINTS, place - own), where=ax.get_yaxis_transform(), va="center", color=colour,
+            fontsize=style.letters(8.5),
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
         )  # fmt: skip
 
@@ -506,7 +528,8 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
 # -- what the messages of a trace achieved
 
 LATE: Final = 0.05  # of a message's time: with so much of it unwatched, the bandwidth may be that much higher
-STEPS: Final = 100  # to a factor of ten in time: points that are closer are one point in a picture
+MOST_DOTS: Final = 12  # messages of a size that are drawn one by one; of more, quantiles: dots would run into a column
+MOST_SIZES: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -531,11 +554,18 @@ class Achieved:
         """Returns the number of messages."""
         return len(self.size_bytes)
 
-    def points(self) -> Achieved:
-        """Returns each point of the picture once, however many messages lie on it."""
-        step = np.round(np.log10(self.time_us) * STEPS).astype(np.int64) + 2**11  # 10**-20 to 10**20 us
-        _, first = np.unique((self.size_bytes << 13) + (step << 1) + self.is_bound, return_index=True)
-        return Achieved(self.size_bytes[first], self.time_us[first], self.gb_per_s[first], self.is_bound[first], 0, 0, 0)
+    def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
+        """Splits the rows of one kind into those of sizes with few messages and, of each size with many, its rows.
+
+        Of many sizes, those within a quarter of a factor of two count as one.
+        """
+        here = np.flatnonzero(self.is_bound == is_bound)
+        sizes = self.size_bytes[here]
+        if len(np.unique(sizes)) > MOST_SIZES:
+            sizes = np.round(4 * np.log2(sizes))
+        of_size = np.split(here[np.argsort(sizes, kind="stable")], np.cumsum(np.unique(sizes, return_counts=True)[1])[:-1])
+        few = [rows for rows in of_size if len(rows) <= MOST_DOTS]
+        return np.concatenate([*few, here[:0]]), [rows for rows in of_size if len(rows) > MOST_DOTS]
 
 
 def achieved(trace: Trace) -> Achieved:
@@ -639,8 +669,8 @@ def _draw_published(panels: _Panels) -> list[Label]:
         below.plot(*zip(*shown, strict=True), linewidth=1.2, gid=f"published {link} ({source})", zorder=3, **PUBLISHED_LOOK)
         beside = len(shown) == 1  # a row has its name below it
         style.write_beside(
-            below, link, shown[0], (7, 0) if beside else (-3, -6), where="data", va="center" if beside else "top", fontsize=8, color=ink,
-            zorder=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+            below, link, shown[0], (7, 0) if beside else (-3, -6), where="data", va="center" if beside else "top", color=ink,
+            fontsize=style.letters(8), zorder=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
         )  # fmt: skip
     return labels
 
@@ -663,7 +693,12 @@ class MeasuredUse(NamedTuple):
 
 
 def plot_inner_iterations(
-    num_stages: int, measured: Sequence[MeasuredUse] = (), *, metadata: dict[str, Any] | None = None, ax: Axes | None = None
+    num_stages: int,
+    measured: Sequence[MeasuredUse] = (),
+    *,
+    metadata: dict[str, Any] | None = None,
+    ax: Axes | None = None,
+    **look: Unpack[Style],
 ) -> Axes:
     """Draws the share of the time in which a stage works while decoding, by the number of inner iterations.
 
@@ -675,6 +710,7 @@ def plot_inner_iterations(
         measured: what was measured, if anything.
         metadata: that of a measured trace, for the last line.
         ax: where to draw; a new figure by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.
@@ -684,7 +720,7 @@ def plot_inner_iterations(
         >>> plot_inner_iterations(4).get_title(loc="left")
         'With 4 stages, 4 batches on their way keep all of them busy'
     """
-    return style.show([Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax)
+    return style.show([Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax, **look)
 
 
 def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes) -> None:

@@ -402,8 +402,8 @@ def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAx
         return
     room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / style.per_point(ax) - 4
     lane_points = row_points(ax, trace.world_size) * float(np.min((rows.bottom - rows.top)[: bars.depths]))
-    size = min(NAME_SIZE, lane_points * 0.85)
-    if size < LEAST_SIZE:
+    size = min(style.letters(NAME_SIZE), lane_points * 0.85)
+    if size < style.least(LEAST_SIZE, NAME_SIZE):
         return
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
     for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):

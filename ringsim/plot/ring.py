@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import matplotlib as mpl
 import networkx as nx
@@ -33,6 +33,7 @@ from matplotlib.transforms import Bbox
 
 from ringsim.plot import style
 from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
+from ringsim.traces.lazy import Style
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import count
 
@@ -49,7 +50,7 @@ SIZE_INCHES: Final = (7.2, 6.2)
 RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")  # a name is anybody's: int() refuses thousands of digits
 
 
-def plot_ring(trace: Trace, *, ax: Axes | None = None) -> Axes:
+def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws who sent to whom: the ring's groups as tubes, the messages as arrows as wide as their bytes.
 
     Ranks go clockwise from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
@@ -57,6 +58,7 @@ def plot_ring(trace: Trace, *, ax: Axes | None = None) -> Axes:
     Args:
         trace: any trace; one without messages shows the groups alone.
         ax: where to draw; a new figure by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.
@@ -69,7 +71,7 @@ def plot_ring(trace: Trace, *, ax: Axes | None = None) -> Axes:
         >>> plot_ring(trace).get_title(loc="left")
         'A ring of one rank has no edges'
     """
-    return style.show([ring_picture(trace)], ax)
+    return style.show([ring_picture(trace)], ax, **look)
 
 
 def ring_picture(trace: Trace) -> style.Picture:
@@ -275,7 +277,7 @@ ON_ANOTHER: Final = 0.15
 
 def words_box(ax: Axes, x: float, y: float, text: str) -> Bbox:
     """Writes words at a place, centred; returns the room that they take, in the axes' data."""
-    written = ax.text(x, y, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=7)
+    written = ax.text(x, y, text, ha="center", va="center", fontsize=style.letters(LABEL_SIZE), zorder=7)
     return Bbox(written.get_window_extent().transformed(ax.transData.inverted()))
 
 
@@ -289,7 +291,7 @@ def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[
     boxes = [np.array(box.extents) for box in taken]
     points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
     for text, path in labels:
-        written = ax.text(0, 0, text, ha="center", va="center", fontsize=LABEL_SIZE, zorder=5, linespacing=0.95)
+        written = ax.text(0, 0, text, ha="center", va="center", fontsize=style.letters(LABEL_SIZE), zorder=5, linespacing=0.95)
         half = np.array(written.get_window_extent().transformed(ax.transData.inverted()).size) / 2
         cost, x, y = np.array(list(_places(path, *(2 * half).tolist()))).T
         middle, others = np.stack([x, y], axis=1), np.array(boxes).reshape(-1, 4)
@@ -363,10 +365,10 @@ def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
         small = data["pid"] is not None and len(pid) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
         ax.text(
             x, y + (0.05 if small else 0), str(rank), ha="center", va="center", zorder=7, weight="bold",
-            fontsize=18 if world_size <= 6 else 15 if world_size <= 10 else 11,
+            fontsize=style.letters(18 if world_size <= 6 else 15 if world_size <= 10 else 11),
         )  # fmt: skip
         if small:
-            ax.text(x, y - 0.1, pid, ha="center", va="center", zorder=7, fontsize=PID_SIZE, color=style.MUTED)
+            ax.text(x, y - 0.1, pid, ha="center", va="center", zorder=7, fontsize=style.letters(PID_SIZE), color=style.MUTED)
     return notes
 
 
@@ -442,7 +444,7 @@ def _draw_arrow(ax: Axes, path: Points, width: float, colour: str, texture: Any,
 
 def _write(ax: Axes, at: Points, away: Points, distance: float, text: str, colour: str, world_size: int) -> None:
     """Writes beside a path: ``distance`` and the text's own extent away from the point ``at``."""
-    fontsize = 9 if world_size <= MOST_DETAILED else 8
+    fontsize = style.letters(9 if world_size <= MOST_DETAILED else 8)
     lines = text.split("\n")
     extent = np.array([max(map(len, lines)) * LETTER, len(lines) * 1.25]) * fontsize / 2 * style.per_point(ax)
     away = away / np.hypot(*away)
@@ -537,6 +539,9 @@ def bytes_matrix(graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS) -> tuple[
 def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale; returns notes for below."""
     cells, shared = bytes_matrix(graph)
+    if shared > 1:
+        ranks = np.diff(np.append(np.arange(0, len(graph), shared), len(graph)))  # the last cell stands for fewer
+        cells = np.where(cells < 0, -1, cells / np.outer(ranks, ranks))
     ax.set(xlabel="receiving rank", ylabel="sending rank")
     ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
     ax.yaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
@@ -547,9 +552,9 @@ def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     colours = mpl.colormaps["cividis_r"].with_extremes(bad="white")
     picture = ax.imshow(
         sent, cmap=colours, norm=LogNorm(low if low < high else low / 2, high if low < high else high * 2),
-        extent=(-0.5, edge, edge, -0.5), interpolation="nearest",
+        extent=(-0.5, edge, edge, -0.5), interpolation="antialiased", interpolation_stage="rgba",
     )  # fmt: skip
-    notes = [f"One cell stands for {shared} x {shared} ranks; their bytes are added."] if shared > 1 else []
+    notes = [f"One cell stands for {shared} x {shared} ranks: the mean of their pairs."] if shared > 1 else []
     if sent.count():
         beside = ax.inset_axes((1.04, 0.1, 0.04, 0.8))
         bar = ax.figure.colorbar(picture, cax=beside, label="bytes sent", format=FuncFormatter(lambda value, _: bytes_text(value)))

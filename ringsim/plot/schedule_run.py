@@ -11,7 +11,7 @@ travels. A prediction stands in each rank's row under what was measured::
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 from matplotlib.collections import LineCollection
@@ -37,6 +37,7 @@ from ringsim.provenance import footer
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
 from ringsim.traces.events import NONE, SPAN, Ints
+from ringsim.traces.lazy import Style
 from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import bytes_text, time_text, time_unit
 from ringsim.traces.value import count
@@ -63,7 +64,7 @@ THIN: Final = 1.2  # points: the path over a map
 HALO: Final = 0.7  # white on either side of the path, in widths of the line, so that it stands out from any box
 
 
-def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None) -> Axes:
+def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a simulated schedule with its critical path.
 
     A small one is drawn as ``plot_timeline`` draws a recorded step. A large one, which has more computations than pixels, is drawn as a
@@ -72,6 +73,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None) -> Axes:
     Args:
         run: from ``ringsim.simulate_schedule``.
         ax: where to draw; a new figure by default, which also has the live activations of a small one.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes of the rows. ``ax.figure.savefig(...)`` writes them.
@@ -83,8 +85,8 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None) -> Axes:
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """
     if _is_small(run):
-        return plot_step(_describe_step(run), ax)
-    return style.show([Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)], ax)
+        return plot_step(_describe_step(run), ax, **look)
+    return style.show([Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)], ax, **look)
 
 
 def schedule_run_png(run: ScheduleRun) -> bytes:
@@ -294,13 +296,14 @@ LOOKS: Final = (
 )
 
 
-def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | None = None) -> Axes:
+def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a predicted step under the measured one, and how far off the end of each computation is.
 
     Args:
         comparison: of ``ringsim.compare``.
         step: which step, from 0; None for the one of median length.
         ax: where to draw; a new figure by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.
@@ -320,7 +323,7 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
         >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
         'Predicted 1.9 ms, measured 2 ms: 5.0 % too short'
     """
-    return style.show([_overlay(comparison, step)], ax)
+    return style.show([_overlay(comparison, step)], ax, **look)
 
 
 def overlay_png(comparison: Comparison) -> bytes:

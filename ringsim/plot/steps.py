@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import matplotlib as mpl
 import numpy as np
@@ -39,6 +39,7 @@ from ringsim.plot.style import Look, Picture, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
+from ringsim.traces.lazy import Style
 from ringsim.traces.steps import Bubble, StageActions, count_steps, find_step, in_step, list_live, measure_bubble, measure_peaks
 from ringsim.traces.units import time_text, time_unit
 from ringsim.traces.value import Trace, count
@@ -102,9 +103,9 @@ class StepPicture:
     draw_over: Callable[[Axes, Rows], list[Artist]] | None = None
 
 
-def plot_step(picture: StepPicture, ax: Axes | None = None) -> Axes:
+def plot_step(picture: StepPicture, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a step on the given axes, or on a new figure with the live activations under the rows; returns the axes of the rows."""
-    return style.show([step_picture(picture, with_curve=ax is None)], ax)
+    return style.show([step_picture(picture, with_curve=ax is None)], ax, **look)
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
@@ -125,7 +126,7 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         handles += draw(ax, rows) if draw is not None else []
     bubble = measure_bubble(actions)
     if len(bubble.ranks) <= MOST_IDLE_SHARES:
-        look: dict[str, Any] = {"va": "center_baseline", "fontsize": 9, "color": style.MUTED}
+        look: dict[str, Any] = {"va": "center_baseline", "fontsize": style.letters(9), "color": style.MUTED}
         for place, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(ax, f"idle {percent(share)}", (1, place), (5, 0), where=("axes fraction", "data"), **look)
     if inches is not None:
@@ -240,7 +241,7 @@ def _draw_phases(ax: Axes, actions: StageActions, rows: Rows) -> None:
             ax.hlines(y, start + inset, end - inset, colors=colour, linewidths=width, zorder=4, gid=f"phase-{name}")
             ax.vlines([start + inset, end - inset], y, place + bottom + 0.02, colors=colour, linewidths=1.0, zorder=4)
             if place == 0 and len(name) * LETTER * NUMBER_SIZE * per_point <= end - start:
-                look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NUMBER_SIZE, "color": colour}
+                look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": style.letters(NUMBER_SIZE), "color": colour}
                 style.write_beside(ax, name, ((start + end) / 2, y), (0, 3), where="data", **look)
 
 
@@ -248,9 +249,10 @@ def _draw_numbers(ax: Axes, actions: StageActions, rows: Rows, place: Ints, chun
     """Writes the number of the microbatch into the boxes that have room for the highest one, widest first; returns how many."""
     lane = float(rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE]) * style.points(ax)[1] / abs(float(np.diff(ax.get_ylim())[0]))
     room = (actions.end - actions.start) / style.per_point(ax) - 1.5
-    size = np.minimum(min(NUMBER_SIZE, lane * 0.85), room / (LETTER * len(str(actions.num_microbatches - 1))))
+    largest = style.letters(NUMBER_SIZE)
+    size = np.minimum(min(largest, lane * 0.85), room / (LETTER * len(str(actions.num_microbatches - 1))))
     widest = np.argsort(-room, kind="stable")[:MOST_NUMBERS]
-    chosen = widest[size[widest] >= LEAST_SIZE].tolist()
+    chosen = widest[size[widest] >= style.least(LEAST_SIZE, largest)].tolist()
     middle = (actions.start + actions.end) / 2
     for index in chosen:
         height = float(rows.middle(place[index], COMPUTE_LANE))
@@ -284,13 +286,15 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
         ax.axhline(bound, color=style.VERMILLION, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2, gid="bound")
     ax.set_ylim(0, highest * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    ax.set_ylabel("live activations", fontsize=9)
+    ax.set_ylabel("live activations", fontsize=style.letters(9))
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     for number, place in enumerate(chosen):
         bound = "" if peaks.bounds is None else f" of {peaks.bounds[place]}"
         offset = (5, -CURVE_NAME_POINTS * (number + 1))
-        style.write_beside(ax, f"rank {peaks.ranks[place]}: {peaks.peaks[place]}{bound}", (1, 1), offset, fontsize=8.5, color=style.INK)
+        style.write_beside(
+            ax, f"rank {peaks.ranks[place]}: {peaks.peaks[place]}{bound}", (1, 1), offset, fontsize=style.letters(8.5), color=style.INK
+        )
 
 
 # -- recorded steps, and schedules
@@ -347,13 +351,14 @@ def _draw_recorded(ax: Axes, rows: Rows, trace: Trace, step: int, actions: Stage
     return [style.swatch(OPERATION_LOOKS[number]) for number in np.unique(bars.look).tolist()]
 
 
-def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None) -> Axes:
+def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a schedule as ``plot_timeline`` draws a recorded step, in units of time.
 
     Args:
         schedule: what to draw. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each of its halves, messages take no time.
             For other costs pass what ``evaluate(schedule, costs)`` returns.
         ax: where to draw; a new figure by default, which also has the live activations.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes of the rows. ``ax.figure.savefig(...)`` writes them.
@@ -394,4 +399,4 @@ def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None) ->
         about=f"{float(evaluation.makespan):,.6g} units",
         draw_messages=(lambda ax, rows: draw_flights(ax, rows, sources, targets, posted, arrived)) if has_messages else None,
     )
-    return plot_step(picture, ax)
+    return plot_step(picture, ax, **look)

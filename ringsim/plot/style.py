@@ -9,30 +9,36 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.collections import Collection
+from matplotlib.colors import to_hex, to_rgb, to_rgba_array
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
+from ringsim.errors import ArgumentError, say
 from ringsim.provenance import footer
+from ringsim.traces.lazy import Style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.text import Text
 
-__all__ = ["figure_png", "save_figure"]
+__all__ = ["figure_png", "figure_svg", "save_figure"]
 
 BLACK: Final = "#000000"
 ORANGE: Final = "#E69F00"
@@ -53,7 +59,9 @@ SUBTITLE_SIZE: Final = 10.0
 LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # height of a line below the legend
 GAP_POINTS: Final = 6.0  # between the axis, the legend and the lines
+LEAST_INCHES: Final = 0.4  # of a picture without its words
 PAD_INCHES: Final = 0.1  # around a picture and its words
+LETTER: Final = 0.55  # width of a letter, in sizes of the letters: an average
 LEAST_SHRUNK: Final = 0.5  # of its size, to which a long title shrinks before it reaches out
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
@@ -71,7 +79,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "axes.unicode_minus": False,
     "figure.facecolor": "white",  # not transparent: a dark page must not swallow the ink
     "figure.dpi": 100,
-    "savefig.facecolor": "white",
+    "savefig.facecolor": "auto",
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
@@ -96,9 +104,40 @@ class Look:
     ink: str = "white"
 
 
-def drawing() -> AbstractContextManager[None]:
-    """Sets ringsim's fonts and colours within a block, whatever the user's style, which is restored."""
-    return mpl.style.context(SETTINGS, after_reset=True)
+THEMES: Final = {"light": ("#FFFFFF", INK), "dark": ("#15181C", "#E6E6E6")}  # ground, ink
+SMALL: Final = 6.5  # points
+COMPACT: Final[dict[Any, Any]] = {
+    "font.size": 8, "axes.labelsize": 8, **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SMALL)
+}  # fmt: skip
+_compact: ContextVar[bool] = ContextVar("compact", default=False)
+
+
+@contextlib.contextmanager
+def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
+    """Sets ringsim's fonts and colours within a block, whatever the user's style, which is restored.
+
+    With ``users``, what the user has changed in matplotlib's settings of fonts, lines and sizes holds.
+    """
+    changed = {name for name in SETTINGS if users and mpl.rcParams[name] != mpl.rcParamsDefault[name]}
+    settings = {
+        name: value for name, value in SETTINGS.items() if name not in changed or "color" in name or name.startswith(("svg.", "text."))
+    }
+    token = _compact.set(compact)
+    try:
+        with mpl.style.context({**settings, **(COMPACT if compact else {})}, after_reset=not users):
+            yield
+    finally:
+        _compact.reset(token)
+
+
+def letters(points: float) -> float:
+    """Returns the size of letters that are to be so large: in a compact picture there are two sizes."""
+    return points if not _compact.get() else 8.0 if points >= TITLE_SIZE else SMALL
+
+
+def least(points: float, wanted: float) -> float:
+    """Returns the size to which letters may shrink where room is short: in a compact picture they do not."""
+    return letters(wanted) if _compact.get() else points
 
 
 class Picture(NamedTuple):
@@ -109,13 +148,85 @@ class Picture(NamedTuple):
     height: float
 
 
-def show(pictures: Sequence[Picture], ax: Axes | None = None) -> Axes:
-    """Draws pictures on a new figure of the size they need, or the first of them on the given axes; returns the axes of the first."""
-    with drawing():
+def show(pictures: Sequence[Picture], ax: Axes | None = None, **style: Unpack[Style]) -> Axes:
+    """Draws pictures on a new figure, by default as large as they need, or the first on given axes; returns the axes of the first."""
+    _check(style, ax)
+    theme = style.get("theme")
+    ground, ink = _users_theme() if theme is None else THEMES[theme]
+    with drawing(compact=style.get("compact", False), users=True):
         if ax is None:
-            return _lay_out(plt.figure(), pictures)[0]
-        pictures[0].draw(ax)
+            figure = plt.figure(dpi=style.get("dpi"))
+            pictures = pictures[:1] if style.get("compact") else pictures
+            ax = _lay_out(figure, pictures, style.get("figsize"))[0]
+            tint(figure, ground, ink)
+        else:
+            pictures[0].draw(ax)
+            tint(ax, ground, ink)
     return ax
+
+
+def _check(style: Style, ax: Axes | None) -> None:
+    """Raises ArgumentError for what cannot be a style."""
+    if unknown := sorted(style.keys() - Style.__annotations__.keys()):
+        raise ArgumentError(f"a style must be made of {', '.join(Style.__annotations__)}, got {', '.join(unknown)}. Leave it out.")
+    if style.get("theme") not in (None, *THEMES):
+        raise ArgumentError(
+            f"theme must be {' or '.join(map(repr, THEMES))}, got {say(style['theme'])}. Leave it out to follow matplotlib's."
+        )
+    size = style.get("figsize")
+    if size is not None and not (1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
+        raise ArgumentError(f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write figsize=(3.3, 2.4).")
+    if ax is not None and (size is not None or style.get("dpi") is not None):
+        raise ArgumentError("figsize and dpi must be left out where ax is given, got both. Set them on the figure that the axes are of.")
+
+
+def _users_theme() -> tuple[str, str]:
+    """Returns ground and ink that the user has set for matplotlib; else the light ones."""
+    known, default = mpl.rcParams, mpl.rcParamsDefault
+    ground, ink = ((known[name] if known[name] != default[name] else None) for name in ("figure.facecolor", "text.color"))
+    light = THEMES["light"]
+    return to_hex(ground or light[0]), to_hex(ink or light[1])
+
+
+def tint(part: Figure | Axes, ground: str, ink: str) -> None:
+    """Turns the greys of a picture that was drawn for white paper: white becomes the ground, black the ink; hues and words on them stay."""
+    if (ground.lower(), ink.lower()) == ("#ffffff", INK):
+        return
+
+    def turn(colours: Any) -> Any:
+        return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink))
+
+    words = part.findobj(Text)
+    patches = [patch for text in words if (patch := text.get_bbox_patch()) is not None]
+    for text in words:
+        patch = text.get_bbox_patch()
+        if patch is None or text.get_color() != BLACK or _is_grey(to_rgba_array(patch.get_facecolor())).all():
+            text.set_color(turn(text.get_color())[0])
+    for shape in (*part.findobj(Patch), *patches):
+        shape.set(facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0])
+    for many in part.findobj(Collection):
+        many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
+    for line in part.findobj(Line2D):
+        for name in ("color", "markerfacecolor", "markeredgecolor"):
+            if not isinstance(colour := getattr(line, f"get_{name}")(), str) or colour not in ("none", "auto"):
+                getattr(line, f"set_{name}")(turn(colour)[0])
+    for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
+        ax.tick_params(which="both", color=ink, labelcolor=ink, grid_color=turn(GRID)[0])
+        for image in ax.get_images():
+            if (pixels := np.asarray(image.get_array())).ndim == 3:
+                image.set_data(turn(pixels.reshape(-1, pixels.shape[2])).reshape(*pixels.shape[:2], 4))
+
+
+def _is_grey(colours: Any) -> Any:
+    return np.ptp(colours[:, :3], axis=1, keepdims=True) < 0.04
+
+
+def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
+    """Returns colours, shape (n, 4), with each grey as far on the way from ink to ground as it was from the light theme's."""
+    dark = to_rgb(INK)[0]
+    share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - dark) / (1 - dark), 0, 1)
+    turned = share * np.array(ground) + (1 - share) * np.array(ink)
+    return np.hstack([np.where(_is_grey(colours), turned, colours[:, :3]), colours[:, 3:]])
 
 
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
@@ -126,8 +237,29 @@ def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
     return figure_png(figure, description=description)
 
 
-def _lay_out(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures from left to right, their tops in line, and gives the figure the size that they and the words around them need."""
+def _lay_out(figure: Figure, pictures: Sequence[Picture], size: tuple[float, float | None] | None = None) -> list[Axes]:
+    """Draws pictures from left to right, their tops in line, and gives the figure the size that they and the words around them need.
+
+    Where the size is given, in inches, the pictures are scaled until it is met: words take what they take.
+    """
+    if size is None:
+        return _draw_all(figure, pictures)
+    wide, high = sum(picture.width for picture in pictures), max(picture.height for picture in pictures)
+    power = 1 if wide < 1.2 * high else 0.5  # where any height will do: rows shrink less than the time axis, to stay legible
+    across, down = 1.0, 1.0
+    for _ in range(5):
+        figure.clear()
+        fitted = [picture._replace(width=picture.width * across, height=picture.height * down) for picture in pictures]
+        axes = _draw_all(figure, fitted)
+        across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
+        # What hangs under a picture grows with it: half of what is missing is enough.
+        down = across**power if size[1] is None else max(down + (size[1] - figure.get_figheight()) / 2 / high, LEAST_INCHES / high)
+    figure.set_size_inches(size[0], size[1] or figure.get_figheight())
+    return axes
+
+
+def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
+    """Draws pictures, and gives the figure its size; returns the axes."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
     _place(figure, axes, pictures, np.zeros((len(axes), 4)))  # sizes first: what is written into a picture depends on the room there is
     around = []
@@ -217,28 +349,37 @@ def dress(
         handles: entries of the legend.
         columns: entries of the legend in a line, at most.
     """
-    to_points = 72 / ax.figure.dpi
-    _, bottom, right, _ = _reach(ax)
-    room, below = max(right, ax.bbox.x1) - ax.bbox.x0, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
-    heading = [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
-    if subtitle:
+    to_points, compact = 72 / ax.figure.dpi, _compact.get()
+    if compact:
+        for lowest in (ax, *ax.child_axes):
+            lowest.set_xlabel(textwrap.fill(lowest.get_xlabel(), int(ax.bbox.width * to_points / (8 * LETTER))))
+    left, bottom, right, _ = _reach(ax)
+    start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
+    room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
+    indent = (start - ax.bbox.x0) * to_points
+    heading = [] if compact else [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
+    if subtitle and not compact:
         heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), ha="left", va="bottom", fontsize=SUBTITLE_SIZE, color=MUTED))
     for text in heading:
         text.set_fontsize(text.get_fontsize() * min(1.0, max(room / text.get_window_extent().width, LEAST_SHRUNK)))
     for number in range(min(columns, len(handles)), 0, -1):
         legend = ax.legend(
             handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0, handlelength=1.8, columnspacing=1.4,
-            bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + ScaledTranslation(0, -below / 72, ax.figure.dpi_scale_trans),
+            bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + ScaledTranslation(indent / 72, -below / 72, ax.figure.dpi_scale_trans),
         )  # fmt: skip
         legend.set_zorder(20)
         extent = legend.get_window_extent()
         if extent.width <= room or number == 1:
             below += extent.height * to_points + GAP_POINTS
             break
+    last = footer(metadata)
+    if compact:
+        letters_in_line = int(room * to_points / (SMALL * LETTER))
+        *notes, last = [part for line in (*notes, last) for part in textwrap.wrap(line, letters_in_line)]
     for line in notes:
-        write_beside(ax, line, (0, 0), (0, -below), ha="left", va="top", fontsize=9, color=INK)
-        below += LINE_POINTS
-    write_beside(ax, footer(metadata), (0, 0), (0, -below - 2), ha="left", va="top", fontsize=8.5, color=MUTED)
+        write_beside(ax, line, (0, 0), (indent, -below), ha="left", va="top", fontsize=letters(9), color=INK)
+        below += LINE_POINTS * letters(9) / 9
+    write_beside(ax, last, (0, 0), (indent, -below - 2), ha="left", va="top", fontsize=letters(8.5), color=MUTED)
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
@@ -250,24 +391,37 @@ def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> by
 
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: float = 150, title: str = "", description: str = "") -> None:
-    """Writes a figure as PNG or SVG, by the ending of the path; the same bytes for the same figure.
+    """Writes a figure as PNG, SVG or PDF, by the ending of the path; the same bytes for the same figure.
 
     Args:
         figure: the figure.
-        path: where to; ends in ``.png`` or ``.svg``.
+        path: where to; ends in ``.png``, ``.svg`` or ``.pdf``.
         dpi: pixels an inch of a PNG.
         title: the picture's name, which an SVG shows to screen readers.
         description: the picture in a sentence, likewise.
+
+    Raises:
+        ArgumentError: the path ends in something else.
     """
     path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ArgumentError(f"a picture's file must end in .png, .svg or .pdf, got {say(str(path))}. Choose one.")
     if path.suffix == ".png":
         path.write_bytes(figure_png(figure, dpi=dpi, description=description))
         return
+    if path.suffix == ".pdf":
+        with drawing():
+            figure.savefig(path, metadata={"CreationDate": None, "Creator": None, "Producer": None, "Title": title or None})
+        return
+    path.write_text(figure_svg(figure, title=title, description=description), encoding="utf-8")
+
+
+def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
+    """Draws a figure to SVG, the same text for the same figure; title and description are for those who cannot see it."""
     file = io.StringIO()
     with drawing():
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     words = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
     start, end = file.getvalue().split("<svg", 1)
     attributes, rest = end.split(">", 1)
-    text = f'{start}<svg role="img" aria-labelledby="title desc"{attributes}>{words}{rest}'
-    path.write_text(text, encoding="utf-8")
+    return f'{start}<svg role="img" aria-labelledby="title desc"{attributes}>{words}{rest}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -28,6 +28,7 @@ from ringsim.plot.layout import (
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.steps import microbatch_entry, picture_step, plot_step, shows_step, step_picture
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.lazy import Style
 from ringsim.traces.units import time_text
 from ringsim.traces.value import count
 
@@ -47,7 +48,7 @@ MARK_NAME_SIZE: Final = 7.5  # points
 SMALLER: Final = 0.68  # of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the picture is shrunk
 
 
-def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = None) -> Axes:
+def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws what each rank did when: spans, and under them sends and recvs, with arrows from send to recv.
 
     Ranks are rows, rank 0 on top; time runs to the right, to scale, from the start of the run. The time for which an operation was
@@ -61,6 +62,7 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
         trace: any trace, with any number of events.
         step: of a pipeline's trace, which step, from 0; None for the last one.
         ax: where to draw; a new figure by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.
@@ -76,8 +78,8 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
         'Nothing was recorded on 4 ranks'
     """
     if step is not None or shows_step(trace):
-        return plot_step(picture_step(trace, step), ax)
-    return style.show([timeline_picture(trace)], ax)
+        return plot_step(picture_step(trace, step), ax, **look)
+    return style.show([timeline_picture(trace)], ax, **look)
 
 
 def trace_png(trace: Trace) -> bytes:
@@ -182,14 +184,14 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     ax.scatter(x, rank + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
     right, per_point = ax.get_xlim()[1], style.per_point(ax)
     until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
-    size = min(MARK_NAME_SIZE, (bottom - top) * row_points(ax, trace.world_size) * 0.95)
+    size = min(style.letters(MARK_NAME_SIZE), (bottom - top) * row_points(ax, trace.world_size) * 0.95)
     named = 0
     for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
         label = int(events.label[index])
         name = events.tables.labels[label] if label != NONE else ""
         notice = read_notice(name)
         name = notice[0] if notice is not None else name  # the kind; the sentence would run across the picture
-        if not name or size < 5 or named == MOST_MARK_NAMES:
+        if not name or size < style.least(5, MARK_NAME_SIZE) or named == MOST_MARK_NAMES:
             continue
         width = (len(name) * 0.6 * size + 5) * per_point
         row = int(events.rank[index]) + (top + bottom) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -17,6 +17,7 @@ from ringsim.plot.style import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.lazy import Style
 from ringsim.traces.parts import join_events
 from ringsim.traces.value import count
 
@@ -54,7 +55,7 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {  # state: its words, fil
 }
 
 
-def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
+def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws who waits for whom: ranks in a circle, an arrow from each that waits to the one it waits for.
 
     The arrows of a cycle that no rank can leave are wide and red. Where the diagnosis has a trace, the last moments of the timeline stand
@@ -63,6 +64,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
     Args:
         diagnosis: any diagnosis; one without findings shows the ranks alone.
         ax: where to draw the graph alone; a new figure with both pictures by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes of the graph. ``ax.figure.savefig(...)`` writes them.
@@ -74,7 +76,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None) -> Axes:
         >>> plot_waitfor(Diagnosis((finding,), 2, edges)).get_title(loc="left")
         'Deadlock: ranks 0 and 1'
     """
-    return style.show(_pictures(diagnosis), ax)
+    return style.show(_pictures(diagnosis), ax, **look)
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
@@ -224,7 +226,8 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(Circle((x, y), radius, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
     ink = "white" if fill == style.INK else style.INK
-    ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=13 * min(1.0, radius / 0.17), color=ink, zorder=7)
+    size = style.letters(13 * min(1.0, radius / 0.17))
+    ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7)
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)]
     if words and state != "blocked":
         side = 1 if y >= -0.01 else -1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ringsim.predict.calibration import median_costs
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
-from ringsim.traces.lazy import bundle, resolve
+from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.steps import StageActions, count_steps, find_step, is_step, number_steps
 from ringsim.traces.value import Trace, check_trace
 
@@ -121,14 +121,14 @@ class Comparison:
             raise ArgumentError(f"name must be one of the baselines {there_are}, got {name!r}. Compare steps of a pipeline to have them.")
         return Errors.of(predicted / self.real_steps_s - 1)
 
-    def plot(self, *, step: int | None = None, ax: Axes | None = None) -> Axes:
+    def plot(self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws the prediction over the measurement, for one step, on ``ax`` or on a new figure.
 
         Args:
             step: which step, from 0; None for a step of median length.
             ax: where to draw.
         """
-        axes: Axes = resolve("plot_overlay")(self, step=step, ax=ax)
+        axes: Axes = resolve("plot_overlay")(self, step=step, ax=ax, **look)
         return axes
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from ringsim.simulator.critical_path import (
 )
 from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave, sweep, sweep_all
 from ringsim.traces.events import Ints
-from ringsim.traces.lazy import bundle, resolve
+from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -278,9 +278,9 @@ class ScheduleRun:
             metadata["notes"] = [*metadata.get("notes", ()), *parts]
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
-    def plot(self, *, ax: Axes | None = None) -> Axes:
+    def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws the step with its critical path, on ``ax`` or on a new figure, and returns the axes."""
-        axes: Axes = resolve("plot_schedule_run")(self, ax=ax)
+        axes: Axes = resolve("plot_schedule_run")(self, ax=ax, **look)
         return axes
 
     def __repr__(self) -> str:

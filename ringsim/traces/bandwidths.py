@@ -42,7 +42,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ import numpy.typing as npt
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.link import Link, fit_link
 from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, parse_json, readable
-from ringsim.traces.lazy import bundle, resolve
+from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Bandwidths:
             raise TraceFileError(f"A table must be plain data to be saved, got one where {error} ({path}). Change its metadata.") from error
         resolve("write_whole")(path, lambda file: file.write(text.encode() + b"\n"), "a table")
 
-    def plot(self, *, published: bool = True, ax: Axes | None = None) -> Axes:
+    def plot(self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure.
 
         Args:
@@ -172,7 +172,7 @@ class Bandwidths:
         Returns:
             The axes.
         """
-        axes: Axes = resolve("plot_bandwidth")(self, published=published, ax=ax)
+        axes: Axes = resolve("plot_bandwidth")(self, published=published, ax=ax, **look)
         return axes
 
     def describe(self) -> str:

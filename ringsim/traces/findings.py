@@ -6,10 +6,10 @@ import base64
 import html
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
-from ringsim.traces.lazy import resolve, shows_images
+from ringsim.traces.lazy import Style, resolve, shows_images
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -197,9 +197,9 @@ class Diagnosis:
             return f"Nothing wrong was found in this run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."
         return "\n".join(f"{finding.kind}: {finding}" for finding in self.findings)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who waits for whom, over the last moments of the timeline; given ``ax``, only the graph."""
-        axes: Axes = resolve("plot_waitfor")(self, ax=ax)
+        axes: Axes = resolve("plot_waitfor")(self, ax=ax, **look)
         return axes
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

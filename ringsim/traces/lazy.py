@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import importlib
 import sys
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
-__all__ = ["NAMES", "bundle", "resolve", "shows_images"]
+__all__ = ["NAMES", "Style", "bundle", "resolve", "shows_images"]
 
 NAMES: Final = {
     "explain": "ringsim.diagnose.explain:explain",
@@ -33,6 +33,23 @@ NAMES: Final = {
     "plot_waitfor": "ringsim.plot.waitfor:plot_waitfor",
     "waitfor_png": "ringsim.plot.waitfor:waitfor_png",
 }
+
+
+class Style(TypedDict, total=False):
+    """How a picture is to be drawn; all functions ``plot_...`` take these as keywords.
+
+    Attributes:
+        figsize: width and height of the new figure in inches; a height of None is as much as the picture needs at that width. By default
+            as large as suits the picture.
+        dpi: pixels an inch of the new figure.
+        theme: "light" or "dark"; by default what the user's settings of matplotlib say (``plt.style.use("dark_background")``).
+        compact: for a column of a paper: without title, in two sizes of letters, and with its notes folded to the width.
+    """
+
+    figsize: tuple[float, float | None]
+    dpi: float
+    theme: Literal["light", "dark"] | None
+    compact: bool
 
 
 def resolve(name: str) -> Any:

@@ -616,7 +616,7 @@ class CallSites:
         self._number = number
         self._kinds: dict[str, int] = {}
         self._alive: list[CodeType] = []  # whose instructions are keys
-        self._libraries: tuple[str, ...] = ("<frozen ",)
+        self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")  # of Python, of torch.compile
         self._speaker = ""
 
     def declare_library(self, directory: str, speaker: str) -> None:

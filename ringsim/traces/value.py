@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
-from ringsim.traces.lazy import bundle, resolve
+from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
 from ringsim.traces.stats import OperationStats, Stats, measure_stats
 from ringsim.traces.steps import Bubble, PeakActivations, count_steps, find_step, measure_bubble, measure_peaks
@@ -155,12 +155,12 @@ class Trace:
         """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2`` says what is in it."""
         resolve("to_otf2")(self, directory)
 
-    def plot_ring(self, *, ax: Axes | None = None) -> Axes:
+    def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
-        axes: Axes = resolve("plot_ring")(self, ax=ax)
+        axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
         return axes
 
-    def plot_timeline(self, *, step: int | None = None, ax: Axes | None = None) -> Axes:
+    def plot_timeline(self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws what each rank did when; on ``ax`` where given, else on a new figure.
 
         Args:
@@ -173,12 +173,12 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        axes: Axes = resolve("plot_timeline")(self, step=step, ax=ax)
+        axes: Axes = resolve("plot_timeline")(self, step=step, ax=ax, **look)
         return axes
 
-    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None) -> Axes:
+    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
-        axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax)
+        axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax, **look)
         return axes
 
     def stats(self) -> Stats:
