@@ -42,7 +42,7 @@ from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited,
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
-from ringsim.traces.recorder import LOST_PEER, Recorder
+from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
 
 __all__ = [
     "IN_VAIN",
@@ -145,14 +145,16 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tells whether a frame's file belongs to ringsim, to torch or to Python's own start-up.
+    """Tells whether a frame's file belongs to ringsim, to torch and its decorators, or to Python's own start-up.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
         (True, False)
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    return filename.startswith(("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
+    return filename.endswith(DECORATOR) or filename.startswith(
+        ("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}")
+    )
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
