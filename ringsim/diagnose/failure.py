@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -61,6 +61,7 @@ __all__ = [
     "first_failure",
     "impose",
     "indent",
+    "interrupted_once",
     "is_internal",
     "make_error",
     "note_failed_threads",
@@ -332,6 +333,24 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str, cras
         text = f"its process left with exit code {exit_code} before the worker returned"
     lines = errors.escape("".join(stack.format()).rstrip())
     return Report(rank=rank, error="", text=errors.escape(text), where=_innermost(stack), traceback=lines, at_ns=at_ns)
+
+
+@contextlib.contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Lets Ctrl-C interrupt the block once: while it clears up, and says what was recorded until then, further ones have no effect."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def call_to_end(function: Callable[[], Any]) -> Any:

@@ -41,6 +41,7 @@ from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
+from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
@@ -316,8 +317,11 @@ def _tell_of_threads(say: Callable[[Any], None]) -> None:
 def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
     try:
         return write_result(result, config.result_file)
-    except OSError:  # no room
-        raise
+    except OSError as error:
+        raise RingError(
+            f"the directory of a run must have room for what workers return, got {error} (rank {config.rank} of {config.world_size}). "
+            "Free some space, or set TMPDIR to a directory that has some."
+        ) from None
     except Exception as error:
         raise TypeError(
             f"the result of the worker must be picklable, got a {type(result).__qualname__} ({type(error).__name__}: {error}; "
