@@ -84,7 +84,7 @@ _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 _DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo.py")  # stands for a program of the user's
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
-_DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
+DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
 _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
 
 # Globals rather than variables of a closure, which Python copies at every call.
@@ -641,7 +641,7 @@ class CallSites:
         if filename.startswith(_RINGSIM) and filename != _DEMONSTRATION:
             return OURS
         of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
-        if of_python or filename.startswith(self._libraries) or filename.endswith(_DECORATOR):
+        if of_python or filename.startswith(self._libraries) or filename.endswith(DECORATOR):
             return LIBRARY
         return self._number(filename)
 
